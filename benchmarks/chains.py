@@ -1,0 +1,171 @@
+"""The work that is timed: three functions, six transforms, and three ways to do each.
+
+The functions are written over the last dimension, so that the same code takes one sample or
+a batch: torchlayers and torch.func transform it, and the raw engine runs it by hand.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+import torch.func
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+
+import torchlayers
+from benchmarks.timing import Work
+
+RAW, FUNC, OURS = PEERS = ("raw engine", "torch.func", "torchlayers")
+BATCH = 8
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A function from the last dimension to a number, and a batch of arguments for it."""
+
+    name: str
+    function: Function
+    batch: Tensor
+    per_operator: bool = True
+
+    @property
+    def sample(self) -> Tensor:
+        return self.batch[0]
+
+    @property
+    def divisor(self) -> int:
+        """What the time of a call is divided by."""
+        return count_operators(self.function, self.sample) if self.per_operator else 1
+
+
+def workloads() -> list[Workload]:
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0])  # squares neither overflow nor vanish
+    return [
+        Workload("50 multiplications", multiplications, signs.expand(BATCH, 4).contiguous()),
+        Workload("12 kinds", twelve_kinds(8, generator), torch.rand(BATCH, 8, generator=generator)),
+        Workload("a call", square, torch.rand(BATCH, 2, generator=generator), per_operator=False),
+    ]
+
+
+def square(x: Tensor) -> Tensor:
+    return (x * x).sum(-1)
+
+
+def multiplications(x: Tensor) -> Tensor:
+    for _ in range(50):
+        x = x * x
+    return x.sum(-1)
+
+
+def twelve_kinds(size: int, generator: torch.Generator) -> Function:
+    """48 operators, 12 kinds four times over, and a sum. Values stay of the order of 1."""
+    weight = torch.rand(size, generator=generator)
+    scale = 1 + torch.rand(size, generator=generator)
+    matrix = torch.randn(size, size, generator=generator) / size
+    mask = torch.rand(size, generator=generator) < 0.5
+
+    def function(x: Tensor) -> Tensor:
+        for _ in range(4):
+            y = x * weight
+            y = y - y.mean(-1, keepdim=True)
+            y = (y + 0.5).sin().exp() / scale
+            y = F.softplus(y.tanh().sigmoid()) @ matrix
+            x = torch.where(mask, y, x)
+        return x.sum(-1)
+
+    return function
+
+
+def count_operators(function: Function, x: Tensor) -> int:
+    """How many operators of torch the function calls."""
+    with _Counter() as counter:
+        function(x)
+    return counter.count
+
+
+class _Counter(TorchFunctionMode):
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def peers(workload: Workload) -> dict[str, dict[str, Work]]:
+    """For every transform, the same result as each peer computes it."""
+    by_peer = {
+        RAW: by_hand(workload),
+        FUNC: by(torch.func, workload),
+        OURS: by(torchlayers, workload),
+    }
+    return {
+        transform: {peer: work[transform] for peer, work in by_peer.items()}
+        for transform in by_peer[RAW]
+    }
+
+
+def by(library: ModuleType, workload: Workload) -> dict[str, Work]:
+    """The transforms of torchlayers or of torch.func."""
+    function, x, batch = workload.function, workload.sample, workload.batch
+    tangent, cotangent = torch.full_like(x, 0.5), torch.tensor(0.5)
+
+    def vjp() -> tuple[Tensor, Tensor]:
+        output, pull_back = library.vjp(function, x)
+        return output, *pull_back(cotangent)
+
+    grad = library.grad(function)
+    grad_grad = library.grad(lambda x: grad(x).sum(-1))
+    vmap = library.vmap(function)
+    vmap_grad = library.vmap(grad)
+    return {
+        "grad": lambda: grad(x),
+        "vjp": vjp,
+        "jvp": lambda: library.jvp(function, (x,), (tangent,)),
+        "vmap": lambda: vmap(batch),
+        "vmap(grad)": lambda: vmap_grad(batch),
+        "grad(grad)": lambda: grad_grad(x),
+    }
+
+
+def by_hand(workload: Workload) -> dict[str, Work]:
+    """The same on autograd and forward AD, with the batch written into the function."""
+    function, sample, batch = workload.function, workload.sample, workload.batch
+    tangent, cotangent = torch.full_like(sample, 0.5), torch.tensor(0.5)
+
+    def grad() -> Tensor:
+        x = sample.detach().requires_grad_()
+        return torch.autograd.grad(function(x), x)[0]
+
+    def vjp() -> tuple[Tensor, Tensor]:
+        x = sample.detach().requires_grad_()
+        output = function(x)
+        return output.detach(), *torch.autograd.grad(output, x, cotangent)
+
+    def jvp() -> tuple[Tensor, Tensor]:
+        with forward_ad.dual_level():
+            output = function(forward_ad.make_dual(sample, tangent))
+            return tuple(forward_ad.unpack_dual(output))
+
+    def vmap_grad() -> Tensor:
+        x = batch.detach().requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    def grad_grad() -> Tensor:
+        x = sample.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(x), x, create_graph=True)
+        return torch.autograd.grad(gradient.sum(-1), x)[0]
+
+    return {
+        "grad": grad,
+        "vjp": vjp,
+        "jvp": jvp,
+        "vmap": lambda: function(batch),
+        "vmap(grad)": vmap_grad,
+        "grad(grad)": grad_grad,
+    }

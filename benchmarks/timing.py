@@ -1,0 +1,82 @@
+"""Timing of several implementations of the same work, side by side."""
+
+import statistics
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds, and the seconds a block of calls takes in each round."""
+
+    rounds: int
+    block: float
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The median of repeated measurements, and their interquartile range."""
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, measurements: Sequence[float]) -> "Timing":
+        lower, median, upper = statistics.quantiles(measurements, n=4, method="inclusive")
+        return cls(median, upper - lower)
+
+    def scaled(self, factor: float) -> "Timing":
+        return Timing(self.median * factor, self.spread * factor)
+
+
+def compare(peers: Mapping[str, Work], effort: Effort) -> dict[str, Timing]:
+    """Seconds a call of each peer, measured only once all are known to do the same work.
+
+    A round times one block of calls of every peer, so that a machine that slows down does
+    so for all of them; every round starts with another peer.
+
+    Raises:
+        AssertionError: two peers return different results.
+    """
+    check_same(peers)
+    calls = {name: _calls_per_block(work, effort.block) for name, work in peers.items()}
+    measured: dict[str, list[float]] = {name: [] for name in peers}
+    names = list(peers)
+    for _ in range(effort.rounds):
+        for name in names:
+            measured[name].append(_seconds_per_call(peers[name], calls[name]))
+        names.append(names.pop(0))
+    return {name: Timing.of(seconds) for name, seconds in measured.items()}
+
+
+def check_same(peers: Mapping[str, Work]) -> None:
+    """Raises AssertionError unless all peers return finite results, equal up to rounding."""
+    (first, expected), *others = [(name, work()) for name, work in peers.items()]
+    _check_finite(first, expected)
+    for name, actual in others:
+        torch.testing.assert_close(
+            actual,
+            expected,
+            msg=lambda reason, name=name: f"{name} and {first} do different work.\n{reason}",
+        )
+
+
+def _check_finite(name: str, result: Any) -> None:
+    for tensor in result if isinstance(result, tuple) else (result,):
+        if not tensor.isfinite().all():
+            raise AssertionError(f"{name} returns values that are not finite: {tensor}")
+
+
+def _calls_per_block(work: Work, block: float) -> int:
+    _seconds_per_call(work, 5)  # warm-up
+    return max(1, round(block / _seconds_per_call(work, 5)))
+
+
+def _seconds_per_call(work: Work, calls: int) -> float:
+    return timeit.timeit(work, number=calls) / calls

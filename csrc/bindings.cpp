@@ -1,0 +1,224 @@
+// The extension module torchlayers._C: the only file that knows Python.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "entry.h"
+#include "errors.h"
+#include "fallbacks.h"
+#include "keys.h"
+#include "stack.h"
+#include "trace.h"
+#include "transforms.h"
+#include "wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using torch::wrap_pybind_function;
+using torch::wrap_pybind_function_no_gil;
+
+// A layer of the stack as Python sees it: plain values, so that it can be kept.
+struct LayerView {
+  std::string owner;
+  std::string kind;
+  int64_t level;
+  std::map<std::string, py::object> metadata;
+
+  std::string repr() const {
+    std::string text = kind + " (level " + std::to_string(level) + ", " + owner;
+    for (const auto& [name, value] : metadata) {
+      text += ", " + name + "=" + py::repr(value).cast<std::string>();
+    }
+    return text + ")";
+  }
+};
+
+LayerView view_of(const Layer& layer) {
+  LayerView view{"torchlayers", kind_name(layer.kind()), layer.level(), {}};
+  if (const auto* grad = dynamic_cast<const GradLayer*>(&layer)) {
+    view.metadata["previous_grad_mode"] = py::cast(grad->previous_grad_mode());
+    view.metadata["previous_inference_mode"] = py::cast(grad->previous_inference_mode());
+  } else if (const auto* jvp = dynamic_cast<const JvpLayer*>(&layer)) {
+    view.metadata["previous_forward_grad_mode"] = py::cast(jvp->previous_forward_grad_mode());
+    view.metadata["previous_inference_mode"] = py::cast(jvp->previous_inference_mode());
+  } else if (const auto* vmap = dynamic_cast<const VmapLayer*>(&layer)) {
+    view.metadata["batch_size"] = py::cast(vmap->batch_size());
+    view.metadata["randomness"] = py::cast(randomness_name(vmap->randomness()));
+  } else if (const auto* functionalize = dynamic_cast<const FunctionalizeLayer*>(&layer)) {
+    view.metadata["remove"] =
+        py::cast(functionalize->keeps_views() ? "mutations" : "mutations_and_views");
+  }
+  return view;
+}
+
+std::string torch_func_kind(at::functorch::TransformType type) {
+  switch (type) {
+    case at::functorch::TransformType::Vmap:
+      return "vmap";
+    case at::functorch::TransformType::Grad:
+      return "grad";
+    case at::functorch::TransformType::Jvp:
+      return "jvp";
+    case at::functorch::TransformType::Functionalize:
+      return "functionalize";
+    default:
+      return "transform";
+  }
+}
+
+std::vector<LayerView> current_stack() {
+  std::vector<LayerView> views;
+  const auto layers = layers_on_stack();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    views.push_back(
+        layers[i]
+            ? view_of(*layers[i])
+            : LayerView{
+                  "torch.func", torch_func_kind(mirror()[i].key()), mirror()[i].layerId(), {}});
+  }
+  return views;
+}
+
+Randomness parse_randomness(const std::string& name) {
+  for (auto randomness : {Randomness::Error, Randomness::Same, Randomness::Different}) {
+    if (name == randomness_name(randomness)) {
+      return randomness;
+    }
+  }
+  throw py::value_error("torchlayers: no such randomness: " + name);
+}
+
+// NOTE [One dual level]: torch.func's counter and forward_ad's notion of the
+// current level are module globals. The GIL is held throughout, so no other thread
+// and no signal handler comes between.
+struct DualLevel {
+  py::object func = py::module_::import("torch._functorch.eager_transforms");
+  py::object forward_ad = py::module_::import("torch.autograd.forward_ad");
+  bool opened_by_us = false;
+
+  static DualLevel& instance() {
+    static auto* level = new DualLevel();
+    return *level;
+  }
+  int64_t count() const {
+    return func.attr("JVP_NESTING").cast<int64_t>();
+  }
+  void hold() {
+    if (count() == 0 && forward_ad.attr("_current_level").cast<int64_t>() < 0) {
+      const uint64_t level = torch::autograd::forward_ad::enter_dual_level();
+      forward_ad.attr("_current_level") = level;
+      opened_by_us = true;
+    }
+    func.attr("JVP_NESTING") = count() + 1;
+  }
+  void release() {
+    func.attr("JVP_NESTING") = count() - 1;
+    if (count() == 0 && opened_by_us) {
+      torch::autograd::forward_ad::exit_dual_level(0);
+      forward_ad.attr("_current_level") = -1;
+      opened_by_us = false;
+    }
+  }
+};
+
+void supply_python() {
+  python_is_running = [] { return PyGILState_Check() == 1; };
+  python_location = [] {
+    py::gil_scoped_acquire gil;
+    try {
+      return py::module_::import("torchlayers.errors").attr("location")().cast<std::string>();
+    } catch (const py::error_already_set&) {
+      return std::string();
+    }
+  };
+  hold_dual_level = [] { DualLevel::instance().hold(); };
+  release_dual_level = [] { DualLevel::instance().release(); };
+}
+
+template <class E>
+py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, const char* doc) {
+  return py::class_<E, std::shared_ptr<E>>(m, name, doc)
+      .def("__enter__", wrap_pybind_function([](E& entry) { return entry.enter(); }))
+      .def(
+          "__exit__",
+          wrap_pybind_function(
+              [](E& entry, const py::object&, const py::object&, const py::object&) {
+                entry.leave();
+              }));
+}
+
+} // namespace
+} // namespace torchlayers
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  using namespace torchlayers;
+  try {
+    claim_keys();
+  } catch (const c10::Error& error) {
+    throw py::import_error(error.what_without_backtrace());
+  }
+  supply_python();
+
+  bind_entry<GradEntry>(m, "GradEntry", "Context manager: inside, a grad layer.").def(py::init<>());
+  bind_entry<JvpEntry>(m, "JvpEntry", "Context manager: inside, a jvp layer.").def(py::init<>());
+  bind_entry<VmapEntry>(m, "VmapEntry", "Context manager: inside, a vmap layer.")
+      .def(py::init([](c10::SymInt batch_size, const std::string& randomness) {
+        return std::make_shared<VmapEntry>(std::move(batch_size), parse_randomness(randomness));
+      }));
+
+  bind_entry<FunctionalizeEntry>(
+      m, "FunctionalizeEntry", "Context manager: inside, a functionalize layer.")
+      .def(py::init<bool>());
+
+  py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
+      .def_readonly("owner", &LayerView::owner)
+      .def_readonly("kind", &LayerView::kind)
+      .def_readonly("level", &LayerView::level)
+      .def_readonly("metadata", &LayerView::metadata)
+      .def("__repr__", &LayerView::repr);
+  m.def("current_stack", wrap_pybind_function(&current_stack));
+  m.def("describe_stack", wrap_pybind_function(&describe_stack));
+
+  m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
+  m.def("unwrap", wrap_pybind_function(&unwrap));
+  m.def("make_dual", wrap_pybind_function(&make_dual));
+  m.def("split_dual", wrap_pybind_function(&split_dual));
+  // The wrapper may throw after its function has returned (a warning made an error),
+  // and g++ 12 then destroys a returned vector twice: so it returns nothing.
+  m.def(
+      "pull_back",
+      [](const std::vector<at::Tensor>& outputs,
+         const std::vector<at::Tensor>& inputs,
+         const std::vector<at::Tensor>& cotangents,
+         bool retain_graph,
+         bool create_graph,
+         bool in_layer) {
+        std::vector<at::Tensor> gradients;
+        wrap_pybind_function_no_gil([&]() {
+          gradients = pull_back(outputs, inputs, cotangents, retain_graph, create_graph, in_layer);
+        })();
+        return gradients;
+      });
+  m.def("is_batched", [](const at::Tensor& tensor, int64_t level) {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    return batched != nullptr && batched->level() == level;
+  });
+  m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def("remove_batch_dim", wrap_pybind_function(&remove_batch_dim));
+
+  py::class_<TraceEvent>(m, "TraceEvent", "One step of one operator through one layer.")
+      .def_readonly("step", &TraceEvent::step)
+      .def_readonly("op", &TraceEvent::op)
+      .def_readonly("layer", &TraceEvent::layer)
+      .def_readonly("level", &TraceEvent::level)
+      .def("__repr__", [](const TraceEvent& event) {
+        return event.layer + " " + event.step + " " + event.op;
+      });
+  m.def("start_recording", &start_recording);
+  m.def("stop_recording", &stop_recording);
+
+  m.attr("FRONT_KEY") = c10::toString(kFront);
+  m.attr("BACK_KEY") = c10::toString(kBack);
+}

@@ -1,0 +1,188 @@
+// A layer: one transform at one level.
+#pragma once
+
+#include <ATen/core/stack.h>
+#include <ATen/functorch/DynamicLayer.h>
+
+#include <atomic>
+#include <iosfwd>
+#include <memory>
+#include <string>
+
+#include "operator.h"
+
+namespace torchlayers {
+
+using Args = torch::jit::Stack;
+using Randomness = at::functorch::RandomnessType;
+
+// A layer sees every operator twice: on the way in (process), and on the way to
+// the layers below (send_down). csrc/README.md follows one operator through both.
+class Layer {
+ public:
+  enum class Kind { Grad, Jvp, Vmap, Functionalize };
+
+  explicit Layer(Kind kind) : kind_(kind) {}
+  virtual ~Layer() = default;
+  Layer(const Layer&) = delete;
+  Layer& operator=(const Layer&) = delete;
+
+  // Does this transform's work on the operator whose arguments end `args`.
+  virtual void process(const Operator& op, Args& args) = 0;
+
+  // Hands the operator to the layers below, without this one.
+  virtual void send_down(const Operator& op, Args& args) = 0;
+
+  // Whether an operator made of others should be taken apart above this layer.
+  virtual bool takes_apart(const Operator&) const {
+    return false;
+  }
+
+  // The operator passes this layer by. NOTE [Bypassing the stack].
+  virtual void bypassed(const Operator&, const Args&) const {}
+
+  // The entry that torch.func's stack holds for this layer. NOTE [The mirror].
+  virtual at::functorch::DynamicLayer mirrored(int64_t level) const = 0;
+
+  Kind kind() const {
+    return kind_;
+  }
+  // 1 for the outermost layer; 0 before the layer is pushed.
+  int64_t level() const {
+    return level_;
+  }
+  void set_level(int64_t level) {
+    level_ = level;
+  }
+  // "grad (level 2)", as errors and traces say it.
+  std::string name() const;
+
+ private:
+  Kind kind_;
+  int64_t level_ = 0;
+};
+
+const char* kind_name(Layer::Kind kind);
+std::ostream& operator<<(std::ostream& out, const Layer& layer);
+
+// grad and jvp: torch's autograd at this level, on wrapped tensors.
+class AutogradLayer : public Layer {
+ public:
+  void process(const Operator& op, Args& args) override;
+  void send_down(const Operator& op, Args& args) override;
+
+ protected:
+  using Layer::Layer;
+
+ private:
+  // Runs the operator below with the modes that held outside this transform.
+  virtual void call_below(const Operator& op, Args& args) = 0;
+  // True while nothing at this level needs recording. NOTE [The backward phase].
+  virtual bool is_transparent_to(const Operator&) const {
+    return false;
+  }
+  void lift(const Operator& op, Args& args) const;
+};
+
+class GradLayer final : public AutogradLayer {
+ public:
+  GradLayer(bool previous_grad_mode, bool previous_inference_mode);
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+
+  bool previous_grad_mode() const {
+    return previous_grad_mode_;
+  }
+  bool previous_inference_mode() const {
+    return previous_inference_mode_;
+  }
+
+ private:
+  friend class InBackward;
+  void call_below(const Operator& op, Args& args) override;
+  bool is_transparent_to(const Operator& op) const override;
+  bool takes_apart(const Operator& op) const override;
+  bool runs_backward() const;
+
+  bool previous_grad_mode_;
+  bool previous_inference_mode_;
+  // Shared with the engine's device threads, which run this layer's backward.
+  std::atomic<int> backwards_running_{0};
+};
+
+// While it lives, the layer runs its backward. NOTE [The backward phase].
+class InBackward {
+ public:
+  explicit InBackward(GradLayer* layer);
+  ~InBackward();
+  InBackward(const InBackward&) = delete;
+  InBackward& operator=(const InBackward&) = delete;
+
+ private:
+  GradLayer* layer_;
+};
+
+// Whether Python code is running on this thread. bindings.cpp supplies it, so
+// that no other file knows Python.
+extern bool (*python_is_running)();
+
+class JvpLayer final : public AutogradLayer {
+ public:
+  JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode);
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+
+  bool previous_forward_grad_mode() const {
+    return previous_forward_grad_mode_;
+  }
+  bool previous_inference_mode() const {
+    return previous_inference_mode_;
+  }
+
+ private:
+  void call_below(const Operator& op, Args& args) override;
+
+  bool previous_forward_grad_mode_;
+  bool previous_inference_mode_;
+};
+
+// vmap: torch's batching rules.
+class VmapLayer final : public Layer {
+ public:
+  VmapLayer(c10::SymInt batch_size, Randomness randomness);
+  void process(const Operator& op, Args& args) override;
+  void send_down(const Operator& op, Args& args) override;
+  void bypassed(const Operator& op, const Args& args) const override;
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+
+  const c10::SymInt& batch_size() const {
+    return batch_size_;
+  }
+  Randomness randomness() const {
+    return randomness_;
+  }
+
+ private:
+  c10::SymInt batch_size_;
+  Randomness randomness_;
+};
+
+// functionalize: torch's functionalization kernels, which turn mutations, and views
+// too unless they are to be kept, into operators without side effects.
+class FunctionalizeLayer final : public Layer {
+ public:
+  explicit FunctionalizeLayer(bool keeps_views)
+      : Layer(Kind::Functionalize), keeps_views_(keeps_views) {}
+  void process(const Operator& op, Args& args) override;
+  void send_down(const Operator& op, Args& args) override;
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+
+  bool keeps_views() const {
+    return keeps_views_;
+  }
+
+ private:
+  bool keeps_views_;
+};
+
+const char* randomness_name(Randomness randomness);
+
+} // namespace torchlayers

@@ -1,0 +1,226 @@
+// grad and jvp. Both let torch's autograd work on wrappers of their level; the
+// values inside the wrappers belong to the layers below.
+#include <ATen/core/grad_mode.h>
+#include <c10/core/AutogradState.h>
+#include <c10/util/SmallVector.h>
+
+#include "../args.h"
+#include "../errors.h"
+#include "../keys.h"
+#include "../layer.h"
+#include "../stack.h"
+#include "../trace.h"
+#include "../wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::functorch::DynamicLayer;
+using at::functorch::TransformType;
+
+// A custom operator's autograd kernel may be an autograd.Function (register_autograd
+// of torch.library). Applied while the layer processes, it works on this level alone,
+// which is what torch.func's switch for functions of a single level is about.
+class AllowFunctionsOfOneLevel {
+ public:
+  AllowFunctionsOfOneLevel() : before_(at::functorch::getSingleLevelAutogradFunctionAllowed()) {
+    at::functorch::setSingleLevelAutogradFunctionAllowed(true);
+  }
+  ~AllowFunctionsOfOneLevel() {
+    at::functorch::setSingleLevelAutogradFunctionAllowed(before_);
+  }
+  AllowFunctionsOfOneLevel(const AllowFunctionsOfOneLevel&) = delete;
+  AllowFunctionsOfOneLevel& operator=(const AllowFunctionsOfOneLevel&) = delete;
+
+ private:
+  bool before_;
+};
+
+void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer& layer) {
+  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
+  if (!target.defined()) {
+    return;
+  }
+  auto* wrapper = wrapper_of(target);
+  if (wrapper && wrapper->level() == layer.level() && !wrapper->is_immutable()) {
+    return;
+  }
+  check_not_escaped(target, layer);
+  raise(
+      layer.name(),
+      " can't let the in-place operator ",
+      op.name(),
+      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
+      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
+      "statistics "
+      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+}
+
+// The results that share memory with a tensor from outside the transform, and so
+// are immutable too.
+c10::SmallVector<size_t, 2> results_of_immutable(const Operator& op, const Args& args) {
+  c10::SmallVector<size_t, 2> results;
+  const size_t first = args.size() - op.num_args;
+  for (size_t i = 0; i < op.num_args; ++i) {
+    if (!op.aliased_result[i] || !args[first + i].isTensor()) {
+      continue;
+    }
+    const at::Tensor& tensor = args[first + i].toTensor();
+    if (!tensor.defined()) {
+      continue;
+    }
+    auto* wrapper = wrapper_of(tensor);
+    if (!wrapper || wrapper->is_immutable()) {
+      results.push_back(*op.aliased_result[i]);
+    }
+  }
+  return results;
+}
+
+} // namespace
+
+bool (*python_is_running)() = [] { return true; };
+
+void AutogradLayer::lift(const Operator& op, Args& args) const {
+  change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {
+    return torchlayers::lift(tensor, *this);
+  });
+}
+
+void AutogradLayer::process(const Operator& op, Args& args) {
+  if (is_transparent_to(op)) {
+    send_down(op, args);
+    return;
+  }
+  if (op.is_in_place) {
+    refuse_to_mutate_captured(op, args, *this);
+  }
+  lift(op, args);
+  allow_only(kAutogradLayerKeys);
+  std::optional<AllowFunctionsOfOneLevel> allowed;
+  if (op.is_custom) {
+    allowed.emplace();
+  }
+  op.handle.callBoxed(&args);
+}
+
+// Sending down, in six steps.
+void AutogradLayer::send_down(const Operator& op, Args& args) {
+  trace("send_down", op, *this);
+  // 1. Which results will share memory with something outside the transform.
+  // NOTE [Results that are always wrapped]: lift_fresh returns a tensor that no
+  // one else holds, and alias stands where a composite operator means a new tensor.
+  c10::SmallVector<size_t, 2> immutable;
+  if (op.aliases && !op.always_wraps) {
+    immutable = results_of_immutable(op, args);
+  }
+  // 2. Keep the arguments whose sizes the operator may change.
+  c10::SmallVector<at::Tensor, 2> written;
+  for (size_t i : op.written_args) {
+    const auto& value = args[args.size() - op.num_args + i];
+    if (value.isTensor() && value.toTensor().defined()) {
+      written.push_back(value.toTensor());
+    }
+  }
+  // 3. Unwrap.
+  change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {
+    return unwrap(tensor, level());
+  });
+  // 4. Call the operator on the layers below.
+  call_below(op, args);
+  // 5. Wrap the results.
+  change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t i) {
+    return wrap(tensor, *this, std::find(immutable.begin(), immutable.end(), i) != immutable.end());
+  });
+  // 6. Let the wrappers know their values' new sizes.
+  for (const at::Tensor& tensor : written) {
+    if (auto* wrapper = wrapper_of(tensor)) {
+      wrapper->refreshMetadata();
+    }
+  }
+}
+
+// NOTE [no_grad inside and outside]
+// A transform obeys a no_grad inside the function and is blind to one outside it.
+// Entering turns grad mode on at this level and remembers what it was; below, an
+// outside no_grad holds again, and an inside one simply still holds. jvp does the
+// same with forward grad mode.
+GradLayer::GradLayer(bool previous_grad_mode, bool previous_inference_mode)
+    : AutogradLayer(Kind::Grad),
+      previous_grad_mode_(previous_grad_mode),
+      previous_inference_mode_(previous_inference_mode) {}
+
+DynamicLayer GradLayer::mirrored(int64_t level) const {
+  return DynamicLayer(TransformType::Grad, level, std::nullopt, std::nullopt, previous_grad_mode_);
+}
+
+void GradLayer::call_below(const Operator& op, Args& args) {
+  WithoutTop below(*this);
+  std::optional<c10::AutoGradMode> off;
+  if (!previous_grad_mode_) {
+    off.emplace(false);
+  }
+  op.handle.callBoxed(&args);
+}
+
+// NOTE [The backward phase]
+// grad runs forward, then backward, inside its layer. Nobody differentiates that
+// backward at this level, so an operator it calls need not be recorded here and
+// goes straight down. Grad mode stays on all the while (the engine is called with
+// create_graph=True), because the layers below do record.
+// Two kinds of operators still take the long way:
+// - aliasing ones, because autograd has to know views and versions;
+// - whatever Python calls, from hooks or an autograd.Function's backward: it may
+//   differentiate on its own. The engine runs without the interpreter lock, so
+//   holding the lock tells that Python is running.
+// An operator made of others is taken apart first, and its parts go down: what it is
+// made of may depend on whether it sees wrappers, and torch.func shows it some.
+bool GradLayer::runs_backward() const {
+  return backwards_running_.load(std::memory_order_relaxed) > 0 && !python_is_running();
+}
+
+bool GradLayer::is_transparent_to(const Operator& op) const {
+  return !op.aliases && runs_backward();
+}
+
+bool GradLayer::takes_apart(const Operator& op) const {
+  return op.is_composite && runs_backward();
+}
+
+InBackward::InBackward(GradLayer* layer) : layer_(layer) {
+  if (layer_) {
+    ++layer_->backwards_running_;
+  }
+}
+
+InBackward::~InBackward() {
+  if (layer_) {
+    --layer_->backwards_running_;
+  }
+}
+
+JvpLayer::JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode)
+    : AutogradLayer(Kind::Jvp),
+      previous_forward_grad_mode_(previous_forward_grad_mode),
+      previous_inference_mode_(previous_inference_mode) {}
+
+DynamicLayer JvpLayer::mirrored(int64_t level) const {
+  return DynamicLayer(
+      TransformType::Jvp,
+      level,
+      std::nullopt,
+      std::nullopt,
+      std::nullopt,
+      previous_forward_grad_mode_);
+}
+
+void JvpLayer::call_below(const Operator& op, Args& args) {
+  WithoutTop below(*this);
+  std::optional<c10::AutoFwGradMode> off;
+  if (!previous_forward_grad_mode_) {
+    off.emplace(false);
+  }
+  op.handle.callBoxed(&args);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,55 @@
+// functionalize. torch's functionalization kernels do the work.
+#include <ATen/FunctionalTensorWrapper.h>
+
+#include "../args.h"
+#include "../errors.h"
+#include "../keys.h"
+#include "../layer.h"
+#include "../stack.h"
+#include "../trace.h"
+#include "../wrapper.h"
+
+namespace torchlayers {
+
+namespace functionalization = at::functionalization::impl;
+
+at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
+  return at::functorch::DynamicLayer(
+      at::functorch::TransformType::Functionalize,
+      level,
+      std::nullopt,
+      std::nullopt,
+      std::nullopt,
+      std::nullopt,
+      keeps_views_);
+}
+
+void FunctionalizeLayer::process(const Operator& op, Args& args) {
+  unwrap_dead_and_check(op, args, *this);
+  const DispatchKeySet own(DispatchKey::Functionalize);
+  allow_only(own, /*include=*/own); // the kernels pass on what is not functional
+  functionalization::FunctionalizationReapplyViewsGuard keep_views(keeps_views_);
+  op.handle.callBoxed(&args);
+  visit_tensors(args, op.num_returns, [this](const at::Tensor& tensor) {
+    if (functionalization::isFunctionalTensor(tensor)) {
+      functionalization::unsafeGetFunctionalWrapper(tensor)->set_level(level());
+    }
+  });
+}
+
+void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
+  trace("send_down", op, *this);
+  visit_tensors(args, op.num_args, [this](const at::Tensor& tensor) {
+    if (functionalization::isFunctionalTensor(tensor)) {
+      raise(
+          "functionalize can't be nested: ",
+          name(),
+          " met a tensor that another functionalize around it is tracking. Apply it once, to the "
+          "whole function.");
+    }
+  });
+  WithoutTop below(*this);
+  op.handle.callBoxed(&args);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,47 @@
+// vmap. torch's batching rules do the work; they read the batch size and the
+// randomness from this layer's entry in the mirror.
+#include "../keys.h"
+#include "../layer.h"
+#include "../stack.h"
+#include "../trace.h"
+#include "../wrapper.h"
+#include "vmap_errors.h"
+
+namespace torchlayers {
+VmapLayer::VmapLayer(c10::SymInt batch_size, Randomness randomness)
+    : Layer(Kind::Vmap), batch_size_(std::move(batch_size)), randomness_(randomness) {}
+
+at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
+  return at::functorch::DynamicLayer(
+      at::functorch::TransformType::Vmap, level, batch_size_, randomness_);
+}
+
+void VmapLayer::process(const Operator& op, Args& args) {
+  unwrap_dead_and_check(op, args, *this);
+  if (op.reads_number) {
+    refuse_to_read_number(op, args, *this);
+  }
+  const bool unbatched = writes_unbatched(op, args, *this);
+  allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
+  try {
+    op.handle.callBoxed(&args);
+  } catch (const c10::Error& error) {
+    explain(error, op, *this, unbatched);
+    throw;
+  }
+}
+
+// torch.tensor([x[0], x[1]]) reads numbers of batched tensors past every layer.
+void VmapLayer::bypassed(const Operator& op, const Args& args) const {
+  if (op.reads_number) {
+    refuse_to_read_number(op, args, *this);
+  }
+}
+
+void VmapLayer::send_down(const Operator& op, Args& args) {
+  trace("send_down", op, *this);
+  WithoutTop below(*this);
+  op.handle.callBoxed(&args);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,146 @@
+#include "operator.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+
+#include "keys.h"
+
+namespace torchlayers {
+namespace {
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+bool find_in_place(const c10::FunctionSchema& schema) {
+  const auto& args = schema.arguments();
+  if (!schema.is_mutable() || schema.returns().size() != 1 || args.empty() ||
+      !is_written(args[0])) {
+    return false;
+  }
+  for (size_t i = 1; i < args.size(); ++i) {
+    if (args[i].alias_info()) {
+      return false;
+    }
+  }
+  return is_written(schema.returns()[0]);
+}
+
+std::optional<size_t> find_aliased_result(const c10::FunctionSchema& schema, size_t arg) {
+  for (size_t result = 0; result < schema.returns().size(); ++result) {
+    if (schema.may_contain_alias(
+            {c10::SchemaArgType::input, arg}, {c10::SchemaArgType::output, result})) {
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_any_of(const std::string& name, std::initializer_list<std::string_view> names) {
+  for (auto candidate : names) {
+    if (name == candidate) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// All operators met so far. NOTE [Operators come and go]: torch.library can
+// remove one and put another at its address. A removed operator's facts stay
+// allocated (somebody may be reading them) but are no longer found, and the
+// generation tells every thread to drop what it has cached.
+class Registry final : public c10::OpRegistrationListener {
+ public:
+  static Registry& instance() {
+    static auto* registry = [] {
+      auto owned = std::make_unique<Registry>();
+      auto* raw = owned.get();
+      static auto handle = c10::Dispatcher::singleton().addRegistrationListener(std::move(owned));
+      return raw;
+    }();
+    return *registry;
+  }
+
+  const Operator& find_or_add(const c10::OperatorHandle& handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& entry = operators_[&handle.schema()];
+    if (!entry) {
+      entry = std::make_unique<Operator>(handle);
+    }
+    return *entry;
+  }
+
+  uint64_t generation() const {
+    return generation_.load(std::memory_order_acquire);
+  }
+
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = operators_.find(&handle.schema());
+    if (it != operators_.end()) {
+      removed_.push_back(std::move(it->second));
+      operators_.erase(it);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators_;
+  std::vector<std::unique_ptr<Operator>> removed_;
+  std::atomic<uint64_t> generation_{0};
+};
+
+struct ThreadCache {
+  uint64_t generation = 0;
+  ska::flat_hash_map<const c10::FunctionSchema*, const Operator*> operators;
+};
+
+} // namespace
+
+Operator::Operator(const c10::OperatorHandle& op)
+    : handle(op),
+      num_args(op.schema().arguments().size()),
+      num_returns(op.schema().returns().size()),
+      is_in_place(find_in_place(op.schema())),
+      aliases(false),
+      reads_number(is_any_of(
+          op.operator_name().name,
+          {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"})),
+      has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
+      is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
+      is_custom(op.schema().getNamespace() != "aten"),
+      always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
+      aliased_result(num_args) {
+  for (size_t i = 0; i < num_args; ++i) {
+    if (is_written(schema().arguments()[i])) {
+      written_args.push_back(i);
+    }
+    aliased_result[i] = find_aliased_result(schema(), i);
+    aliases = aliases || aliased_result[i];
+  }
+  aliases = aliases || !written_args.empty();
+}
+
+const Operator& Operator::of(const c10::OperatorHandle& handle) {
+  static Registry& registry = Registry::instance();
+  thread_local ThreadCache cache;
+  if (cache.generation != registry.generation()) {
+    cache.generation = registry.generation();
+    cache.operators.clear();
+  }
+  auto it = cache.operators.find(&handle.schema());
+  if (it != cache.operators.end()) {
+    return *it->second;
+  }
+  const Operator& op = registry.find_or_add(handle);
+  cache.operators.emplace(&handle.schema(), &op);
+  return op;
+}
+
+} // namespace torchlayers

@@ -1,0 +1,53 @@
+// What an operator's schema decides, worked out once an operator.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace torchlayers {
+
+struct Operator {
+  explicit Operator(const c10::OperatorHandle& handle);
+
+  // The facts of this operator. Computed at first sight, then looked up.
+  static const Operator& of(const c10::OperatorHandle& handle);
+
+  const c10::FunctionSchema& schema() const {
+    return handle.schema();
+  }
+  // "aten::add_.Tensor"
+  std::string name() const {
+    return c10::toString(handle.operator_name());
+  }
+
+  c10::OperatorHandle handle;
+  size_t num_args;
+  size_t num_returns;
+
+  // The first argument is written and returned, and no other argument aliases.
+  bool is_in_place;
+  // An argument is written, or a result may be a view of one.
+  bool aliases;
+  // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
+  bool reads_number;
+  // torch.func's front key has a kernel of its own for it: a decomposition, or
+  // random operators' checks. That kernel comes first; what it calls comes back.
+  bool has_torch_func_kernel;
+  // Has a kernel made of other operators, which are what autocast looks at.
+  bool is_composite;
+  // Not torch's own: a kernel written in Python may apply an autograd.Function.
+  bool is_custom;
+  // The result is a fresh tensor to the user though the schema says alias.
+  // NOTE [Results that are always wrapped].
+  bool always_wraps;
+
+  // The arguments whose sizes or strides this operator may change.
+  std::vector<size_t> written_args;
+  // For each argument, the one result that may share its memory.
+  std::vector<std::optional<size_t>> aliased_result;
+};
+
+} // namespace torchlayers

@@ -1,0 +1,88 @@
+// The thread's stack of layers: who is on top, who enters, who leaves.
+#pragma once
+
+#include <ATen/functorch/DynamicLayer.h>
+
+#include <memory>
+#include <vector>
+
+#include "keys.h"
+#include "layer.h"
+
+namespace torchlayers {
+
+// NOTE [The mirror]
+// There is one stack, torch.func's, and each of our layers has an entry in it.
+// That lets torch's batching rules, autograd.Function and printing work on our
+// levels, lets transforms of both kinds nest in any order, and lets torch's
+// ThreadLocalState carry the stack to the autograd engine's threads. A layer's
+// level is its entry's place. Which Layer an entry belongs to is found by the
+// entry's life handle: first in a cache of this thread's, and on a thread that
+// has not met the layer (an engine's thread) in a registry that all threads share.
+// Never keep a reference to torch.func's stack: the engine replaces the whole of it.
+inline std::vector<at::functorch::DynamicLayer>& mirror() {
+  return const_cast<std::vector<at::functorch::DynamicLayer>&>(
+      at::functorch::getDynamicLayerStack());
+}
+
+// The layer on top, or null where there is none or it is torch.func's.
+Layer* top_layer();
+
+// Whether any layer on the stack is ours.
+bool any_layer();
+
+// Puts a layer on top of the stack and gives it its level (init-and-push).
+void push(const std::shared_ptr<Layer>& layer);
+
+// Takes the layer off and ends its life (pop-and-delete). Layers above it, left
+// behind by code that did not leave them, go with it; their number is returned.
+// Throws where the layer is not on this thread's stack.
+int64_t pop(const Layer& layer);
+
+// The layer of each entry, outermost first; null for those of torch.func.
+std::vector<std::shared_ptr<Layer>> layers_on_stack();
+
+// "DynamicLayerStack[ 1:vmap 2:grad ]" in our words: "[1:vmap 2:grad]".
+std::string describe_stack();
+
+// While it lives, its layer is processing an operator: the thread's keys as the
+// front found them are kept for send_down, and are back when it ends.
+class Processing {
+ public:
+  explicit Processing(Layer& layer);
+  ~Processing();
+  Processing(const Processing&) = delete;
+  Processing& operator=(const Processing&) = delete;
+
+  // The innermost processing of this layer on this thread, or null.
+  static const Processing* of(const Layer& layer);
+
+  const c10::impl::PODLocalDispatchKeySet& keys_outside() const {
+    return keys_;
+  }
+
+ private:
+  const Layer& layer_;
+  c10::impl::PODLocalDispatchKeySet keys_;
+  Processing* outer_;
+};
+
+// Allows only these of the keys between front and back; the Processing around it
+// undoes it.
+void allow_only(DispatchKeySet keys, DispatchKeySet include = {});
+
+// While it lives, the layer is off the stack and the thread's keys are those that
+// its front found.
+class WithoutTop {
+ public:
+  explicit WithoutTop(const Layer& layer);
+  ~WithoutTop();
+  WithoutTop(const WithoutTop&) = delete;
+  WithoutTop& operator=(const WithoutTop&) = delete;
+
+ private:
+  at::functorch::DynamicLayer entry_;
+  c10::impl::PODLocalDispatchKeySet keys_inside_;
+};
+
+} // namespace torchlayers

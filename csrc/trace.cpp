@@ -1,0 +1,51 @@
+#include "trace.h"
+
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <string_view>
+
+namespace torchlayers {
+namespace {
+
+bool asked_for_by_environment() {
+  const char* value = std::getenv("TORCHLAYERS_TRACE");
+  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+}
+
+const bool printing = asked_for_by_environment();
+std::mutex mutex;
+std::vector<std::vector<TraceEvent>> recordings;
+
+} // namespace
+
+bool tracing = printing;
+
+void trace_step(const char* step, const Operator& op, const Layer& layer) {
+  TraceEvent event{step, op.name(), layer.name(), layer.level()};
+  std::lock_guard<std::mutex> lock(mutex);
+  if (printing) {
+    std::cerr << std::string(static_cast<size_t>(2 * (event.level - 1)), ' ') << event.layer << " "
+              << event.step << " " << event.op << "\n";
+  }
+  for (auto& recording : recordings) {
+    recording.push_back(event);
+  }
+}
+
+void start_recording() {
+  std::lock_guard<std::mutex> lock(mutex);
+  recordings.emplace_back();
+  tracing = true;
+}
+
+std::vector<TraceEvent> stop_recording() {
+  std::lock_guard<std::mutex> lock(mutex);
+  TORCH_CHECK(!recordings.empty(), "torchlayers: no recording is under way");
+  auto events = std::move(recordings.back());
+  recordings.pop_back();
+  tracing = printing || !recordings.empty();
+  return events;
+}
+
+} // namespace torchlayers

@@ -1,0 +1,34 @@
+// What the layers did, one line a step. Off, it costs one test of a flag.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "layer.h"
+
+namespace torchlayers {
+
+struct TraceEvent {
+  std::string step; // "process" or "send_down"
+  std::string op;
+  std::string layer; // "grad (level 1)"
+  int64_t level;
+};
+
+// Where the steps go while it is set: recorded by `torchlayers.trace()`, or
+// printed to stderr with TORCHLAYERS_TRACE=1 in the environment.
+extern bool tracing;
+void trace_step(const char* step, const Operator& op, const Layer& layer);
+
+inline void trace(const char* step, const Operator& op, const Layer& layer) {
+  if (C10_UNLIKELY(tracing)) {
+    trace_step(step, op, layer);
+  }
+}
+
+// Records from now on, on every thread. Nested recordings each get every step.
+void start_recording();
+std::vector<TraceEvent> stop_recording();
+
+} // namespace torchlayers

@@ -1,0 +1,95 @@
+#include "transforms.h"
+
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "errors.h"
+#include "layer.h"
+#include "modes.h"
+#include "stack.h"
+#include "wrapper.h"
+
+namespace torchlayers {
+
+at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked) {
+  const Layer* layer = top_layer();
+  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  const at::Tensor value = without_dead_wrappers(tensor);
+  check_from_outside(value, *layer);
+  at::Tensor wrapped = wrap(value, *layer, /*is_immutable=*/false);
+  if (tracked) {
+    wrapped.set_requires_grad(true);
+  }
+  return wrapped;
+}
+
+at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
+  const Layer* layer = top_layer();
+  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  check_from_outside(primal, *layer);
+  check_from_outside(tangent, *layer);
+  return at::_make_dual(primal, tangent, /*level=*/0);
+}
+
+std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& dual, int64_t level) {
+  auto [primal, tangent] = at::_unpack_dual(dual, /*level=*/0);
+  return {unwrap(primal, level), tangent.defined() ? unwrap(tangent, level) : tangent};
+}
+
+std::vector<at::Tensor> pull_back(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const std::vector<at::Tensor>& cotangents,
+    bool retain_graph,
+    bool create_graph,
+    bool in_layer) {
+  GradLayer* layer = nullptr;
+  if (in_layer) {
+    layer = dynamic_cast<GradLayer*>(top_layer());
+    TORCH_INTERNAL_ASSERT(layer != nullptr);
+  }
+  InBackward phase(layer);
+  std::optional<c10::InferenceMode> no_inference;
+  without_inference(no_inference);
+  return torch::autograd::grad(
+      outputs, inputs, cotangents, retain_graph, create_graph, /*allow_unused=*/true);
+}
+
+at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
+  const auto* layer = dynamic_cast<VmapLayer*>(top_layer());
+  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  check_from_outside(tensor, *layer);
+  return at::functorch::addBatchDim(tensor, dim, layer->level());
+}
+
+at::Tensor remove_batch_dim(
+    const at::Tensor& tensor, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  check_not_escaped(tensor, *top_layer());
+  const bool is_batched = batched && batched->level() == level;
+  const int64_t dims = is_batched ? batched->value().dim() : tensor.dim() + 1;
+  TORCH_CHECK_INDEX(
+      out_dim >= -dims && out_dim < dims,
+      "torchlayers: vmap (level ",
+      level,
+      "): out_dim ",
+      out_dim,
+      " is out of range for a result that has ",
+      dims,
+      " dimensions with the batch's: it has to lie in [",
+      -dims,
+      ", ",
+      dims - 1,
+      "].");
+  const int64_t place = out_dim < 0 ? out_dim + dims : out_dim;
+  if (is_batched) {
+    const at::Tensor& value = batched->value();
+    return batched->bdim() == place ? value : value.movedim(batched->bdim(), place);
+  }
+  auto sizes = tensor.sym_sizes().vec();
+  sizes.insert(sizes.begin() + place, batch_size);
+  return tensor.unsqueeze(place).expand_symint(sizes);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,120 @@
+#include "wrapper.h"
+
+#include "args.h"
+#include "errors.h"
+#include "stack.h"
+
+namespace torchlayers {
+
+namespace {
+
+[[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
+  raise(
+      what,
+      " (level ",
+      level,
+      ") was used in ",
+      layer.name(),
+      ", outside that transform. Return it from the inner function instead of keeping it.");
+}
+
+// A batched tensor has no life handle, so the one sign that it comes from a vmap that
+// has ended, at a level that another vmap has now, is the wrong batch size.
+bool is_of_another_batch(const at::functorch::BatchedTensorImpl& batched, const VmapLayer& layer) {
+  return batched.level() == layer.level() &&
+         batched.value().sym_size(batched.bdim()) != layer.batch_size();
+}
+
+} // namespace
+
+at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
+  at::Tensor value = tensor;
+  for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
+       wrapper = wrapper_of(value)) {
+    value = at::Tensor(wrapper->value()); // a copy: `wrapper` lives in `value`
+  }
+  return value;
+}
+
+at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) {
+  const auto& entry = mirror().back();
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(entry.layerId() == layer.level());
+  return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
+}
+
+at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
+  if (auto* wrapper = wrapper_of(tensor)) {
+    const auto level = wrapper->level();
+    if (!level) {
+      return lift(without_dead_wrappers(tensor), layer);
+    }
+    if (*level == layer.level()) {
+      return tensor;
+    }
+    if (*level > layer.level()) {
+      raise_escaped("a tensor of grad or jvp", *level, layer);
+    }
+  } else {
+    check_not_escaped(tensor, layer);
+  }
+  return wrap(tensor, layer, /*is_immutable=*/true);
+}
+
+at::Tensor unwrap(const at::Tensor& tensor, int64_t level) {
+  auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
+    return tensor;
+  }
+  const auto wrapper_level = wrapper->level();
+  if (!wrapper_level) {
+    return unwrap(without_dead_wrappers(tensor), level);
+  }
+  return *wrapper_level == level ? wrapper->value() : tensor;
+}
+
+void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (!batched) {
+    return;
+  }
+  // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
+  const bool is_vmap = layer.kind() == Layer::Kind::Vmap;
+  if (batched->level() > layer.level() - (is_vmap ? 0 : 1) ||
+      (is_vmap && is_of_another_batch(*batched, static_cast<const VmapLayer&>(layer)))) {
+    raise_escaped("a tensor batched by vmap", batched->level(), layer);
+  }
+}
+
+void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (batched && batched->level() >= layer.level()) {
+    raise_escaped("a tensor batched by vmap", batched->level(), layer);
+  }
+  const auto* wrapper = wrapper_of(tensor);
+  const auto level = wrapper ? wrapper->level() : std::nullopt;
+  if (level && *level >= layer.level()) {
+    raise_escaped("a tensor of grad or jvp", *level, layer);
+  }
+}
+
+void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
+  bool any_dead = false;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    if (auto* wrapper = wrapper_of(tensor)) {
+      const auto level = wrapper->level();
+      any_dead = any_dead || !level;
+      if (level && *level >= layer.level()) { // this layer wraps nothing itself
+        raise_escaped("a tensor of grad or jvp", *level, layer);
+      }
+    } else {
+      check_not_escaped(tensor, layer);
+    }
+  });
+  if (any_dead) {
+    change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
+      return without_dead_wrappers(tensor);
+    });
+  }
+}
+
+} // namespace torchlayers

@@ -1,0 +1,404 @@
+"""Which images shape a small network, and how?
+
+A convolutional network learns scikit-learn's handwritten digits. Then two things are asked
+of every image:
+
+- How hard does it pull at the parameters? This is the norm of its own gradient. One vmap
+  over one grad takes the gradients of all images at once.
+- What does it do, as a training image, to the loss on the test images? This is its
+  influence ``-g_i . (H + damping I)^-1 g_test``, where g_i is its gradient, H the Hessian of
+  the training loss and g_test the gradient of the test loss. H is never built: conjugate
+  gradient needs only its products with vectors, and each of them is one jvp over one grad.
+
+Plain autograd and torch.func compute the same. The run fails if they differ by more than
+rounding; otherwise it prints what each of the three costs, and saves a picture of the
+images at both ends.
+
+Source: Koh and Liang, "Understanding Black-box Predictions via Influence Functions" (2017).
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import torch
+import torch.func
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure, SubFigure
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+import torchlayers
+
+OURS, LOOP, FUNC = "torchlayers", "autograd", "torch.func"
+TOLERANCE = 1e-4  # relative; a float32 rounds by 6e-8, and conjugate gradient adds to that
+TEST_IMAGES = 297
+SHOWN = 8
+
+Named = dict[str, Tensor]
+Data = tuple[Tensor, Tensor]  # images and labels
+Loss = Callable[[Named, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much work to do. The damping must outweigh the Hessian's negative eigenvalues."""
+
+    train_images: int
+    epochs: int
+    damping: float
+    repetitions: int
+    repetitions_of_influence: int
+
+
+FULL = Settings(
+    train_images=1500, epochs=30, damping=0.01, repetitions=5, repetitions_of_influence=3
+)
+QUICK = Settings(
+    train_images=300, epochs=20, damping=0.1, repetitions=1, repetitions_of_influence=1
+)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to differentiate the loss."""
+
+    per_sample_gradients: Callable[[Tensor, Tensor], Named]
+    hessian_vector_product: Callable[[Named], Named]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity as torchlayers computes it; how far the others are off; and the seconds."""
+
+    quantity: str
+    result: Named
+    differences: dict[str, float]
+    seconds: dict[str, float]
+
+
+def main() -> None:
+    """Trains, measures, prints, draws; ends with an error if the three ways disagree."""
+    options = parse()
+    settings = QUICK if options.quick else FULL
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # the images are too small to share out
+
+    train, test = load(settings.train_images)
+    everything = (torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]]))
+    model = network()
+    fit(model, train, settings.epochs)
+    print(f"Accuracy: training {accuracy(model, train):.3f}, test {accuracy(model, test):.3f}.")
+
+    rows = measure_all(ways(model, train), everything, train, test, settings)
+    print_table(rows)
+    gradients, _, influences = (row.result for row in rows)
+    check(rows)
+    path = options.output / "digits.png"
+    norms = flat(gradients, start_dim=1).norm(dim=1)
+    save_picture(path, everything, predict(model, everything[0]), norms, influences["influence"])
+    print(f"\nNo difference above {TOLERANCE:.0e}. Picture: {path}")
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Which images shape a small network, and how?")
+    parser.add_argument("--quick", action="store_true", help="do less work")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path(__file__).parent / "output",
+        help="the folder for the picture",
+    )
+    return parser.parse_args()
+
+
+def load(train_images: int) -> tuple[Data, Data]:
+    """Images to train with and the last ones to test with, of grey values in [0, 1]."""
+    digits = load_digits()
+    images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
+    labels = torch.tensor(digits.target)
+    train, test = slice(train_images), slice(-TEST_IMAGES, None)
+    return (images[train], labels[train]), (images[test], labels[test])
+
+
+def network() -> nn.Module:
+    """Two convolutions and a linear layer. Tanh is smooth, as a Hessian wants it."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+def fit(model: nn.Module, train: Data, epochs: int, batch_size: int = 64) -> None:
+    """Trains the model with Adam, weight decay and one cycle of the learning rate."""
+    images, labels = train
+    steps = epochs * -(-len(images) // batch_size)
+    optimizer = torch.optim.Adam(model.parameters(), weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=steps)
+    for _ in tqdm(range(epochs), "training", leave=False):
+        for batch in torch.randperm(len(images)).split(batch_size):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+            schedule.step()
+
+
+def predict(model: nn.Module, images: Tensor) -> Tensor:
+    """The digit that the model sees in each image."""
+    with torch.no_grad():
+        return model(images).argmax(dim=1)
+
+
+def accuracy(model: nn.Module, data: Data) -> float:
+    """The share of images whose digit the model sees."""
+    images, labels = data
+    return (predict(model, images) == labels).float().mean().item()
+
+
+def ways(model: nn.Module, train: Data) -> dict[str, Way]:
+    """The three ways to differentiate the model's loss at its parameters."""
+    params = {name: param.detach() for name, param in model.named_parameters()}
+
+    def loss(params: Named, images: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(torchlayers.functional_call(model, params, (images,)), labels)
+
+    return {
+        OURS: by_transforms(torchlayers, loss, params, train),
+        LOOP: by_autograd(loss, params, train),
+        FUNC: by_transforms(torch.func, loss, params, train),
+    }
+
+
+def by_transforms(library: ModuleType, loss: Loss, params: Named, train: Data) -> Way:
+    """With the transforms of torchlayers or of torch.func: the code is the same."""
+
+    def sample_loss(params: Named, image: Tensor, label: Tensor) -> Tensor:
+        return loss(params, image.unsqueeze(0), label.unsqueeze(0))
+
+    def train_loss(params: Named) -> Tensor:
+        return loss(params, *train)
+
+    def per_sample_gradients(images: Tensor, labels: Tensor) -> Named:
+        gradient = library.grad(sample_loss)
+        return library.vmap(gradient, in_dims=(None, 0, 0))(params, images, labels)
+
+    def hessian_vector_product(vector: Named) -> Named:
+        return library.jvp(library.grad(train_loss), (params,), (vector,))[1]
+
+    return Way(per_sample_gradients, hessian_vector_product)
+
+
+def by_autograd(loss: Loss, params: Named, train: Data) -> Way:
+    """With plain autograd: a loop over the images, and double backward."""
+    params = {name: param.clone().requires_grad_() for name, param in params.items()}
+    leaves = list(params.values())
+
+    def per_sample_gradients(images: Tensor, labels: Tensor) -> Named:
+        samples = zip(images.split(1), labels.split(1), strict=True)
+        gradients = [torch.autograd.grad(loss(params, *sample), leaves) for sample in samples]
+        return {
+            name: torch.stack(of_samples)
+            for name, of_samples in zip(params, zip(*gradients, strict=True), strict=True)
+        }
+
+    def hessian_vector_product(vector: Named) -> Named:
+        gradients = torch.autograd.grad(loss(params, *train), leaves, create_graph=True)
+        products = torch.autograd.grad(gradients, leaves, list(vector.values()))
+        return dict(zip(params, products, strict=True))
+
+    return Way(per_sample_gradients, hessian_vector_product)
+
+
+def influence(way: Way, train: Data, test: Data, damping: float) -> Named:
+    """What weight on each training image does to the test loss: above zero, it raises it."""
+    gradients = way.per_sample_gradients(*train)
+    test_gradient = {
+        name: gradient.mean(dim=0) for name, gradient in way.per_sample_gradients(*test).items()
+    }
+
+    def damped_hessian(vector: Tensor) -> Tensor:
+        product = way.hessian_vector_product(unflat(vector, test_gradient))
+        return flat(product) + damping * vector
+
+    solution = conjugate_gradient(damped_hessian, flat(test_gradient))
+    return {"influence": -flat(gradients, start_dim=1) @ solution}
+
+
+def conjugate_gradient(
+    matrix: Callable[[Tensor], Tensor], target: Tensor, tolerance: float = 1e-5, limit: int = 500
+) -> Tensor:
+    """Solves ``matrix(x) = target`` for a symmetric positive definite matrix.
+
+    Source: Hestenes and Stiefel, "Methods of Conjugate Gradients for Solving Linear Systems"
+        (1952).
+    """
+    solution, residual, direction = torch.zeros_like(target), target, target
+    size = residual @ residual
+    goal = tolerance**2 * size
+    for _ in tqdm(range(limit), "conjugate gradient", leave=False):
+        product = matrix(direction)
+        curvature = direction @ product
+        if not curvature > 0:
+            raise SystemExit("The damped Hessian is not positive definite: it needs more damping.")
+        solution = solution + size / curvature * direction
+        residual = residual - size / curvature * product
+        size, previous = residual @ residual, size
+        if size <= goal:
+            return solution
+        direction = residual + size / previous * direction
+    raise SystemExit(f"Conjugate gradient did not converge in {limit} iterations.")
+
+
+def flat(named: Named, start_dim: int = 0) -> Tensor:
+    """The tensors as one, side by side."""
+    return torch.cat([tensor.flatten(start_dim) for tensor in named.values()], dim=start_dim)
+
+
+def unflat(vector: Tensor, like: Named) -> Named:
+    """The vector cut into tensors with the names and shapes of ``like``."""
+    parts = vector.split([tensor.numel() for tensor in like.values()])
+    return {
+        name: part.view_as(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)
+    }
+
+
+def measure_all(
+    by_name: dict[str, Way], everything: Data, train: Data, test: Data, settings: Settings
+) -> list[Row]:
+    """The three quantities, each computed in every way."""
+
+    def works(compute: Callable[[Way], Named]) -> dict[str, Callable[[], Named]]:
+        return {name: partial(compute, way) for name, way in by_name.items()}
+
+    gradients = measure(
+        f"Gradients of {len(everything[0])} images",
+        works(lambda way: way.per_sample_gradients(*everything)),
+        settings.repetitions,
+    )
+    vector = {name: torch.randn_like(sample[0]) for name, sample in gradients.result.items()}
+    products = measure(
+        "Hessian-vector product",
+        works(lambda way: way.hessian_vector_product(vector)),
+        settings.repetitions,
+    )
+    influences = measure(
+        f"Influence of {len(train[0])} images",
+        works(lambda way: influence(way, train, test, settings.damping)),
+        settings.repetitions_of_influence,
+    )
+    return [gradients, products, influences]
+
+
+def measure(quantity: str, works: dict[str, Callable[[], Named]], repetitions: int) -> Row:
+    """Runs every work once to warm up and for its result, then several times for the median."""
+    with tqdm(total=len(works) * (1 + repetitions), desc=quantity, leave=False) as progress:
+
+        def timed(work: Callable[[], Named]) -> tuple[Named, float]:
+            start = time.perf_counter()
+            result = work()
+            seconds = time.perf_counter() - start
+            progress.update()
+            return result, seconds
+
+        results = {name: timed(work)[0] for name, work in works.items()}
+        rounds = [
+            {name: timed(work)[1] for name, work in works.items()} for _ in range(repetitions)
+        ]
+    return Row(
+        quantity,
+        results[OURS],
+        {name: difference(results[OURS], results[name]) for name in (LOOP, FUNC)},
+        {name: statistics.median(seconds[name] for seconds in rounds) for name in works},
+    )
+
+
+def difference(ours: Named, theirs: Named) -> float:
+    """The largest difference, relative to the largest entry of the tensor it is in."""
+    largest = [
+        (ours[name] - other).abs().max() / other.abs().max()
+        if ours[name].shape == other.shape
+        else torch.tensor(torch.inf)
+        for name, other in theirs.items()
+    ]
+    return torch.stack(largest).max().item()  # nan stays nan
+
+
+def check(rows: list[Row]) -> None:
+    """Ends the run with an error if a difference is more than rounding."""
+    wrong = [
+        f"{row.quantity}: torchlayers differs from {name} by {found:.1e}"
+        for row in rows
+        for name, found in row.differences.items()
+        if not found <= TOLERANCE  # so that nan fails too
+    ]
+    if wrong:
+        raise SystemExit("\n".join([f"Wrong: more than {TOLERANCE:.0e} apart.", *wrong]))
+
+
+def print_table(rows: list[Row]) -> None:
+    """One line a quantity: differences, seconds, and the others' seconds over torchlayers'."""
+    peers = (LOOP, FUNC)
+    print(f"\n{'':24}{'difference from':>24}{'seconds':>36}{'seconds / torchlayers':>24}")
+    print(f"{'':24}" + "".join(f"{name:>12}" for name in (*peers, OURS, *peers, *peers)))
+    for row in rows:
+        cells = [f"{row.differences[name]:.1e}" for name in peers]
+        cells += [f"{row.seconds[name]:.3f}" for name in (OURS, *peers)]
+        cells += [f"{row.seconds[name] / row.seconds[OURS]:.1f}" for name in peers]
+        print(f"{row.quantity:24}" + "".join(f"{cell:>12}" for cell in cells))
+
+
+def save_picture(
+    path: Path, data: Data, predictions: Tensor, norms: Tensor, influences: Tensor
+) -> None:
+    """Four rows: the largest and smallest gradients, the most helpful and harmful images."""
+    norm_titles = [f"norm {norm:#.3g}" for norm in norms.tolist()]
+    influence_titles = [f"influence {value:+.2f}" for value in influences.tolist()]
+    rows = {
+        "Largest gradients": (norms.argsort(descending=True), norm_titles),
+        "Smallest gradients": (norms.argsort(), norm_titles),
+        "Most helpful for the test images": (influences.argsort(), influence_titles),
+        "Most harmful": (influences.argsort(descending=True), influence_titles),
+    }
+    figure = Figure(figsize=(1.5 * SHOWN, 2.3 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    subfigures = figure.subfigures(len(rows))
+    for subfigure, (heading, (order, titles)) in zip(subfigures, rows.items(), strict=True):
+        subfigure.suptitle(heading, x=0.01, horizontalalignment="left", weight="bold")
+        draw_row(subfigure, order[:SHOWN].tolist(), data, predictions, titles)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def draw_row(
+    subfigure: SubFigure, chosen: list[int], data: Data, predictions: Tensor, titles: list[str]
+) -> None:
+    """The chosen images, each with its label and the prediction: in red where that is wrong."""
+    images, labels = data
+    for axes, i in zip(subfigure.subplots(1, len(chosen)), chosen, strict=True):
+        axes.imshow(images[i, 0].numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("lightgray")
+        label, prediction = labels[i].item(), predictions[i].item()
+        axes.set_title(
+            f"label {label}, seen as {prediction}\n{titles[i]}",
+            fontsize=9,
+            color="black" if label == prediction else "firebrick",
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""``--full`` runs the long sweeps too (make test-full)."""
+
+import pytest
+import torch
+
+torch.set_num_threads(1)  # the tests run in parallel processes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the long sweeps in full")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the tests marked `full` out of the quick run, and says how many they are."""
+    if config.getoption("--full"):
+        return
+    long = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
+    config.hook.pytest_deselected(items=long)
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--full"))

@@ -1,0 +1,104 @@
+"""What the tests share: running a call, comparing with torch.func, and what a call may not change.
+
+A call takes the library, torchlayers or torch.func, and does the same with either.
+"""
+
+import collections
+import dataclasses
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.func
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import torchlayers
+
+Call = Callable[[ModuleType], Any]
+
+
+def agree(call: Call) -> Any:
+    """Asserts that the call gives with torchlayers bit by bit what it gives with torch.func.
+
+    Both start from the same random state. Returns what torchlayers gave.
+    """
+    theirs = run(call, torch.func)
+    before = ambient()
+    ours = run(call, torchlayers)
+    assert torchlayers.current_stack() == ()
+    assert ambient() == before
+    assert_same(ours, theirs)
+    return ours
+
+
+def run(call: Call, library: ModuleType) -> Any:
+    torch.manual_seed(0)
+    return call(library)
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """The same structure, and leaf by leaf the same tensors: values, dtype, strides, flags."""
+    our_leaves, our_spec = pytree.tree_flatten(ours)
+    their_leaves, their_spec = pytree.tree_flatten(theirs)
+    assert our_spec == their_spec
+    for our, their in zip(our_leaves, their_leaves, strict=True):
+        if not isinstance(their, Tensor):
+            assert our == their
+            continue
+        torch.testing.assert_close(our, their, rtol=0, atol=0, equal_nan=True, check_stride=True)
+        assert type(our) is type(their)
+        assert our.requires_grad == their.requires_grad
+        assert our.is_inference() == their.is_inference()
+
+
+def ambient() -> tuple[Any, ...]:
+    """All that a transform may change, and has to put back."""
+    keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+    return (
+        repr(torchlayers.current_stack()),
+        [key.raw_repr() for key in keys],
+        torch.is_grad_enabled(),
+        torch._C._is_fwd_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.autograd.forward_ad._current_level,
+        torch._functorch.eager_transforms.JVP_NESTING,
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),
+        torch._C._functorch.peek_interpreter_stack() is None,
+    )
+
+
+def level_of(tensor: Tensor) -> int:
+    """The level whose wrapper the tensor is: -1 for none, -2 for a level that has ended."""
+    return torch._C._functorch.maybe_get_level(tensor)
+
+
+def is_dead(tensor: Tensor) -> bool:
+    return level_of(tensor) == -2
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class State:
+    x: Any
+    y: Any
+
+
+pytree.register_dataclass(State)
+
+STRUCTURES = {
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "dict": lambda x, y: {"x": x, "y": y},
+    "ordered dict": lambda x, y: collections.OrderedDict(y=y, x=x),
+    "named tuple": Point,
+    "dataclass": State,
+    "nested": lambda x, y: {"a": [x, (y,)], "b": {}, "c": Point(x, [y])},
+    "with empty ones": lambda x, y: (x, [], (y,), {}),
+}
+# A test that takes `pack` runs for every way to pack two values into a structure.
+structures = pytest.mark.parametrize("pack", STRUCTURES.values(), ids=STRUCTURES.keys())

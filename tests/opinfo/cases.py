@@ -1,0 +1,88 @@
+"""op_db's samples as functions of their differentiable tensors."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+
+@dataclass
+class Case:
+    """One sample of one operator: ``func(*inputs)`` calls it on the tensors that may vary."""
+
+    func: Callable[..., Any]
+    inputs: list[Tensor]
+
+    def scalar(self, *inputs: Tensor) -> Tensor:
+        """The sum of all floating-point and complex results, as one real number."""
+        total: Any = 0
+        for leaf in self.differentiable(*inputs):
+            total = total + (leaf.abs() if leaf.is_complex() else leaf).sum()
+        return total
+
+    def differentiable(self, *inputs: Tensor) -> list[Tensor]:
+        """The results that have derivatives."""
+        return [
+            leaf
+            for leaf in pytree.tree_leaves(self.func(*inputs))
+            if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+        ]
+
+    def batched(self, dim: int = 0) -> list[Tensor]:
+        """Each input with one slightly different beside it, stacked along `dim`."""
+        return [torch.stack([x, x * 0.9], dim=dim) for x in self.inputs]
+
+    def tangents(self) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(7)
+        return [
+            torch.randn(x.shape, generator=generator, dtype=x.dtype)
+            if x.dtype != torch.bfloat16
+            else torch.randn(x.shape, generator=generator).to(x.dtype)
+            for x in self.inputs
+        ]
+
+
+def full_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def ops(dtype: torch.dtype) -> list[Any]:
+    """The operators of op_db that can be differentiated and have samples of this dtype."""
+    return [op for op in op_db if op.supports_autograd and dtype in op.supported_dtypes("cpu")]
+
+
+def cases(op: Any, dtype: torch.dtype, limit: int | None) -> list[Case]:
+    """The operator's samples, each with its differentiable tensors as inputs."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+    found = [case for sample in samples if (case := _case(op, sample))]
+    return found[:limit]
+
+
+def _case(op: Any, sample: Any) -> Case | None:
+    leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor)
+        and (leaf.is_floating_point() or leaf.is_complex())
+        and leaf.layout == torch.strided
+    ]
+    if not places:
+        return None
+
+    def func(*inputs: Tensor) -> Any:
+        filled = list(leaves)
+        for place, value in zip(places, inputs, strict=True):
+            filled[place] = value
+        head, args, kwargs = pytree.tree_unflatten(filled, spec)
+        return op.op(head, *args, **kwargs)
+
+    return Case(func, [leaves[i].detach().clone() for i in places])

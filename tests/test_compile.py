@@ -1,0 +1,85 @@
+"""torch.compile around our transforms, and inside them."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+
+
+def f(x):
+    return x.sin() * x
+
+
+def by_vjp(g):
+    def pulled(x):
+        output, vjp_fn = tl.vjp(g, x)
+        return vjp_fn(torch.ones_like(output))[0]
+
+    return pulled
+
+
+TRANSFORMS = {
+    "grad": lambda g: tl.grad(lambda x: g(x).sum()),
+    "grad_and_value": lambda g: lambda x: tl.grad_and_value(lambda x: g(x).sum())(x)[0],
+    "vjp": by_vjp,
+    "jvp": lambda g: lambda x: tl.jvp(g, (x,), (torch.ones_like(x),))[1],
+    "vmap": lambda g: lambda x: tl.vmap(lambda s: g(s * x))(torch.tensor([1.0, 0.5])),
+    "jacrev": lambda g: tl.jacrev(g),
+    "jacfwd": lambda g: tl.jacfwd(g),
+    "hessian": lambda g: tl.hessian(g),
+    "functionalize": lambda g: tl.functionalize(g),
+    "linearize": lambda g: lambda x: tl.linearize(g, x)[1](torch.ones_like(x)),
+}
+PAIRS = [
+    pair
+    for pair in itertools.product(TRANSFORMS, repeat=2)
+    if pair != ("functionalize", "functionalize")  # can't be nested
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+def assert_equal_compiled(function, backend="eager"):
+    x = torch.tensor([0.5, -1.0, 2.0])
+    expected = function(x)
+    got = torch.compile(function, fullgraph=True, backend=backend)(x)
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_transformed_function_compiles_without_a_graph_break(name, backend):
+    assert_equal_compiled(TRANSFORMS[name](f), backend)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_function_that_transforms_compiles_without_a_graph_break(name):
+    assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
+
+
+@pytest.mark.parametrize("outer,inner", PAIRS)
+def test_nests_of_two_compile_without_a_graph_break(outer, inner):
+    assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_compiled_function_works_inside_a_transform(name):
+    x = torch.tensor([0.5, -1.0, 2.0])
+    expected = TRANSFORMS[name](f)(x)
+    got = TRANSFORMS[name](torch.compile(f, backend="aot_eager"))(x)
+    torch.testing.assert_close(got, expected)
+    assert tl.current_stack() == ()
+
+
+def test_chunks_found_by_measuring_are_refused_under_compile():
+    with pytest.raises(Exception, match=r"does not work in torch\.compile"):
+        torch.compile(tl.vmap(f, chunk_size="auto"), fullgraph=True, backend="eager")(torch.ones(3))

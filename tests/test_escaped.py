@@ -1,0 +1,278 @@
+"""Tensors that escape their transform: what was kept of one that has ended, and where it may go."""
+
+import pytest
+import torch
+import torch.func
+from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
+
+import torchlayers as tl
+from tests.helpers import agree, assert_same, is_dead, level_of
+
+X = torch.tensor([0.5, 1.0, 2.0])
+
+
+def kept_by_grad(tf, x=X):
+    kept = []
+    tf.grad(lambda y: kept.append(y * 2) or y.sum())(x)
+    return kept[0]
+
+
+def kept_by_vjp(tf, x=X):
+    kept = []
+    tf.vjp(lambda y: kept.append(y * 2) or y, x)
+    return kept[0]
+
+
+def kept_by_jvp(tf, x=X):
+    kept = []
+    tf.jvp(lambda y: kept.append(y * 2) or y, (x,), (x,))
+    return kept[0]
+
+
+def kept_by_vmap(tf, x=X):
+    kept = []
+    tf.vmap(lambda y: kept.append(y * 2) or y)(x)
+    return kept[0]
+
+
+def kept_argument(tf, x=X):
+    kept = []
+    tf.grad(lambda y: kept.append(y) or y.sum())(x)
+    return kept[0]
+
+
+def kept_by_two_grads(tf, x=X):
+    kept = []
+    tf.grad(lambda x: tf.grad(lambda y: kept.append(x * y) or y.sum())(x).sum())(x)
+    return kept[0]
+
+
+def kept_by_grad_of_jvp(tf, x=X):
+    kept = []
+    tf.grad(lambda x: tf.jvp(lambda y: kept.append(x * y) or y.sum(), (x,), (x,))[1])(x)
+    return kept[0]
+
+
+def kept_by_vjp_then_pulled_back(tf, x=X):
+    kept = []
+    _, vjp_fn = tf.vjp(lambda y: kept.append(y * 2) or y**2, x)
+    vjp_fn(x)
+    return kept[0]
+
+
+# Keepers of a wrapper, and the value in it.
+WRAPPERS = {
+    kept_by_grad: X * 2,
+    kept_by_vjp: X * 2,
+    kept_by_jvp: X * 2,
+    kept_by_vjp_then_pulled_back: X * 2,
+    kept_argument: X,
+}
+# Keepers of a wrapper in a wrapper, most uses of which are an internal assertion in torch.func.
+NESTED_WRAPPERS = {kept_by_two_grads: X * X, kept_by_grad_of_jvp: X * X}
+ALL_WRAPPERS = WRAPPERS | NESTED_WRAPPERS
+
+LOOKS = {
+    "shape": lambda tf, t: (t.shape, t.stride(), t.dtype, len(t), t.numel(), t.device),
+    "repr": lambda tf, t: repr(t),
+    "requires_grad": lambda tf, t: (t.requires_grad, t.is_leaf, t.grad_fn is None),
+}
+
+USES = {
+    "item": lambda tf, t: (t[0].item(), float(t.sum()), bool(t.sum() > 0), t.tolist()),
+    "arithmetic": lambda tf, t: (t + 1, t * t, X * t, t.sum(), t @ X, torch.stack([t, X])),
+    "view": lambda tf, t: (t.view(3, 1), t[1:], t.detach()),
+    "written into another": lambda tf, t: torch.zeros(3).copy_(t).add_(t),
+    "with plain autograd": lambda tf, t: torch.autograd.grad(
+        (t * (w := X.clone().requires_grad_())).sum(), w
+    ),
+    "captured by grad": lambda tf, t: tf.grad(lambda x: (x * t).sum())(X),
+    "captured by vjp": lambda tf, t: tf.vjp(lambda x: x * t, X)[1](X),
+    "captured by jvp": lambda tf, t: tf.jvp(lambda x: x * t, (X,), (X,)),
+    "captured by vmap": lambda tf, t: tf.vmap(lambda x: x * t)(X),
+    "argument of grad": lambda tf, t: tf.grad(lambda x: (x**2).sum())(t),
+    "argument of grad, not chosen": lambda tf, t: tf.grad(lambda x, y: (x * y).sum())(X, t),
+    "argument of vjp": lambda tf, t: tf.vjp(torch.sin, t)[1](t),
+    "argument of jvp": lambda tf, t: tf.jvp(torch.sin, (t,), (t,)),
+    "argument of vmap": lambda tf, t: tf.vmap(torch.sin)(t),
+    "argument of vmap, not batched": lambda tf, t: tf.vmap(torch.mul, (0, None))(X, t),
+    "deep inside": lambda tf, t: tf.vmap(
+        tf.grad(lambda x: tf.jvp(torch.mul, (x, t[0]), (x, x))[1])
+    )(X),
+    "returned from grad as aux": lambda tf, t: tf.grad(lambda x: (x.sum(), t + 0), has_aux=True)(X),
+    "returned from vmap": lambda tf, t: tf.vmap(lambda x: t + 0)(X),
+    "returned from jvp": lambda tf, t: tf.jvp(lambda x: t + 0, (X,), (X,)),
+}
+
+
+@pytest.mark.parametrize("keep", ALL_WRAPPERS)
+def test_its_level_is_dead(keep):
+    assert is_dead(keep(tl))
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+@pytest.mark.parametrize("keep", ALL_WRAPPERS)
+def test_a_wrapper_looks_as_torch_funcs(keep, look):
+    agree(lambda tf: look(tf, keep(tf)))
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize("keep", WRAPPERS)
+def test_a_wrapper_acts_as_torch_funcs(keep, use):
+    agree(lambda tf: use(tf, keep(tf)))
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize(("keep", "value"), ALL_WRAPPERS.items())
+def test_a_wrapper_acts_as_the_value_in_it(keep, value, use):
+    assert_same(use(tl, keep(tl)), use(tl, value))
+
+
+@pytest.mark.parametrize("keep", ALL_WRAPPERS)
+def test_a_wrapper_is_a_constant_to_plain_autograd(keep):
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        keep(tl).sum().backward()
+
+
+# torch.func fails with an internal assertion.
+@pytest.mark.parametrize("keep", ALL_WRAPPERS)
+def test_a_wrapper_may_be_returned_from_vjp(keep):
+    escaped = keep(tl)
+    output, vjp_fn = tl.vjp(lambda x: escaped, X)
+    assert level_of(output) == -1
+    assert vjp_fn(X)[0].tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("keep", WRAPPERS)
+def test_a_wrapper_kept_by_one_library_is_used_by_the_other(keep):
+    expected = keep(torch.func) + X
+    for keeper, user in ((tl, torch.func), (torch.func, tl)):
+        escaped = keep(keeper)
+        assert torch.equal(user.grad(lambda x, t=escaped: (x * (t + X)).sum())(X), expected)
+
+
+@pytest.mark.parametrize("keep", [kept_by_grad, kept_by_vjp, kept_by_jvp, kept_argument])
+def test_a_wrapper_of_an_inner_level_is_its_value_at_the_outer_level(keep):
+    def call(tf):
+        def f(x):
+            return (keep(tf, x) * x).sum()
+
+        return tf.grad(f)(X), tf.jvp(f, (X,), (X,)), tf.vmap(f)(torch.stack([X, X]))
+
+    agree(call)
+
+
+def test_a_wrapper_is_not_taken_for_one_of_a_later_transform_at_its_level():
+    """The later grad, at the same level, must not differentiate by what was kept."""
+    escaped = kept_argument(tl)
+    gradient = tl.grad(lambda x: (x * 3 + escaped * escaped).sum())(X)
+    assert gradient.tolist() == [3.0] * 3
+
+
+def test_what_an_exception_lets_escape_is_dead():
+    kept = []
+
+    def f(x):
+        kept.append(x)
+        raise ZeroDivisionError
+
+    for call in (
+        lambda: tl.grad(f)(X),
+        lambda: tl.jvp(f, (X,), (X,)),
+        lambda: tl.vjp(lambda x: tl.grad(f)(x), X),
+    ):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    assert all(is_dead(tensor) for tensor in kept)
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
+def test_a_batched_tensor_looks_as_torch_funcs(look):
+    agree(lambda tf: look(tf, kept_by_vmap(tf, torch.ones(2, 3))))
+
+
+def used_outside(outer, use):
+    """The error of using what an inner vmap let escape in `outer`, around it."""
+
+    def f(x):
+        return use(kept_by_vmap(tl, torch.ones(2, 3)), x)
+
+    with pytest.raises(RuntimeError) as error:
+        outer(f)
+    assert tl.current_stack() == ()
+    return str(error.value)
+
+
+OUTER = {
+    "grad": lambda f: tl.grad(f)(X),
+    "vjp": lambda f: tl.vjp(f, X),
+    "jvp": lambda f: tl.jvp(f, (X,), (X,)),
+    "vmap": lambda f: tl.vmap(f)(torch.ones(4, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda escaped, x: (escaped * x).sum(),
+        lambda escaped, x: torch.cat([x, escaped]).sum(),
+        lambda escaped, x: escaped.sum(),
+        lambda escaped, x: x.clone().add_(escaped).sum(),
+    ],
+    ids=["with the argument", "in a list", "alone", "written into another"],
+)
+@pytest.mark.parametrize("kind", OUTER)
+def test_a_batched_tensor_used_around_its_vmap_is_refused_by_name_and_level(kind, use):
+    layer = "grad" if kind == "vjp" else kind
+    assert used_outside(OUTER[kind], use).startswith(
+        f"torchlayers: a tensor batched by vmap (level 2) was used in {layer} (level 1), outside "
+        "that transform. Return it from the inner function instead of keeping it. In "
+        "test_escaped.py:"
+    )
+
+
+def test_a_batched_tensor_returned_around_its_vmap_is_refused():
+    assert used_outside(OUTER["vmap"], lambda escaped, x: escaped).startswith(
+        "torchlayers: a tensor batched by vmap (level 2) was used in vmap (level 1), outside that "
+        "transform. Return it from the inner function instead of keeping it."
+    )
+
+
+@pytest.mark.parametrize("kind", ["grad", "jvp"])
+def test_a_batched_tensor_used_after_its_vmap_is_refused_by_grad_and_jvp(kind):
+    escaped = kept_by_vmap(tl)
+    for use in (lambda x: (x * escaped).sum(), lambda x: escaped.sum()):
+        with pytest.raises(RuntimeError, match=rf"batched by vmap \(level 1\) was used in {kind}"):
+            OUTER[kind](use)
+
+
+def test_a_batched_tensor_as_an_argument_after_its_vmap_is_refused():
+    escaped = kept_by_vmap(tl)
+    for call in (lambda: tl.grad(torch.sin)(escaped), lambda: tl.vjp(torch.sin, escaped)):
+        with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in grad"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("outer", "name"),
+    [(OUTER["grad"], "grad"), (OUTER["jvp"], "jvp"), (OUTER["vmap"], "vmap")],
+)
+def test_a_live_wrapper_used_around_its_transform_is_refused_by_level(outer, name):
+    def inner(y):
+        with temporarily_pop_interpreter_stack():
+            return y * 2
+
+    with pytest.raises(RuntimeError) as error:
+        outer(lambda x: tl.grad(inner)(x.sum()))
+    assert str(error.value).startswith(
+        f"torchlayers: a tensor of grad or jvp (level 2) was used in {name} (level 1), outside "
+        "that transform. Return it from the inner function instead of keeping it."
+    )
+    assert tl.current_stack() == ()
+
+
+def test_a_batched_tensor_of_an_ended_vmap_is_told_by_its_batch_size():
+    escaped = kept_by_vmap(tl)
+    for use in (lambda x: x + escaped, lambda x: escaped):
+        with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in vmap"):
+            tl.vmap(use)(torch.ones(7, 2))

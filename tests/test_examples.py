@@ -1,0 +1,21 @@
+"""Every example reproduces the figures it states; examples/README.md lists them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# The demo compares and times, and has no figure to reproduce; figures.py is not an example.
+OTHERS = {"digits", "figures"}
+EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_reproduces_its_figures(example):
+    command = [sys.executable, "-m", f"examples.{example}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ": reproduced" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,40 @@
+"""torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
+
+from torchlayers import higher_order as higher_order
+from torchlayers.functionalize import functionalize as functionalize
+from torchlayers.grad import grad as grad
+from torchlayers.grad import grad_and_value as grad_and_value
+from torchlayers.grad import vjp as vjp
+from torchlayers.jacobian import hessian as hessian
+from torchlayers.jacobian import jacfwd as jacfwd
+from torchlayers.jacobian import jacrev as jacrev
+from torchlayers.jvp import jvp as jvp
+from torchlayers.linearize import linearize as linearize
+from torchlayers.module import debug_unwrap as debug_unwrap
+from torchlayers.module import functional_call as functional_call
+from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
+from torchlayers.module import stack_module_state as stack_module_state
+from torchlayers.stack import current_stack as current_stack
+from torchlayers.trace import trace as trace
+from torchlayers.vmap import vmap as vmap
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "current_stack",
+    "debug_unwrap",
+    "functional_call",
+    "functionalize",
+    "grad",
+    "grad_and_value",
+    "hessian",
+    "jacfwd",
+    "jacrev",
+    "jvp",
+    "linearize",
+    "replace_all_batch_norm_modules_",
+    "stack_module_state",
+    "trace",
+    "vjp",
+    "vmap",
+]

@@ -1,0 +1,85 @@
+"""Removing mutations, and views: functionalize.
+
+A functionalize layer is entered; the arguments are wrapped in functional tensors, which
+record what is written to them; the function runs; and what it wrote to its arguments is
+copied back to them at the end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import compiled, tree
+from torchlayers.errors import TransformError
+from torchlayers.stack import FunctionalizeEntry, transformed
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+
+
+def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """The same function without in-place operators inside.
+
+    Each in-place operator on a tensor made inside is replaced by its out-of-place form. What
+    func writes to its arguments is copied to them after it has run. Traced by ``make_fx``, the
+    result is a graph without side effects.
+
+    Args:
+        func: takes tensors and pytrees of tensors; returns any pytree.
+        remove: "mutations", or "mutations_and_views" to replace views by copies as well
+            (``view`` becomes ``view_copy``).
+    Returns:
+        A function with func's arguments and results.
+    Raises:
+        TransformError: remove is neither of the two.
+        RuntimeError: functionalize inside functionalize.
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> def f(x):
+        ...     y = x + 1
+        ...     y.mul_(2)
+        ...     return y
+        >>> graph = make_fx(functionalize(f))(torch.ones(2)).graph
+        >>> [str(node.target) for node in graph.nodes if node.op == "call_function"]
+        ['aten.add.Tensor', 'aten.mul.Tensor']
+    Source: torch.func.functionalize.
+    """
+    if remove not in ("mutations", "mutations_and_views"):
+        raise TransformError(
+            "torchlayers: functionalize: remove must be 'mutations' or 'mutations_and_views', got "
+            f"{remove!r}."
+        )
+    keeps_views = remove == "mutations"
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiled.is_tracing():
+            return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
+        with FunctionalizeEntry(keeps_views) as level:
+            wrapped = tree.map_tensors(
+                lambda leaf: _functorch._wrap_functional_tensor(leaf, level), (args, kwargs)
+            )
+            with compiled.run_eagerly():
+                outputs = func(*wrapped[0], **wrapped[1])
+            outputs = tree.map_tensors(lambda leaf: _unwrap(leaf, keeps_views), outputs)
+            _copy_back((args, kwargs), wrapped)
+        return outputs
+
+    return transformed(func, wrapper)
+
+
+def _unwrap(tensor: Tensor, keeps_views: bool) -> Tensor:
+    if not _torch._is_functional_tensor(tensor):
+        return tensor  # made outside, and only passed through
+    _torch._sync(tensor)
+    unwrapped: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
+    return unwrapped
+
+
+def _copy_back(originals: Any, wrapped: Any) -> None:
+    """What func wrote to its arguments, written to them."""
+    for original, functional in zip(tree.leaves(originals), tree.leaves(wrapped), strict=True):
+        if isinstance(original, Tensor):
+            _torch._sync(functional)
+            _functorch._propagate_functional_input_mutation(original, functional)

@@ -1,0 +1,354 @@
+"""Reverse mode: grad, grad_and_value and vjp.
+
+All three do the same. A grad layer is entered; the arguments are wrapped at its
+level, and those to differentiate by are tracked; the function runs, and autograd
+records it at this level alone. What the function returned is then pulled back to
+the tracked arguments: by grad at once, inside the layer; by vjp later, as often as
+its second result is called.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, compiled, tree
+from torchlayers.errors import (
+    CallError,
+    DtypeError,
+    NotScalarError,
+    NotTensorError,
+    OutputError,
+    StructureError,
+    instead,
+)
+from torchlayers.stack import GradEntry, transformed
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_no_modes = _torch._C.DisableTorchFunction
+
+
+def grad(
+    func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Gradient of a scalar-valued function.
+
+    Args:
+        func: takes tensors and pytrees of tensors; returns a tensor without dimensions,
+            or ``(that, aux)`` with has_aux.
+        argnums: which positional arguments to differentiate by, counted as Python counts.
+        has_aux: func returns a second value, which is passed through.
+    Returns:
+        A function with func's arguments that returns the gradients, in the structure of
+        the chosen arguments, each of its argument's shape and dtype (a tuple of them where
+        argnums is one); with has_aux ``(gradients, aux)``. An argument that func does not
+        use has a gradient of zeros.
+    Raises:
+        NotScalarError: func returned something else than a real tensor without dimensions.
+        NotTensorError: a chosen argument holds something else than tensors.
+        DtypeError: a chosen tensor is neither floating-point nor complex.
+        ArgnumsError: argnums fits the arguments not.
+        OutputError: has_aux, and func did not return a pair.
+    Example:
+        >>> grad(torch.sin)(torch.tensor(0.0))
+        tensor(1.)
+        >>> grad(grad(torch.sin))(torch.tensor(0.0))
+        tensor(-0.)
+    Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
+        "Evaluating Derivatives" (2008), chapter 3.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiled.is_tracing():
+            return torch.func.grad(func, argnums, has_aux)(*args, **kwargs)
+        gradients, _, aux = _differentiate("grad", func, argnums, has_aux, args, kwargs)
+        return (gradients, aux) if has_aux else gradients
+
+    return transformed(func, wrapper)
+
+
+def grad_and_value(
+    func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Gradient of a scalar-valued function together with its value.
+
+    Args and errors are those of :func:`grad`.
+
+    Returns:
+        A function with func's arguments that returns ``(gradients, value)``; with has_aux
+        ``(gradients, (value, aux))``.
+    Example:
+        >>> grad_and_value(torch.square)(torch.tensor(3.0))
+        (tensor(6.), tensor(9.))
+    Source: torch.func.grad_and_value.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if compiled.is_tracing():
+            return torch.func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
+        gradients, value, aux = _differentiate(
+            "grad_and_value", func, argnums, has_aux, args, kwargs
+        )
+        return (gradients, (value, aux)) if has_aux else (gradients, value)
+
+    return transformed(func, wrapper)
+
+
+def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+    """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
+
+    Args:
+        func: takes the primals; returns a tensor or a pytree of tensors, or
+            ``(that, aux)`` with has_aux.
+        primals: tensors or pytrees of tensors.
+        has_aux: func returns a second value, which is passed through.
+    Returns:
+        ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
+        retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
+        of the output, and returns a tuple: for each primal its cotangent, in its structure,
+        shapes and dtypes. It can be called many times. ``create_graph`` is grad mode's state
+        at the call where it is None.
+    Raises:
+        OutputError: func returned something else than floating-point or complex tensors.
+        NotTensorError: a primal holds something else than tensors, or the cotangents do.
+        DtypeError: a primal is neither floating-point nor complex.
+        StructureError: the cotangents are not like the output.
+        CallError: retain_graph or create_graph is neither a bool nor None.
+    Example:
+        >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
+        >>> vjp_fn(torch.ones(2))
+        (tensor([1.0000, 0.5403]),)
+    Source: torch.func.vjp.
+    """
+    if compiled.is_tracing():
+        return torch.func.vjp(func, *primals, has_aux=has_aux)
+    output, vjp_fn, aux = vjp_by_argnums("vjp", func, primals, None, has_aux)
+    return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
+
+
+def vjp_by_argnums(
+    api: str,
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    argnums: int | tuple[int, ...] | None,
+    has_aux: bool,
+) -> tuple[Any, Callable[..., Any], Any]:
+    """vjp by some of the primals; by all where argnums is None."""
+    everything = tuple(range(len(primals)))
+    places = everything if argnums is None else tree.positions(api, argnums, len(primals))
+    with GradEntry() as level:
+        args, tracked, spec = _wrap(api, primals, places)
+        output = func(*args)
+        output, aux = tree.split_aux(api, output) if has_aux else (output, None)
+        outputs, output_spec = tree.flatten(output)
+        _check_outputs(api, outputs)
+        result = tree.unflatten([_C.unwrap(leaf, level) for leaf in outputs], output_spec)
+        aux = _unwrap_all(aux, level)
+
+    def vjp_fn(
+        cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
+    ) -> tuple[Any, ...]:
+        if create_graph is None:
+            create_graph = torch.is_grad_enabled()
+        else:
+            _check_flag("create_graph", create_graph)
+        if retain_graph is not True:
+            if retain_graph is None:
+                retain_graph = create_graph
+            _check_flag("retain_graph", retain_graph)
+        flat, cotangent_spec = tree.flatten(cotangents)
+        if cotangent_spec != output_spec:
+            raise StructureError(
+                "torchlayers: vjp: the cotangents must have the structure of the output: got "
+                f"{tree.describe(cotangent_spec)} for {tree.describe(output_spec)} (* stands for "
+                "a leaf)."
+            )
+        _check_cotangents(outputs, flat)
+        try:
+            gradients = _pull_back(
+                outputs, tracked, flat, retain_graph, create_graph, in_layer=False
+            )
+        except RuntimeError:
+            _explain_cotangents(outputs, flat)
+            raise
+        chosen: tuple[Any, ...] = tree.unflatten(gradients, spec)
+        return chosen[0] if isinstance(argnums, int) else chosen
+
+    vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
+    return result, vjp_fn, aux
+
+
+def _differentiate(
+    api: str,
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    has_aux: bool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[Any, Any, Any]:
+    """(gradients, value, aux) of a scalar-valued function."""
+    places = tree.positions(api, argnums, len(args))
+    with GradEntry() as level:
+        wrapped, tracked, spec = _wrap(api, args, places)
+        if kwargs:
+            kwargs = tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), kwargs)
+        value = func(*wrapped, **kwargs)
+        value, aux = tree.split_aux(api, value) if has_aux else (value, None)
+        _check_scalar(api, func, value)
+        try:
+            gradients = _pull_back(
+                [value], tracked, [], retain_graph=False, create_graph=True, in_layer=True
+            )
+        except RuntimeError:
+            _explain_complex(api, func, value)
+            raise
+        chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
+        value = _C.unwrap(value, level)
+        aux = _unwrap_all(aux, level)
+    return (chosen[0] if isinstance(argnums, int) else chosen), value, aux
+
+
+def _wrap(
+    api: str, args: tuple[Any, ...], places: tuple[int, ...]
+) -> tuple[tuple[Any, ...], list[Tensor], tree.TreeSpec]:
+    """The arguments at the layer's level; the tracked leaves of the chosen ones, and their spec."""
+    flat, spec = tree.flatten(tree.pick(args, places))
+    tracked = [_track(api, args, places, leaf) for leaf in flat]
+    rest = tuple(
+        None if i in places else tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), arg)
+        for i, arg in enumerate(args)
+    )
+    return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+
+
+def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> Tensor:
+    if not isinstance(leaf, Tensor):
+        raise NotTensorError(
+            f"torchlayers: {api}: {_name(args, places, leaf)} must be a tensor to differentiate "
+            f"by it, got {type(leaf).__name__} ({leaf!r}). Make it one, or {instead(api)}."
+        )
+    if not (leaf.is_floating_point() or leaf.is_complex()):
+        raise DtypeError(
+            f"torchlayers: {api}: can't differentiate by {_name(args, places, leaf)}, of dtype "
+            f"{leaf.dtype}: only floating-point and complex tensors have gradients. Convert it, "
+            f"or {instead(api)}."
+        )
+    return _C.wrap_argument(leaf, True)
+
+
+def _name(args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> str:
+    flat = tree.leaves(tree.pick(args, places))
+    index = next(i for i, other in enumerate(flat) if other is leaf)
+    return tree.leaf_name("argument", args, index, places)
+
+
+def _check_scalar(api: str, func: Callable[..., Any], value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise NotScalarError(
+            f"torchlayers: {api}: {tree.name_of(func)} must return a tensor without dimensions, "
+            f"got {type(value).__name__}. With has_aux=True it may return (tensor, anything)."
+        )
+    if value.dim() != 0:
+        raise NotScalarError(
+            f"torchlayers: {api}: {tree.name_of(func)} must return a tensor without dimensions, "
+            f"got shape {tuple(value.shape)}. Sum or average it, or use vjp or jacrev."
+        )
+
+
+def _explain_complex(api: str, func: Callable[..., Any], value: Tensor) -> None:
+    """Raises what is wrong where autograd has refused to pull a complex value back."""
+    if value.is_complex():
+        raise NotScalarError(
+            f"torchlayers: {api}: {tree.name_of(func)} must return a real tensor, got "
+            f"{value.dtype}. Take .real or .abs()."
+        ) from None
+
+
+def _check_outputs(api: str, outputs: list[Any]) -> None:
+    if not outputs:
+        raise OutputError(f"torchlayers: {api}: the function returned nothing to differentiate.")
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise OutputError(
+                f"torchlayers: {api}: the function must return only tensors, got "
+                f"{type(output).__name__}. With has_aux=True it may return (tensors, anything)."
+            )
+        if not (output.is_floating_point() or output.is_complex()):
+            raise OutputError(
+                f"torchlayers: {api}: the function must return floating-point or complex tensors, "
+                f"got dtype {output.dtype}. Return it as aux with has_aux=True."
+            )
+
+
+def _check_cotangents(outputs: list[Tensor], cotangents: list[Any]) -> None:
+    for i, (output, cotangent) in enumerate(zip(outputs, cotangents, strict=True)):
+        if not isinstance(cotangent, Tensor):
+            raise NotTensorError(
+                f"torchlayers: vjp: cotangent {i} must be a tensor like its output, got "
+                f"{type(cotangent).__name__}."
+            )
+        if cotangent.shape != output.shape:
+            raise StructureError(
+                f"torchlayers: vjp: cotangent {i} has shape {tuple(cotangent.shape)}, its output "
+                f"{tuple(output.shape)}: they must be the same."
+            )
+
+
+def _explain_cotangents(outputs: list[Tensor], cotangents: list[Tensor]) -> None:
+    """Raises what is wrong where autograd has refused to pull the cotangents back."""
+    for i, (output, cotangent) in enumerate(zip(outputs, cotangents, strict=True)):
+        if not output.requires_grad:
+            continue
+        if cotangent.is_complex() != output.is_complex():
+            raise StructureError(
+                f"torchlayers: vjp: cotangent {i} is {cotangent.dtype}, its output "
+                f"{output.dtype}: both must be real, or both complex."
+            ) from None
+        if cotangent.device != output.device:
+            raise StructureError(
+                f"torchlayers: vjp: cotangent {i} is on {cotangent.device}, its output on "
+                f"{output.device}: they must be on one device."
+            ) from None
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, int):  # 0 and 1 will do
+        raise CallError(
+            f"torchlayers: vjp: {name} must be a bool or None, got {type(value).__name__}. vjp_fn "
+            "takes one pytree of cotangents: where the function returned a tuple, pass a tuple, "
+            "vjp_fn((a, b))."
+        )
+
+
+def _pull_back(
+    outputs: list[Tensor],
+    inputs: list[Tensor],
+    cotangents: list[Tensor],
+    retain_graph: bool,
+    create_graph: bool,
+    in_layer: bool,
+) -> list[Tensor]:
+    """The gradients by the inputs: zeros where no output depends on one."""
+    connected = [i for i, output in enumerate(outputs) if output.requires_grad]
+    if not connected:
+        return [torch.zeros_like(leaf) for leaf in inputs]
+    # A mode of the user's must not see what torch's formulas in Python call.
+    with _no_modes() if _torch._C._len_torch_function_stack() else contextlib.nullcontext():
+        gradients = _C.pull_back(
+            [outputs[i] for i in connected],
+            inputs,
+            [cotangents[i] for i in connected] if cotangents else [],
+            retain_graph,
+            create_graph,
+            in_layer,
+        )
+    return [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for gradient, leaf in zip(gradients, inputs, strict=True)
+    ]
+
+
+def _unwrap_all(aux: Any, level: int) -> Any:
+    return None if aux is None else tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)

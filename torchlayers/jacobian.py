@@ -1,0 +1,313 @@
+"""Jacobians and Hessians: jacrev, jacfwd and hessian.
+
+A Jacobian is a vjp for every element of the output (jacrev) or a jvp for every element of
+the input (jacfwd), all of them at once under vmap. The cotangents, or tangents, are the rows
+of an identity matrix, which is cut where one tensor ends and the next begins:
+
+    outputs of 2 and 1 elements:   1 0 | 0     a chunk of rows is built at a time
+                                   0 1 | 0
+                                   0 0 | 1
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchlayers import chunks, compiled, tree
+from torchlayers.chunks import ChunkSize
+from torchlayers.errors import DtypeError, NotTensorError, instead
+from torchlayers.grad import vjp_by_argnums
+from torchlayers.jvp import jvp_by_argnums
+from torchlayers.stack import transformed
+from torchlayers.vmap import vmap
+
+
+def jacrev(
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: ChunkSize = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+    _preallocate_and_copy: bool = False,
+    _api: str = "jacrev",
+) -> Callable[..., Any]:
+    """Jacobian by reverse mode: the cheaper one where func has fewer outputs than inputs.
+
+    Args:
+        func: takes tensors and pytrees of tensors; returns a tensor or a pytree of tensors,
+            or ``(that, aux)`` with has_aux. All of them real.
+        argnums: which positional arguments to differentiate by, counted as Python counts.
+        has_aux: func returns a second value, which is passed through.
+        chunk_size: how many rows of the Jacobian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows. With 1, the rows
+            are computed in a plain loop, without vmap and its limits.
+        memory_budget: with "auto", the bytes that one chunk may take at its peak, rows already
+            computed not counted. None is half of what is free on the device.
+        progress: show a progress bar over the chunks (needs tqdm).
+    Returns:
+        A function with func's arguments. For one output of shape O and one chosen argument of
+        shape I the Jacobian has shape ``(*O, *I)``; for pytrees, func's structure with the
+        argument's structure in each leaf, and a tuple of those where argnums is one. With
+        has_aux ``(jacobian, aux)``.
+    Raises:
+        DtypeError: an input or output is complex.
+        TypeError: chunk_size is neither an int, nor None, nor "auto".
+        ValueError: chunk_size or memory_budget is not positive.
+        OutputError, NotTensorError, ArgnumsError: as for :func:`torchlayers.grad`.
+    Example:
+        >>> jacrev(torch.sin)(torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+    Source: torch.func.jacrev.
+    """
+    chunks.check_chunk_size(_api, chunk_size, memory_budget)
+
+    def wrapper(*args: Any) -> Any:
+        if compiled.is_tracing():
+            compiled.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
+            theirs = torch.func.jacrev(
+                func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
+            )
+            return theirs(*args)
+        _refuse_complex(_api, "argument", args)
+        output, vjp_fn, aux = vjp_by_argnums(_api, func, args, argnums, has_aux)
+        outputs, output_spec = tree.flatten(output)
+        _refuse_complex(_api, "output", outputs)
+        primals, primal_spec = tree.flatten(_chosen(_api, args, argnums))
+        rows = sum(leaf.numel() for leaf in outputs)
+
+        def pull(start: int, size: int) -> list[Tensor]:
+            if not size:
+                return [primal.new_zeros(0, *primal.shape) for primal in primals]
+            basis = _basis(outputs, start, size)
+            if chunk_size == 1:
+                one = tree.unflatten([row.squeeze(0) for row in basis], output_spec)
+                return [leaf.unsqueeze(0) for leaf in tree.leaves(vjp_fn(one))]
+            batch: list[Tensor] = tree.leaves(vmap(vjp_fn)(tree.unflatten(basis, output_spec)))
+            return batch
+
+        if _preallocate_and_copy and chunk_size is not None:
+            whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
+
+            def work(start: int, size: int) -> list[Tensor]:
+                for into, part in zip(whole, pull(start, size), strict=True):
+                    into[start : start + size].copy_(part)
+                return []
+        else:
+            whole, work = [], pull
+
+        parts = chunks.run(work, rows, chunk_size, memory_budget, outputs[0].device, progress, _api)
+        whole = whole or chunks.joined(parts, torch.cat)
+        by_output = _split_by_output(whole, outputs, primals)
+        jacobian = tree.unflatten(
+            [tree.unflatten(row, primal_spec) for row in by_output], output_spec
+        )
+        return (jacobian, aux) if has_aux else jacobian
+
+    return transformed(func, wrapper)
+
+
+def jacfwd(
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...] | None = 0,
+    has_aux: bool = False,
+    *,
+    randomness: str = "error",
+    chunk_size: ChunkSize = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+    _api: str = "jacfwd",
+) -> Callable[..., Any]:
+    """Jacobian by forward mode: the cheaper one where func has fewer inputs than outputs.
+
+    Args:
+        func, argnums, has_aux: as for :func:`jacrev`; argnums may be None for all arguments.
+        randomness: what random operators do, as for :func:`torchlayers.vmap`.
+        chunk_size: how many columns of the Jacobian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows.
+        memory_budget, progress: as for :func:`jacrev`.
+    Returns:
+        What :func:`jacrev` returns.
+    Raises:
+        DtypeError: an input or output is complex.
+        TypeError: chunk_size is neither an int, nor None, nor "auto".
+        ValueError: chunk_size or memory_budget is not positive.
+        NotTensorError: a chosen argument holds something else than tensors.
+        OutputError, ArgnumsError: as for :func:`jacrev`.
+    Example:
+        >>> jacfwd(torch.sin)(torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+    Source: torch.func.jacfwd.
+    """
+    chunks.check_chunk_size(_api, chunk_size, memory_budget)
+
+    def wrapper(*args: Any) -> Any:
+        if compiled.is_tracing():
+            compiled.refuse(_api, chunk_size=chunk_size, progress=progress)
+            places = tuple(range(len(args))) if argnums is None else argnums
+            return torch.func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+        _refuse_complex(_api, "argument", args)
+        chosen = args if argnums is None else _chosen(_api, args, argnums, as_tuple=True)
+        primals, primal_spec = tree.flatten(chosen)
+        _require_tensors(_api, primals, args, argnums)
+        columns = sum(leaf.numel() for leaf in primals)
+        seen: dict[str, Any] = {}
+
+        def push(*basis: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+            tangents = tree.unflatten(list(basis), primal_spec)
+            output, output_tangents, aux = jvp_by_argnums(
+                _api, func, args, tangents, argnums, strict=False, has_aux=has_aux
+            )
+            _refuse_complex(_api, "output", output)
+            leaves, seen["spec"] = tree.flatten(output_tangents)
+            # aux is the same for every column, and may hold other things than tensors.
+            seen["aux"], seen["aux_spec"] = tree.flatten(aux)
+            return leaves, [leaf for leaf in seen["aux"] if isinstance(leaf, Tensor)]
+
+        def work(start: int, size: int) -> list[Tensor]:
+            basis = _basis(primals, start, size)
+            leaves: list[Tensor]
+            leaves, aux = vmap(push, randomness=randomness)(*basis)
+            values = iter(leaf[0] for leaf in aux)
+            seen["aux"] = [
+                next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]
+            ]
+            return leaves
+
+        parts = chunks.run(
+            work, columns, chunk_size, memory_budget, primals[0].device, progress, _api
+        )
+        whole = [column.movedim(0, -1) for column in chunks.joined(parts, torch.cat)]
+        by_output = [_split_columns(columns_of, primals) for columns_of in whole]
+        single = isinstance(argnums, int)
+        jacobian = tree.unflatten(
+            [
+                inner[0] if single else inner
+                for inner in (tree.unflatten(row, primal_spec) for row in by_output)
+            ],
+            seen["spec"],
+        )
+        return (jacobian, tree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return transformed(func, wrapper)
+
+
+def hessian(
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    chunk_size: ChunkSize = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+) -> Callable[..., Any]:
+    """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
+
+    Args:
+        func, argnums: as for :func:`jacrev`.
+        chunk_size: how many columns of the Hessian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows.
+        memory_budget, progress: as for :func:`jacrev`.
+    Returns:
+        A function with func's arguments. For an output of shape O and one chosen argument of
+        shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
+    Raises:
+        What :func:`jacfwd` and :func:`jacrev` raise.
+    Example:
+        >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+    Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
+        Derivatives" (2008), chapter 5.
+    """
+    forward_over_reverse = jacfwd(
+        jacrev(func, argnums, _api="hessian"),
+        argnums,
+        chunk_size=chunk_size,
+        memory_budget=memory_budget,
+        progress=progress,
+        _api="hessian",
+    )
+
+    def wrapper(*args: Any) -> Any:
+        if compiled.is_tracing():
+            # Dynamo (2.13) can't trace forward over reverse inside vmap or jvp.
+            compiled.refuse("hessian", chunk_size=chunk_size, progress=progress)
+            return torch.func.jacrev(torch.func.jacrev(func, argnums), argnums)(*args)
+        return forward_over_reverse(*args)
+
+    return transformed(func, wrapper)
+
+
+def _chosen(
+    api: str, args: tuple[Any, ...], argnums: int | tuple[int, ...], as_tuple: bool = False
+) -> Any:
+    picked = tree.pick(args, tree.positions(api, argnums, len(args)))
+    return picked[0] if isinstance(argnums, int) and not as_tuple else picked
+
+
+def _basis(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor]:
+    """Rows start to start + size of the identity, a block of columns a tensor, in its shape."""
+    if len(tensors) == 1 and size == tensors[0].numel():
+        only = tensors[0]
+        return [torch.eye(size, dtype=only.dtype, device=only.device).view(size, *only.shape)]
+    begins = itertools.accumulate((leaf.numel() for leaf in tensors), initial=0)
+    blocks = []
+    for leaf, begin in zip(tensors, begins, strict=False):
+        rows = torch.arange(start, start + size, device=leaf.device)
+        columns = torch.arange(begin, begin + leaf.numel(), device=leaf.device)
+        block = (rows.unsqueeze(1) == columns).to(leaf.dtype)
+        blocks.append(block.view(size, *leaf.shape))
+    return blocks
+
+
+def _split_by_output(
+    whole: list[Tensor], outputs: list[Tensor], primals: list[Tensor]
+) -> list[list[Tensor]]:
+    """For each output its Jacobian by each primal, from one stack of rows a primal."""
+    sizes = [leaf.numel() for leaf in outputs]
+    split = [torch.split(rows, sizes, dim=0) for rows in whole]
+    return [
+        [
+            rows[i].view(output.shape + primal.shape)
+            for rows, primal in zip(split, primals, strict=True)
+        ]
+        for i, output in enumerate(outputs)
+    ]
+
+
+def _split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
+    """One output's Jacobian by each primal, from its columns in the last dimension."""
+    blocks = torch.split(columns, [leaf.numel() for leaf in primals], dim=-1)
+    return [
+        block.reshape(block.shape[:-1] + primal.shape)
+        for block, primal in zip(blocks, primals, strict=True)
+    ]
+
+
+def _refuse_complex(api: str, side: str, values: Any) -> None:
+    for i, leaf in enumerate(tree.leaves(values)):
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            name = tree.leaf_name(side, values, i) if side == "argument" else f"{side} {i}"
+            raise DtypeError(
+                f"torchlayers: {api}: {name} is complex ({leaf.dtype}), and a Jacobian of real "
+                "numbers needs real ones. Pass real and imaginary parts (torch.view_as_real)."
+            )
+
+
+def _require_tensors(
+    api: str, leaves: list[Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None
+) -> None:
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            places = None if argnums is None else tree.positions(api, argnums, len(args))
+            raise NotTensorError(
+                f"torchlayers: {api}: {tree.leaf_name('argument', args, i, places)} must be a "
+                f"tensor to differentiate by it, got {type(leaf).__name__} ({leaf!r}). Make it "
+                f"one, or {instead(api)}."
+            )

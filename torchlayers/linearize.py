@@ -1,0 +1,129 @@
+"""A function's linear map at a point: linearize.
+
+The function runs once under jvp on symbolic tangents while make_fx records; what does not
+depend on the tangents is folded to constants, and the graph that is left is the linear map.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule
+from torch.fx.experimental import const_fold
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import Parameter
+
+from torchlayers import compiled, tree
+from torchlayers.errors import NotTensorError, StructureError
+from torchlayers.jvp import jvp
+from torchlayers.stack import current_stack
+
+
+def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """func's value at the primals, and its derivative there as a function of tangents.
+
+    Calling the derivative many times costs less than as many jvps: what depends on the primals
+    alone is computed once, and kept. func is run twice, once for its value and once recorded.
+    Inside another transform nothing is recorded, and each call is a jvp.
+
+    Args:
+        func: takes the primals; returns a tensor or a pytree of tensors.
+        primals: tensors or pytrees of tensors.
+    Returns:
+        ``(output, jvp_fn)``. ``jvp_fn(*tangents)`` takes tangents of the primals' structure,
+        shapes, dtypes and devices, and returns the output's tangents, in its structure.
+    Raises:
+        StructureError: the tangents are not like the primals.
+        What :func:`torchlayers.jvp` raises.
+    Example:
+        >>> output, jvp_fn = linearize(torch.sin, torch.zeros(2))
+        >>> jvp_fn(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+    Source: torch.func.linearize.
+    """
+    output = func(*primals)
+    _, output_spec = tree.flatten(output)
+    leaves, spec = tree.flatten(primals)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: linearize: primal {i} must be a tensor, got {type(leaf).__name__}. "
+                "Bind other arguments beforehand, with functools.partial or a lambda."
+            )
+    tangents_of = _linear_map(func, primals, leaves, spec)
+    if compiled.is_tracing():
+        return output, lambda *tangents: tree.unflatten(
+            tangents_of(*tree.leaves(tangents)), output_spec
+        )
+    expected = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
+
+    def jvp_fn(*tangents: Any) -> Any:
+        flat, tangent_spec = tree.flatten(tangents)
+        if tangent_spec != spec:
+            raise StructureError(
+                "torchlayers: linearize: tangents must have the structure of the primals: got "
+                f"{tree.describe(tangent_spec)} for {tree.describe(spec)}."
+            )
+        for i, (leaf, (shape, dtype, device)) in enumerate(zip(flat, expected, strict=True)):
+            if not isinstance(leaf, Tensor):
+                raise NotTensorError(
+                    f"torchlayers: linearize: tangent {i} must be a tensor, got "
+                    f"{type(leaf).__name__}."
+                )
+            if (leaf.shape, leaf.dtype, leaf.device) != (shape, dtype, device):
+                raise StructureError(
+                    f"torchlayers: linearize: tangent {i} must have its primal's shape "
+                    f"{tuple(shape)}, dtype {dtype} and device {device}; got "
+                    f"{tuple(leaf.shape)}, {leaf.dtype}, {leaf.device}."
+                )
+        return tree.unflatten(tangents_of(*flat), output_spec)
+
+    return output, jvp_fn
+
+
+def _linear_map(
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    leaves: list[Tensor],
+    spec: tree.TreeSpec,
+) -> Callable[..., list[Any]]:
+    """The output tangents' leaves as a function of the tangents' leaves."""
+
+    def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
+        def by_jvp(*flat: Tensor) -> list[Any]:
+            _, tangents = jvp(func, point, tree.unflatten(list(flat), spec))
+            return tree.leaves(tangents)
+
+        return by_jvp
+
+    # A recording holds plain tensors, so it would lose what the layers around it track, and a
+    # compiler records on its own.
+    if compiled.is_tracing() or current_stack():
+        return jvp_at(primals)
+    # What the linear map keeps must not change when the primals are written to.
+    kept = tree.map_tensors(torch.clone, primals)
+    with compiled.run_eagerly():
+        recorded = make_fx(jvp_at(kept))(*[torch.empty_like(leaf) for leaf in leaves])
+    if not _can_fold(recorded):
+        return recorded
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of attributes that the folded graph does without
+        folded = const_fold.split_const_subgraphs(recorded)
+        folded.run_folding()
+    # Where a tangent is constant the folded graph returns it as the Parameter it keeps it in.
+    return lambda *flat: tree.map_tensors(
+        lambda leaf: leaf.detach() if isinstance(leaf, Parameter) else leaf, folded(*flat)
+    )
+
+
+def _can_fold(recorded: GraphModule) -> bool:
+    """Folding cuts what autograd tracks, and takes for constant what the graph writes to."""
+    for node in recorded.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            return False
+        if node.op == "get_attr" and getattr(recorded, str(node.target)).requires_grad:
+            return False
+    return True

@@ -1,0 +1,34 @@
+"""What the layers did: a record of every operator's way through the stack."""
+
+import contextlib
+from collections.abc import Iterator
+
+from torchlayers import _C
+from torchlayers._C import TraceEvent as TraceEvent
+
+__all__ = ["TraceEvent", "trace"]
+
+
+@contextlib.contextmanager
+def trace() -> Iterator[list[TraceEvent]]:
+    """Records each step of each operator inside the ``with`` block, on every thread.
+
+    With ``TORCHLAYERS_TRACE=1`` in the environment the steps are also printed to stderr as
+    they happen. While nothing is recorded, tracing costs nothing.
+
+    Yields:
+        A list that is filled when the block ends. An event has ``step`` ("process": a layer
+        got an operator, or "send_down": it hands it to the layers below), ``op``
+        ("aten::mul.Tensor"), ``layer`` ("grad (level 1)") and ``level``.
+    Example:
+        >>> with trace() as events:
+        ...     _ = torchlayers.vmap(torch.neg)(torch.ones(2))
+        >>> events
+        [vmap (level 1) process aten::neg, vmap (level 1) send_down aten::neg]
+    """
+    events: list[TraceEvent] = []
+    _C.start_recording()
+    try:
+        yield events
+    finally:
+        events.extend(_C.stop_recording())

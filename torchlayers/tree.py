@@ -1,0 +1,152 @@
+"""Arguments and pytrees: flattened, picked and matched in one place for all transforms."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import (
+    _broadcast_to_and_flatten,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_structure,
+)
+from torch.utils._pytree import tree_leaves as leaves
+from torch.utils._pytree import tree_map as map_leaves
+from torch.utils._pytree import tree_unflatten as unflatten
+from torch.utils._pytree import treespec_pprint as describe
+
+from torchlayers.errors import ArgnumsError, OutputError
+
+__all__ = [
+    "TreeSpec",
+    "broadcast",
+    "describe",
+    "flatten",
+    "leaf_name",
+    "leaves",
+    "map_leaves",
+    "map_tensors",
+    "name_of",
+    "pick",
+    "positions",
+    "replace",
+    "split_aux",
+    "unflatten",
+]
+
+_LEAF = tree_structure(0)
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    if type(tree) is Tensor:  # the common case, without the pytree machinery
+        return [tree], _LEAF
+    return tree_flatten(tree)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The tree with every tensor changed, and everything else as it is."""
+    if type(tree) is Tensor:
+        return change(tree)
+    return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
+    """One value a leaf of spec, from a tree that may stop early; None if it doesn't fit.
+
+    vmap's in_dims and out_dims are given so: ``0`` for all, or a tree of them.
+    """
+    if prefix is None or type(prefix) is int:
+        return [prefix] * spec.num_leaves
+    return _broadcast_to_and_flatten(prefix, spec)
+
+
+def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """argnums as a tuple of places among `count` arguments, negative ones counted from the end.
+
+    Raises:
+        ArgnumsError: a place is out of range, twice there, or no integer; or there is none.
+    """
+    if not isinstance(argnums, (int, tuple)):
+        raise ArgnumsError(
+            f"torchlayers: {api}: argnums must be an int or a tuple of ints, got "
+            f"{type(argnums).__name__}."
+        )
+    chosen = (argnums,) if isinstance(argnums, int) else argnums
+    if not chosen:
+        raise ArgnumsError(f"torchlayers: {api}: argnums must name at least one argument, got ().")
+    places = []
+    for argnum in chosen:
+        if not isinstance(argnum, int):
+            raise ArgnumsError(
+                f"torchlayers: {api}: argnums must be made of ints, got {argnum!r} in {argnums}."
+            )
+        if not -count <= argnum < count:
+            arguments = f"{count or 'no'} positional argument{'' if count == 1 else 's'}"
+            raise ArgnumsError(
+                f"torchlayers: {api}: argnums={argnums} names argument {argnum}, but the call has "
+                f"{arguments} (keyword arguments can't be chosen)."
+            )
+        places.append(argnum % count)
+    if len(set(places)) != len(places):
+        raise ArgnumsError(
+            f"torchlayers: {api}: argnums={argnums} must be unique, but name an argument twice."
+        )
+    return tuple(places)
+
+
+def pick(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(args[i] for i in places)
+
+
+def replace(args: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> tuple[Any, ...]:
+    """args with those at `places` replaced by `new`."""
+    changed = list(args)
+    for place, value in zip(places, new, strict=True):
+        changed[place] = value
+    return tuple(changed)
+
+
+def split_aux(api: str, output: Any) -> tuple[Any, Any]:
+    """What a function with has_aux=True returned: its output and aux.
+
+    Raises:
+        OutputError: it did not return a pair.
+    """
+    if not (isinstance(output, tuple) and len(output) == 2):
+        got = f"a tuple of {len(output)}" if isinstance(output, tuple) else type(output).__name__
+        raise OutputError(
+            f"torchlayers: {api}: with has_aux=True the function must return a tuple "
+            f"(output, aux), got {got}."
+        )
+    return output
+
+
+def leaf_name(
+    kind: str, args: Sequence[Any], index: int, places: Sequence[int] | None = None
+) -> str:
+    """What errors call one of the leaves of args: ``argument 0``, ``argument 1, ['b'][0]``.
+
+    index counts them, those of args[place] for each of places alone where these are given.
+    """
+    for place in range(len(args)) if places is None else places:
+        count = len(leaves(args[place]))
+        if index < count:
+            break
+        index -= count
+    try:
+        path = keystr(tree_flatten_with_path(args[place])[0][index][0])
+    except ValueError:  # a class that was registered without names for what it holds
+        path = f"leaf {index}"
+    return f"{kind} {place}, {path}" if path else f"{kind} {place}"
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What errors call a function: partials and modules have no ``__name__``."""
+    if hasattr(func, "__name__"):
+        return str(func.__name__)
+    if isinstance(func, functools.partial):
+        return f"functools.partial({name_of(func.func)}, ...)"
+    return repr(func)
