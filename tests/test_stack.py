@@ -148,6 +148,8 @@ def test_everything_is_as_it_was_after_an_error_in_the_backward():
     assert ambient() == before
 
 
+# Python drops what is raised in a finalizer or in a callback of the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_moment_leaves_nothing_behind():
     """A timer interrupts a running nest again and again, wherever it happens to be."""
     in_all_three(lambda: None)  # what is imported at first use, torch imports now
@@ -161,7 +163,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_behind():
     try:
         for i in range(300):
             try:
-                # Again after a while: Python drops what is raised in a finalizer.
+                # Again after a while, in case it was dropped.
                 signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00001 * i, 0.2)
                 while True:
                     in_all_three(lambda: None)

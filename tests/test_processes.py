@@ -1,0 +1,96 @@
+"""Processes forked and spawned, and DataLoader's workers.
+
+torch refuses a backward pass in a forked process once the autograd engine has threads of its own,
+which other tests make it start. So what forks here does it from a process started anew.
+"""
+
+import concurrent.futures
+import multiprocessing
+import os
+
+import pytest
+import torch
+import torch.func
+from torch.utils.data import DataLoader, Dataset
+
+import torchlayers as tl
+
+SPAWN = multiprocessing.get_context("spawn")
+X = torch.tensor([0.5, 1.0, 2.0])
+
+
+def first_derivatives(x):
+    """3 x**2, by two layers."""
+    return tl.vmap(tl.grad(lambda y: y**3))(x)
+
+
+def in_a_new_process(function, *args):
+    """function(*args) in a process that has run nothing before: its result, or its exception."""
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
+        return pool.submit(function, *args).result()
+
+
+def test_a_spawned_process():
+    assert in_a_new_process(derivatives_as_list) == pytest.approx((3 * X**2).tolist())
+
+
+def derivatives_as_list():
+    return first_derivatives(X).tolist()
+
+
+class Derivatives(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        assert tl.current_stack() == ()
+        return first_derivatives(X + i)
+
+
+def load(method, workers):
+    loader = DataLoader(Derivatives(), num_workers=workers, multiprocessing_context=method)
+    return torch.cat(list(loader)).tolist()
+
+
+# A spawned worker imports everything anew, so one has to do.
+@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_of_a_data_loader(method, workers):
+    expected = torch.stack([3 * (X + i) ** 2 for i in range(4)])
+    torch.testing.assert_close(torch.tensor(in_a_new_process(load, method, workers)), expected)
+
+
+TRANSFORMS = {
+    "grad": lambda tf, f, x: tf.grad(lambda y: f(y).sum())(x),
+    "jvp": lambda tf, f, x: tf.jvp(f, (x,), (x,))[1],
+    "vmap": lambda tf, f, x: tf.vmap(f)(x),
+}
+
+
+def fork_inside(name):
+    """The transform of x * x, which forks: its result; the child's stack and a level seen there."""
+    reader, writer = os.pipe()
+
+    def f(x):
+        child = os.fork()
+        if child == 0:
+            try:
+                kinds = [layer.kind for layer in tl.current_stack()]
+                nested = tl.grad(lambda y: (x.sum() * y**3).sum())(torch.ones(()))
+                level = torch._C._functorch.maybe_get_level(nested * x.sum())
+                os.write(writer, f"{kinds} {level}".encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        return x * x
+
+    result = TRANSFORMS[name](tl, f, torch.ones(2, 3)).tolist()
+    os.close(writer)
+    return result, os.read(reader, 100).decode()
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_process_forked_inside_a_transform_goes_on_inside_it(name):
+    result, child = in_a_new_process(fork_inside, name)
+    expected = TRANSFORMS[name](torch.func, lambda x: x * x, torch.ones(2, 3))
+    torch.testing.assert_close(torch.tensor(result), expected)
+    assert child == f"['{name}'] 1"
