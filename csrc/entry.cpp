@@ -18,18 +18,14 @@ constexpr const char* kNoHooks =
     "jacrev and hessian: they would run between the layers. Use them around plain autograd, "
     "outside the transformed function.";
 
-} // namespace
-
-void (*hold_dual_level)() = [] {};
-void (*release_dual_level)() = [] {};
-
-namespace {
-
 // The entries of this thread that have not been left, outermost first. They are kept
 // alive here: a suspended generator may let go of one on another thread.
 thread_local std::vector<std::shared_ptr<Entry>> open_entries;
 
 } // namespace
+
+void (*hold_dual_level)() = [] {};
+void (*release_dual_level)() = [] {};
 
 int64_t Entry::enter() {
   TORCH_CHECK(!layer_, "torchlayers: this entry has been entered already");
@@ -133,13 +129,13 @@ std::shared_ptr<Layer> VmapEntry::prepare() {
 }
 
 std::shared_ptr<Layer> FunctionalizeEntry::prepare() {
-  for (const auto& entry : mirror()) {
-    if (entry.key() == at::functorch::TransformType::Functionalize) {
-      raise(
-          "functionalize can't be nested: it is active already (level ",
-          entry.layerId(),
-          "). Apply it once, around everything.");
-    }
+  // Between two of them another layer has to wrap what the outer one made functional.
+  if (!mirror().empty() && mirror().back().key() == at::functorch::TransformType::Functionalize) {
+    raise(
+        "functionalize can't be applied directly inside functionalize: what is functional already "
+        "(level ",
+        mirror().back().layerId(),
+        ") can't be made so again. Apply it once.");
   }
   return std::make_shared<FunctionalizeLayer>(keeps_views_);
 }

@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import numpy as np
 import pytest
 import torch
 import torch.func
@@ -293,3 +294,8 @@ def test_peak_memory_counts_what_is_made_inside_transforms():
         return tl.vmap(tl.grad(lambda x: x.exp().sum()))(torch.ones(4, 100))
 
     assert peak_of(action)[0] >= 2 * 1600
+
+
+def test_a_numpy_integer_is_a_chunk_size():
+    doubled = tl.vmap(lambda x: x * 2, chunk_size=np.int64(2))(torch.ones(5))
+    torch.testing.assert_close(doubled, torch.full((5,), 2.0))

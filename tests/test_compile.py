@@ -36,7 +36,7 @@ TRANSFORMS = {
 PAIRS = [
     pair
     for pair in itertools.product(TRANSFORMS, repeat=2)
-    if pair != ("functionalize", "functionalize")  # can't be nested
+    if pair != ("functionalize", "functionalize")  # refused
 ]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

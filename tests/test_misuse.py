@@ -1221,6 +1221,13 @@ JACOBIAN = [
         "argnums.",
     ),
     Misuse(
+        "jacfwd: no tensor in the argument",
+        lambda tf: tf.jacfwd(torch.sin)({}),
+        StructureError,
+        "torchlayers: jacfwd: the arguments hold no tensor to differentiate by.",
+        torch_func="AssertionError, from its own check",
+    ),
+    Misuse(
         "jacfwd: an integer argument",
         lambda tf: tf.jacfwd(torch.mul, argnums=1)(X, torch.arange(3)),
         DtypeError,

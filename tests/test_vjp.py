@@ -239,3 +239,14 @@ def test_a_module_is_a_function():
 
 def test_defaults_of_the_function_hold():
     agree(pulled_back(lambda x, scale=4.0: x * scale, X))
+
+
+@pytest.mark.parametrize("func", [torch.sum, lambda x: {"a": x.sum(0, keepdim=True)}])
+def test_no_cotangent_stands_for_one_where_the_output_has_one_element(func):
+    result = tl.vjp(func, torch.ones(3))[1](None)
+    torch.testing.assert_close(result, (torch.ones(3),))
+
+
+def test_no_cotangent_is_refused_where_the_output_has_more_elements():
+    with pytest.raises(RuntimeError, match="torchlayers: vjp: cotangent 0 must be a tensor"):
+        tl.vjp(torch.sin, torch.ones(3))[1](None)

@@ -12,6 +12,7 @@ measured chunks compute is used like any other's.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from numbers import Integral
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
@@ -28,7 +29,8 @@ _GROWTH = 8
 def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None) -> None:
     """Raises TypeError or ValueError unless both are what `run` takes."""
     if chunk_size is not None and chunk_size != "auto":
-        is_int = isinstance(chunk_size, int) and not isinstance(chunk_size, bool)
+        size: Any = chunk_size  # NumPy's integers will do
+        is_int = isinstance(size, Integral) and not isinstance(chunk_size, bool)
         if not is_int or chunk_size <= 0:
             raise (ValueError if is_int else TypeError)(
                 f"torchlayers: {api}: chunk_size must be None, 'auto' or an int greater than 0, "

@@ -34,7 +34,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         A function with func's arguments and results.
     Raises:
         TransformError: remove is neither of the two.
-        RuntimeError: functionalize inside functionalize.
+        RuntimeError: functionalize directly inside functionalize, no other transform between.
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
         >>> def f(x):

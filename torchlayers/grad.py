@@ -108,8 +108,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
         retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
         of the output, and returns a tuple: for each primal its cotangent, in its structure,
-        shapes and dtypes. It can be called many times. ``create_graph`` is grad mode's state
-        at the call where it is None.
+        shapes and dtypes. For a single output of one element None means 1. It can be called many
+        times. ``create_graph`` is grad mode's state at the call where it is None.
     Raises:
         OutputError: func returned something else than floating-point or complex tensors.
         NotTensorError: a primal holds something else than tensors, or the cotangents do.
@@ -158,6 +158,8 @@ def vjp_by_argnums(
             if retain_graph is None:
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
+        if cotangents is None and len(outputs) == 1 and outputs[0].numel() == 1:
+            cotangents = tree.unflatten([torch.ones_like(outputs[0])], output_spec)
         flat, cotangent_spec = tree.flatten(cotangents)
         if cotangent_spec != output_spec:
             raise StructureError(
@@ -267,14 +269,8 @@ def _explain_complex(api: str, func: Callable[..., Any], value: Tensor) -> None:
 
 
 def _check_outputs(api: str, outputs: list[Any]) -> None:
-    if not outputs:
-        raise OutputError(f"torchlayers: {api}: the function returned nothing to differentiate.")
+    tree.check_outputs(api, outputs)
     for output in outputs:
-        if not isinstance(output, Tensor):
-            raise OutputError(
-                f"torchlayers: {api}: the function must return only tensors, got "
-                f"{type(output).__name__}. With has_aux=True it may return (tensors, anything)."
-            )
         if not (output.is_floating_point() or output.is_complex()):
             raise OutputError(
                 f"torchlayers: {api}: the function must return floating-point or complex tensors, "

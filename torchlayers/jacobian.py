@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchlayers import chunks, compiled, tree
 from torchlayers.chunks import ChunkSize
-from torchlayers.errors import DtypeError, NotTensorError, instead
+from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import vjp_by_argnums
 from torchlayers.jvp import jvp_by_argnums
 from torchlayers.stack import transformed
@@ -303,6 +303,10 @@ def _refuse_complex(api: str, side: str, values: Any) -> None:
 def _require_tensors(
     api: str, leaves: list[Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None
 ) -> None:
+    if not leaves:
+        raise StructureError(
+            f"torchlayers: {api}: the arguments hold no tensor to differentiate by."
+        )
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             places = None if argnums is None else tree.positions(api, argnums, len(args))

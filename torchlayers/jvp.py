@@ -109,7 +109,7 @@ def jvp_by_argnums(
             output, aux = tree.split_aux(api, output)
             aux = tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)
         outputs, output_spec = tree.flatten(output)
-        _check_outputs(api, outputs)
+        tree.check_outputs(api, outputs)
         pairs = [_split(i, dual, level, strict) for i, dual in enumerate(outputs)]
     return (
         tree.unflatten([primal for primal, _ in pairs], output_spec),
@@ -211,14 +211,3 @@ def _explain(
 def _name(api: str, kind: str, args: tuple[Any, ...], places: tuple[int, ...], i: int) -> str:
     """What errors call a primal or tangent, which others than jvp's own callers did not give."""
     return tree.leaf_name(kind if api == "jvp" else "argument", args, i, places)
-
-
-def _check_outputs(api: str, outputs: list[Any]) -> None:
-    if not outputs:
-        raise OutputError(f"torchlayers: {api}: the function returned nothing to differentiate.")
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise OutputError(
-                f"torchlayers: {api}: the function must return only tensors, got "
-                f"{type(output).__name__}. With has_aux=True it may return (tensors, anything)."
-            )

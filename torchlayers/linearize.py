@@ -65,7 +65,8 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         if tangent_spec != spec:
             raise StructureError(
                 "torchlayers: linearize: tangents must have the structure of the primals: got "
-                f"{tree.describe(tangent_spec)} for {tree.describe(spec)}."
+                f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a "
+                "leaf)."
             )
         for i, (leaf, (shape, dtype, device)) in enumerate(zip(flat, expected, strict=True)):
             if not isinstance(leaf, Tensor):

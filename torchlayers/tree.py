@@ -23,6 +23,7 @@ from torchlayers.errors import ArgnumsError, OutputError
 __all__ = [
     "TreeSpec",
     "broadcast",
+    "check_outputs",
     "describe",
     "flatten",
     "leaf_name",
@@ -122,6 +123,18 @@ def split_aux(api: str, output: Any) -> tuple[Any, Any]:
             f"(output, aux), got {got}."
         )
     return output
+
+
+def check_outputs(api: str, outputs: list[Any]) -> None:
+    """Raises OutputError unless there are outputs, and all of them are tensors."""
+    if not outputs:
+        raise OutputError(f"torchlayers: {api}: the function returned nothing to differentiate.")
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise OutputError(
+                f"torchlayers: {api}: the function must return only tensors, got "
+                f"{type(output).__name__}. With has_aux=True it may return (tensors, anything)."
+            )
 
 
 def leaf_name(

@@ -39,15 +39,6 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
 
 void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
-  visit_tensors(args, op.num_args, [this](const at::Tensor& tensor) {
-    if (functionalization::isFunctionalTensor(tensor)) {
-      raise(
-          "functionalize can't be nested: ",
-          name(),
-          " met a tensor that another functionalize around it is tracking. Apply it once, to the "
-          "whole function.");
-    }
-  });
   WithoutTop below(*this);
   op.handle.callBoxed(&args);
 }

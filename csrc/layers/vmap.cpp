@@ -8,6 +8,7 @@
 #include "vmap_errors.h"
 
 namespace torchlayers {
+
 VmapLayer::VmapLayer(c10::SymInt batch_size, Randomness randomness)
     : Layer(Kind::Vmap), batch_size_(std::move(batch_size)), randomness_(randomness) {}
 
