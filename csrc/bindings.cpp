@@ -6,6 +6,7 @@
 #include "entry.h"
 #include "errors.h"
 #include "fallbacks.h"
+#include "function.h"
 #include "keys.h"
 #include "stack.h"
 #include "trace.h"
@@ -137,10 +138,83 @@ void supply_python() {
   release_dual_level = [] { DualLevel::instance().release(); };
 }
 
+// (kind, level) of the layer on top, or None where that is not ours.
+py::object top() {
+  const Layer* layer = top_layer();
+  return layer ? py::object(py::make_tuple(kind_name(layer->kind()), layer->level())) : py::none();
+}
+
+// (batch size, randomness) of the vmap on top.
+py::tuple top_batch() {
+  const auto* layer = dynamic_cast<const VmapLayer*>(top_layer());
+  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  return py::make_tuple(layer->batch_size(), randomness_name(layer->randomness()));
+}
+
+// Whether the functionalize on top keeps views.
+bool keeps_views() {
+  const auto* layer = dynamic_cast<const FunctionalizeLayer*>(top_layer());
+  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  return layer->keeps_views();
+}
+
+// FunctionsOfOneLevel from `with` to its end.
+struct OneLevel {
+  std::optional<FunctionsOfOneLevel> guard;
+  void enter() {
+    guard.emplace();
+  }
+  void leave() {
+    guard.reset();
+  }
+};
+
+// Sees to the autograd.Functions that have been defined since the last call: torch
+// counts them. NOTE [Reaching old-style Functions] in old_style.py.
+void adopt_new_functions() {
+  static auto* counter = new py::object(
+      py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
+  static std::string seen;
+  const auto now = py::repr(*counter).cast<std::string>();
+  if (now != seen) {
+    py::module_::import("torchlayers.autograd_function.old_style").attr("adopt")();
+    seen = now;
+  }
+}
+
+// From `with` to its end, the Function being applied runs its jvp.
+struct RunsJvp {
+  const FunctionsOfOneLevel* function = nullptr;
+  void enter() {
+    function = FunctionsOfOneLevel::innermost();
+    if (function != nullptr) {
+      function->set_runs_jvp(true);
+    }
+  }
+  void leave() {
+    if (function != nullptr) {
+      function->set_runs_jvp(false);
+    }
+  }
+};
+
+template <class E>
+void bind_guard(py::module_& m, const char* name, const char* doc) {
+  py::class_<E>(m, name, doc)
+      .def(py::init<>())
+      .def("__enter__", wrap_pybind_function([](E& guard) { guard.enter(); }))
+      .def("__exit__", [](E& guard, const py::object&, const py::object&, const py::object&) {
+        guard.leave();
+      });
+}
+
 template <class E>
 py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, const char* doc) {
   return py::class_<E, std::shared_ptr<E>>(m, name, doc)
-      .def("__enter__", wrap_pybind_function([](E& entry) { return entry.enter(); }))
+      .def("__enter__", wrap_pybind_function([](E& entry) {
+             adopt_new_functions();
+             return entry.enter();
+           }))
       .def(
           "__exit__",
           wrap_pybind_function(
@@ -180,6 +254,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("__repr__", &LayerView::repr);
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
+
+  bind_guard<OneLevel>(m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
+  bind_guard<Below>(m, "Below", "Inside, the top layer is off the stack.");
+  bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
+  m.def("any_layer", wrap_pybind_function(&any_layer));
+  m.def("top", wrap_pybind_function(&top));
+  m.def("top_batch", wrap_pybind_function(&top_batch));
+  m.def("keeps_views", wrap_pybind_function(&keeps_views));
+  m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
+          return lift(tensor, *top_layer());
+        }));
+
+  // Whether it is a wrapper that was made of a tensor from outside the transform.
+  m.def("is_captured", [](const at::Tensor& tensor) {
+    const auto* wrapper = wrapper_of(tensor);
+    return wrapper != nullptr && wrapper->is_immutable();
+  });
 
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));

@@ -29,15 +29,13 @@ void (*release_dual_level)() = [] {};
 
 int64_t Entry::enter() {
   TORCH_CHECK(!layer_, "torchlayers: this entry has been entered already");
-  const auto& state = c10::AutogradState::get_tls_state();
-  grad_mode_ = state.get_grad_mode();
-  forward_grad_mode_ = state.get_fw_grad_mode();
+  modes_outside_ = Modes::of_thread();
   auto layer = prepare();
   try {
     push(layer);
   } catch (...) {
     undo();
-    restore_modes();
+    modes_outside_.set();
     throw;
   }
   layer_ = std::move(layer);
@@ -75,13 +73,7 @@ void Entry::leave() {
 void Entry::put_back() {
   open_entries.pop_back();
   undo();
-  restore_modes();
-}
-
-void Entry::restore_modes() {
-  auto& state = c10::AutogradState::get_tls_state();
-  state.set_grad_mode(grad_mode_);
-  state.set_fw_grad_mode(forward_grad_mode_);
+  modes_outside_.set();
 }
 
 std::shared_ptr<Layer> GradEntry::prepare() {

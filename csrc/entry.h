@@ -8,6 +8,7 @@
 #include <string>
 
 #include "layer.h"
+#include "modes.h"
 
 namespace torchlayers {
 
@@ -32,12 +33,10 @@ class Entry : public std::enable_shared_from_this<Entry> {
   virtual void undo() {}
 
  private:
-  void restore_modes();
   void put_back();
 
   std::shared_ptr<Layer> layer_;
-  bool grad_mode_ = true;
-  bool forward_grad_mode_ = true;
+  Modes modes_outside_{true, true};
 };
 
 // grad and vjp. Turns grad mode on (NOTE [no_grad inside and outside]), inference

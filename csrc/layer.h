@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "modes.h"
 #include "operator.h"
 
 namespace torchlayers {
@@ -71,12 +72,14 @@ class AutogradLayer : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
 
+  // The modes for the layers below, of those that hold here. NOTE [no_grad inside and
+  // outside].
+  virtual Modes modes_below(Modes here) const = 0;
+
  protected:
   using Layer::Layer;
 
  private:
-  // Runs the operator below with the modes that held outside this transform.
-  virtual void call_below(const Operator& op, Args& args) = 0;
   // True while nothing at this level needs recording. NOTE [The backward phase].
   virtual bool is_transparent_to(const Operator&) const {
     return false;
@@ -98,7 +101,7 @@ class GradLayer final : public AutogradLayer {
 
  private:
   friend class InBackward;
-  void call_below(const Operator& op, Args& args) override;
+  Modes modes_below(Modes here) const override;
   bool is_transparent_to(const Operator& op) const override;
   bool takes_apart(const Operator& op) const override;
   bool runs_backward() const;
@@ -138,7 +141,7 @@ class JvpLayer final : public AutogradLayer {
   }
 
  private:
-  void call_below(const Operator& op, Args& args) override;
+  Modes modes_below(Modes here) const override;
 
   bool previous_forward_grad_mode_;
   bool previous_inference_mode_;

@@ -8,6 +8,38 @@
 
 namespace torchlayers {
 
+// Whether reverse and forward AD record.
+struct Modes {
+  bool grad;
+  bool forward_grad;
+
+  static Modes of_thread() {
+    const auto& state = c10::AutogradState::get_tls_state();
+    return {state.get_grad_mode(), state.get_fw_grad_mode()};
+  }
+  void set() const {
+    auto& state = c10::AutogradState::get_tls_state();
+    state.set_grad_mode(grad);
+    state.set_fw_grad_mode(forward_grad);
+  }
+};
+
+// Sets the modes, and puts back what they were.
+class WithModes {
+ public:
+  explicit WithModes(Modes modes) : before_(Modes::of_thread()) {
+    modes.set();
+  }
+  ~WithModes() {
+    before_.set();
+  }
+  WithModes(const WithModes&) = delete;
+  WithModes& operator=(const WithModes&) = delete;
+
+ private:
+  Modes before_;
+};
+
 // Turns inference mode off while the guard lives. Autograd records nothing in
 // inference mode, and turning it off as such would turn both grad modes on: those
 // stay as they were.
@@ -15,12 +47,9 @@ inline void without_inference(std::optional<c10::InferenceMode>& guard) {
   if (!c10::InferenceMode::is_enabled()) {
     return;
   }
-  auto& state = c10::AutogradState::get_tls_state();
-  const bool grad_mode = state.get_grad_mode();
-  const bool forward_grad_mode = state.get_fw_grad_mode();
+  const Modes modes = Modes::of_thread();
   guard.emplace(false);
-  state.set_grad_mode(grad_mode);
-  state.set_fw_grad_mode(forward_grad_mode);
+  modes.set();
 }
 
 } // namespace torchlayers

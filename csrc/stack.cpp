@@ -168,7 +168,8 @@ std::string describe_stack() {
   return out.str();
 }
 
-Processing::Processing(Layer& layer) : layer_(layer), keys_(thread_keys()), outer_(innermost) {
+Processing::Processing(Layer& layer)
+    : layer_(layer), keys_(thread_keys()), modes_(Modes::of_thread()), outer_(innermost) {
   innermost = this;
 }
 

@@ -8,6 +8,7 @@
 
 #include "keys.h"
 #include "layer.h"
+#include "modes.h"
 
 namespace torchlayers {
 
@@ -45,8 +46,8 @@ std::vector<std::shared_ptr<Layer>> layers_on_stack();
 // "DynamicLayerStack[ 1:vmap 2:grad ]" in our words: "[1:vmap 2:grad]".
 std::string describe_stack();
 
-// While it lives, its layer is processing an operator: the thread's keys as the
-// front found them are kept for send_down, and are back when it ends.
+// While it lives, its layer is processing an operator: the thread's keys and modes as
+// the front found them are kept for send_down, and the keys are back when it ends.
 class Processing {
  public:
   explicit Processing(Layer& layer);
@@ -60,10 +61,14 @@ class Processing {
   const c10::impl::PODLocalDispatchKeySet& keys_outside() const {
     return keys_;
   }
+  const Modes& modes_outside() const {
+    return modes_;
+  }
 
  private:
   const Layer& layer_;
   c10::impl::PODLocalDispatchKeySet keys_;
+  Modes modes_;
   Processing* outer_;
 };
 

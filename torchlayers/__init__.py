@@ -1,5 +1,6 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
 
+from torchlayers import autograd_function as autograd_function
 from torchlayers import higher_order as higher_order
 from torchlayers.functionalize import functionalize as functionalize
 from torchlayers.grad import grad as grad
@@ -21,6 +22,7 @@ from torchlayers.vmap import vmap as vmap
 __version__ = "0.1.0"
 
 __all__ = [
+    "autograd_function",
     "current_stack",
     "debug_unwrap",
     "functional_call",

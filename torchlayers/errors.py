@@ -41,6 +41,10 @@ class DtypeError(TransformError, ValueError):
     """A dtype is neither floating-point nor complex, or a tangent's does not suit its primal."""
 
 
+class FunctionError(TransformError):
+    """An autograd.Function lacks what a transform needs of it, or its methods return nonsense."""
+
+
 class DimensionError(ValueError):
     """vmap's in_dims, out_dims or batch sizes don't fit the tensors."""
 

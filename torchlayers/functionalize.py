@@ -58,23 +58,30 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_tensors(
-                lambda leaf: _functorch._wrap_functional_tensor(leaf, level), (args, kwargs)
+                lambda leaf: functional(leaf, level), (args, kwargs)
             )
             with compiled.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
-            outputs = tree.map_tensors(lambda leaf: _unwrap(leaf, keeps_views), outputs)
+            outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), outputs)
             _copy_back((args, kwargs), wrapped)
         return outputs
 
     return transformed(func, wrapper)
 
 
-def _unwrap(tensor: Tensor, keeps_views: bool) -> Tensor:
+def functional(tensor: Tensor, level: int) -> Tensor:
+    """The tensor as a functionalize layer of this level tracks it."""
+    wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
+    return wrapped
+
+
+def unwrapped(tensor: Tensor, keeps_views: bool) -> Tensor:
+    """The value that a functional tensor has by now."""
     if not _torch._is_functional_tensor(tensor):
         return tensor  # made outside, and only passed through
     _torch._sync(tensor)
-    unwrapped: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
-    return unwrapped
+    value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
+    return value
 
 
 def _copy_back(originals: Any, wrapped: Any) -> None:

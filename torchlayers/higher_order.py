@@ -1,8 +1,9 @@
-"""Higher-order operators (autograd.Function, cond, flex_attention, ...) on our layers.
+"""Higher-order operators (cond, flex_attention, ...) on our layers.
 
 They dispatch in Python, by the highest active key that they don't fall through. While our
 layers are active that would be our front key. Falling through it, they reach torch.func's,
 whose rules work on our layers too, because every layer is mirrored in torch.func's stack.
+Those of autograd.Function have rules of ours: see autograd_function.
 """
 
 import torch
@@ -17,7 +18,8 @@ def _fall_through() -> None:
     _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(_KEYS)  # those yet to come
     for operator in _ops._higher_order_ops.values():
         for key in _KEYS:
-            operator.fallthrough(key)  # type: ignore[no-untyped-call]
+            if key not in operator.py_kernels:
+                operator.fallthrough(key)  # type: ignore[no-untyped-call]
 
 
 _fall_through()

@@ -28,7 +28,9 @@ __all__ = [
     "flatten",
     "leaf_name",
     "leaves",
+    "map_all_tensors",
     "map_leaves",
+    "map_outputs",
     "map_tensors",
     "name_of",
     "pick",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 _LEAF = tree_structure(0)
+_CONTAINERS = (tuple, list, dict)
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
@@ -52,6 +55,54 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     if type(tree) is Tensor:
         return change(tree)
     return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def map_all_tensors(change: Callable[[Tensor], Tensor], values: Sequence[Any]) -> list[Any]:
+    """[change(value), ...] for the tensors among the values, in containers too."""
+    return [
+        change(value)
+        if isinstance(value, Tensor)
+        else map_tensors(change, value)
+        if isinstance(value, _CONTAINERS)
+        else value
+        for value in values
+    ]
+
+
+def map_outputs(
+    change: Callable[..., Tensor],
+    outputs: Any,
+    values: Sequence[Any],
+    operands: Sequence[Any],
+    *rest: Sequence[Any],
+) -> Any:
+    """A Function's outputs, changed, where it was called with values that stand for operands.
+
+    An output that is one of the values is the operand it stands for. rest are sequences with an
+    entry for each leaf of the outputs, which change takes too.
+    """
+    known = {
+        id(value): operand
+        for value, operand in zip(_flat(values), _flat(operands), strict=True)
+        if isinstance(value, Tensor)
+    }
+    if isinstance(outputs, Tensor) and not rest:
+        return known[id(outputs)] if id(outputs) in known else change(outputs)
+    flat, spec = flatten(outputs)
+    changed = [
+        known[id(leaf)]
+        if id(leaf) in known
+        else change(leaf, *others)
+        if isinstance(leaf, Tensor)
+        else leaf
+        for leaf, *others in zip(flat, *rest, strict=True)
+    ]
+    return unflatten(changed, spec)
+
+
+def _flat(values: Sequence[Any]) -> Sequence[Any]:
+    """The leaves, without the pytree machinery where there are no containers."""
+    return leaves(values) if any(isinstance(value, _CONTAINERS) for value in values) else values
 
 
 def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:

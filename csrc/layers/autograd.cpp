@@ -1,11 +1,10 @@
 // grad and jvp. Both let torch's autograd work on wrappers of their level; the
 // values inside the wrappers belong to the layers below.
-#include <ATen/core/grad_mode.h>
-#include <c10/core/AutogradState.h>
 #include <c10/util/SmallVector.h>
 
 #include "../args.h"
 #include "../errors.h"
+#include "../function.h"
 #include "../keys.h"
 #include "../layer.h"
 #include "../stack.h"
@@ -17,24 +16,6 @@ namespace {
 
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
-
-// A custom operator's autograd kernel may be an autograd.Function (register_autograd
-// of torch.library). Applied while the layer processes, it works on this level alone,
-// which is what torch.func's switch for functions of a single level is about.
-class AllowFunctionsOfOneLevel {
- public:
-  AllowFunctionsOfOneLevel() : before_(at::functorch::getSingleLevelAutogradFunctionAllowed()) {
-    at::functorch::setSingleLevelAutogradFunctionAllowed(true);
-  }
-  ~AllowFunctionsOfOneLevel() {
-    at::functorch::setSingleLevelAutogradFunctionAllowed(before_);
-  }
-  AllowFunctionsOfOneLevel(const AllowFunctionsOfOneLevel&) = delete;
-  AllowFunctionsOfOneLevel& operator=(const AllowFunctionsOfOneLevel&) = delete;
-
- private:
-  bool before_;
-};
 
 void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer& layer) {
   const at::Tensor& target = args[args.size() - op.num_args].toTensor();
@@ -54,6 +35,16 @@ void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer
       "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
       "statistics "
       "so: see torchlayers.replace_all_batch_norm_modules_.)");
+}
+
+// The modes that the operator was called with. A custom operator's own autograd kernel,
+// an autograd.Function, has turned recording off for its level, not for those below.
+Modes modes_of_caller(const Operator& op, const Layer& layer) {
+  Modes modes = op.is_custom ? Processing::of(layer)->modes_outside() : Modes::of_thread();
+  if (const auto* function = FunctionsOfOneLevel::running_jvp_on(layer)) {
+    modes.forward_grad = function->modes_outside().forward_grad;
+  }
+  return modes;
 }
 
 // The results that share memory with a tensor from outside the transform, and so
@@ -97,7 +88,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
   lift(op, args);
   allow_only(kAutogradLayerKeys);
-  std::optional<AllowFunctionsOfOneLevel> allowed;
+  std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {
     allowed.emplace();
   }
@@ -127,7 +118,11 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
     return unwrap(tensor, level());
   });
   // 4. Call the operator on the layers below.
-  call_below(op, args);
+  {
+    WithoutTop below(*this);
+    WithModes modes(modes_below(modes_of_caller(op, *this)));
+    op.handle.callBoxed(&args);
+  }
   // 5. Wrap the results.
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t i) {
     return wrap(tensor, *this, std::find(immutable.begin(), immutable.end(), i) != immutable.end());
@@ -154,13 +149,8 @@ DynamicLayer GradLayer::mirrored(int64_t level) const {
   return DynamicLayer(TransformType::Grad, level, std::nullopt, std::nullopt, previous_grad_mode_);
 }
 
-void GradLayer::call_below(const Operator& op, Args& args) {
-  WithoutTop below(*this);
-  std::optional<c10::AutoGradMode> off;
-  if (!previous_grad_mode_) {
-    off.emplace(false);
-  }
-  op.handle.callBoxed(&args);
+Modes GradLayer::modes_below(Modes here) const {
+  return {here.grad && previous_grad_mode_, here.forward_grad};
 }
 
 // NOTE [The backward phase]
@@ -214,13 +204,8 @@ DynamicLayer JvpLayer::mirrored(int64_t level) const {
       previous_forward_grad_mode_);
 }
 
-void JvpLayer::call_below(const Operator& op, Args& args) {
-  WithoutTop below(*this);
-  std::optional<c10::AutoFwGradMode> off;
-  if (!previous_forward_grad_mode_) {
-    off.emplace(false);
-  }
-  op.handle.callBoxed(&args);
+Modes JvpLayer::modes_below(Modes here) const {
+  return {here.grad, here.forward_grad && previous_forward_grad_mode_};
 }
 
 } // namespace torchlayers

@@ -1,0 +1,68 @@
+#include "function.h"
+
+#include <ATen/functorch/DynamicLayer.h>
+
+#include "keys.h"
+
+namespace torchlayers {
+namespace {
+
+thread_local const FunctionsOfOneLevel* innermost_function = nullptr;
+
+} // namespace
+
+FunctionsOfOneLevel::FunctionsOfOneLevel()
+    : layer_(top_layer()),
+      allowed_(at::functorch::getSingleLevelAutogradFunctionAllowed()),
+      modes_(Modes::of_thread()),
+      outer_(innermost_function) {
+  if (const auto* function = layer_ != nullptr ? running_jvp_on(*layer_) : nullptr) {
+    modes_.forward_grad = function->modes_.forward_grad;
+  }
+  at::functorch::setSingleLevelAutogradFunctionAllowed(true);
+  innermost_function = this;
+}
+
+FunctionsOfOneLevel::~FunctionsOfOneLevel() {
+  innermost_function = outer_;
+  at::functorch::setSingleLevelAutogradFunctionAllowed(allowed_);
+}
+
+const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost() {
+  return innermost_function;
+}
+
+const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& layer) {
+  const auto* function = innermost_function;
+  while (function != nullptr && !(function->runs_jvp_ && function->layer_ == &layer)) {
+    function = function->outer_;
+  }
+  return function;
+}
+
+void Below::enter() {
+  Layer* layer = top_layer();
+  TORCH_CHECK(layer != nullptr && !processing_, "torchlayers: no layer to go below");
+  const auto* autograd = dynamic_cast<const AutogradLayer*>(layer);
+  const auto* function = FunctionsOfOneLevel::innermost();
+  TORCH_INTERNAL_ASSERT(autograd == nullptr || function != nullptr);
+  processing_.emplace(*layer);
+  without_top_.emplace(*layer);
+  auto& keys = thread_keys();
+  keys.set_excluded(
+      (keys.excluded() - kAutocastKeys) | (processing_->keys_outside().excluded() & kAutocastKeys));
+  if (autograd != nullptr) {
+    modes_.emplace(autograd->modes_below(function->modes_outside()));
+  }
+  allowed_ = at::functorch::getSingleLevelAutogradFunctionAllowed();
+  at::functorch::setSingleLevelAutogradFunctionAllowed(false);
+}
+
+void Below::leave() {
+  at::functorch::setSingleLevelAutogradFunctionAllowed(*allowed_);
+  modes_.reset();
+  without_top_.reset();
+  processing_.reset();
+}
+
+} // namespace torchlayers

@@ -1,0 +1,206 @@
+"""Every Function of the corpus under every transform.
+
+The values are those of the plain operators that each stands for, and bit by bit those of
+torch.func where that takes it. Old-style, with forward and setup_context in one, it does the same.
+"""
+
+import functools
+
+import pytest
+import torch
+import torch.func
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+from tests.autograd_function.corpus import CASES, Case
+from tests.helpers import agree, ambient
+from torchlayers.autograd_function import autograd_function_forward_rewritten
+
+
+def floats(outputs):
+    return [leaf for leaf in pytree.tree_leaves(outputs) if leaf.is_floating_point()]
+
+
+def scalar(f):
+    """f with its outputs summed up, not linearly."""
+    return lambda *xs: sum((output * output.sin()).sum() for output in floats(f(*xs)))
+
+
+def batch(xs, *sizes):
+    for size in sizes:
+        xs = tuple(torch.stack([x + 0.1 * i for i in range(size)]) for x in xs)
+    return xs
+
+
+def all_of(xs):
+    return tuple(range(len(xs)))
+
+
+def jvp(tf, f, xs):
+    return tf.jvp(f, xs, tuple(x.cos() for x in xs))
+
+
+ONCE = {
+    "grad": lambda tf, f, xs: tf.grad(scalar(f), all_of(xs))(*xs),
+    "vjp": lambda tf, f, xs: tf.vjp(f, *xs)[1](pytree.tree_map(torch.cos, f(*xs))),
+    "vmap": lambda tf, f, xs: tf.vmap(f)(*batch(xs, 2)),
+    "vmap of one": lambda tf, f, xs: tf.vmap(f, (0, *(None,) * (len(xs) - 1)))(
+        *batch(xs[:1], 2), *xs[1:]
+    ),
+    "vmap in_dims": lambda tf, f, xs: tf.vmap(f, -1)(*(x.movedim(0, -1) for x in batch(xs, 2))),
+    "vmap(vmap)": lambda tf, f, xs: tf.vmap(tf.vmap(f))(*batch(xs, 2, 3)),
+    "vmap(grad)": lambda tf, f, xs: tf.vmap(tf.grad(scalar(f), all_of(xs)))(*batch(xs, 2)),
+    "grad(vmap)": lambda tf, f, xs: tf.grad(scalar(tf.vmap(f)), all_of(xs))(*batch(xs, 2)),
+    "grad(vmap of one)": lambda tf, f, xs: tf.grad(
+        scalar(tf.vmap(f, (0, *(None,) * (len(xs) - 1)))), all_of(xs)
+    )(*batch(xs[:1], 2), *xs[1:]),
+    "vmap(vmap(grad))": lambda tf, f, xs: tf.vmap(tf.vmap(tf.grad(scalar(f))))(*batch(xs, 2, 3)),
+}
+TWICE = {
+    "jvp": jvp,
+    "vmap(jvp)": lambda tf, f, xs: tf.vmap(lambda *xs: jvp(tf, f, xs))(*batch(xs, 2)),
+    "jvp(vmap)": lambda tf, f, xs: jvp(tf, tf.vmap(f), batch(xs, 2)),
+    "jvp(grad)": lambda tf, f, xs: jvp(tf, tf.grad(scalar(f), all_of(xs)), xs),
+    "jvp(jvp)": lambda tf, f, xs: jvp(tf, lambda *xs: jvp(tf, f, xs)[1], xs),
+    "grad(grad)": lambda tf, f, xs: tf.grad(scalar(tf.grad(scalar(f), all_of(xs))))(*xs),
+    "grad(jvp)": lambda tf, f, xs: tf.grad(scalar(lambda *xs: jvp(tf, f, xs)))(*xs),
+    "hessian": lambda tf, f, xs: tf.hessian(scalar(f))(*xs),
+    "vmap(hessian)": lambda tf, f, xs: tf.vmap(tf.hessian(scalar(f)))(*batch(xs, 2)),
+}
+FUNCTIONALIZE = {
+    "functionalize": lambda tf, f, xs: tf.functionalize(f)(*xs),
+    "functionalize(grad)": lambda tf, f, xs: tf.functionalize(tf.grad(scalar(f)))(*xs),
+    "grad(functionalize)": lambda tf, f, xs: tf.grad(scalar(tf.functionalize(f)))(*xs),
+    "functionalize(vmap)": lambda tf, f, xs: tf.functionalize(tf.vmap(f))(*batch(xs, 2)),
+    "vmap(functionalize)": lambda tf, f, xs: tf.vmap(tf.functionalize(f))(*batch(xs, 2)),
+}
+
+
+# What can't work, and why. These are strict: they fail when it does.
+CANNOT = {
+    ("ExpInPlace", "vmap(hessian)"): "its jvp writes a batched value into a tangent that is not"
+}
+
+
+def pairs(transforms):
+    return [
+        pytest.param(
+            case,
+            transform,
+            id=f"{name}: {case.name}",
+            marks=[pytest.mark.xfail(reason=reason, strict=True, raises=RuntimeError)]
+            if (reason := CANNOT.get((case.name, name)))
+            else [],
+        )
+        for name, transform in transforms.items()
+        for case in CASES
+        if case.twice or transforms is not TWICE
+    ]
+
+
+def old_style(function):
+    """The Function with forward and setup_context in one."""
+    forward = autograd_function_forward_rewritten(function.forward, function.setup_context)
+    static = {"forward": staticmethod(forward)}
+    static["setup_context"] = staticmethod(torch.autograd.Function.setup_context)
+    return type(function.__name__, (function,), static)
+
+
+def calling(case: Case, function):
+    return functools.partial(case.call, function.apply)
+
+
+def check(case, transform):
+    before = ambient()
+    expected = transform(torch.func, case.plain, case.inputs)
+    for function in (case.function, old_style(case.function)):
+        ours = transform(tl, calling(case, function), case.inputs)
+        torch.testing.assert_close(ours, expected, msg=lambda m, f=function: f"{f.forward}: {m}")
+    assert ambient() == before
+
+
+@pytest.mark.parametrize(("case", "transform"), pairs(ONCE))
+def test_once_differentiated(case, transform):
+    check(case, transform)
+
+
+@pytest.mark.parametrize(("case", "transform"), pairs(TWICE))
+def test_twice_differentiated(case, transform):
+    check(case, transform)
+
+
+@pytest.mark.parametrize(("case", "transform"), pairs(FUNCTIONALIZE))
+def test_functionalized(case, transform):
+    check(case, transform)
+
+
+# What torch.func refuses of the above: by the Function, where it is under the transform named.
+TORCH_FUNC_REFUSES = {
+    ("TanhByVjp", "grad"): "it knows no vjp, only backward",
+    ("TanhByVjp", "vjp"): "it knows no vjp, only backward",
+    ("TanhByVjp", "hessian"): "it knows no vjp, only backward",
+    ("ExpInPlace", "vmap"): "it marks batched tensors as dirty, not those inside",
+    ("Containers", "jvp(vmap)"): "it takes a container of numbers for one of tensors",
+    ("NonDifferentiableFloat", "jvp(vmap)"): "it marks batched tensors, not those inside",
+    ("WithoutMaterializedGrads", "jvp(vmap)"): "it marks batched tensors, not those inside",
+}
+
+
+@pytest.mark.parametrize("name", [*ONCE, *TWICE])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_as_torch_func_has_it(case, name):
+    """Bit by bit, where torch.func takes it; but for jvp(jvp), where it loses tangents."""
+    if (case.name, name) in CANNOT or (name in TWICE and not case.twice):
+        name = "grad"
+    transform = (ONCE | TWICE)[name]
+
+    def call(tf):
+        return transform(tf, calling(case, case.function), case.inputs)
+
+    refuses = any(f == case.name and part in name for f, part in TORCH_FUNC_REFUSES)
+    if refuses:
+        with pytest.raises((RuntimeError, ValueError)):
+            call(torch.func)
+        call(tl)
+    elif name == "jvp(jvp)":
+        expected = transform(torch.func, case.plain, case.inputs)
+        torch.testing.assert_close(call(tl), expected)
+        if close(call(torch.func), expected):
+            assert case.name in LINEAR or case.name in ("NumpySort", "NumpyTake")
+    else:
+        agree(call)
+
+
+# Those whose jvp depends on nothing but the tangent, and calls no operator that records it.
+LINEAR = ("Identity", "Flatten", "Middle")
+
+
+def close(ours, theirs):
+    try:
+        torch.testing.assert_close(ours, theirs)
+    except AssertionError:
+        return False
+    return True
+
+
+# Their gradient is not the derivative, on purpose.
+NOT_DERIVATIVES = ("StraightThrough", "WithoutGradientForOne", "NonDifferentiableFloat")
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.name not in NOT_DERIVATIVES], ids=lambda c: c.name
+)
+@pytest.mark.parametrize("transform", ["vmap", "vjp"])
+def test_by_finite_differences(case, transform):
+    """Plain autograd, of first and of second order, through what the transform gives."""
+    f = calling(case, case.function)
+    inputs = batch(case.inputs, 2) if transform == "vmap" else case.inputs
+    transformed = {"vmap": tl.vmap(f), "vjp": lambda *xs: tl.vjp(f, *xs)[0]}[transform]
+    tracked = tuple(x.clone().requires_grad_() for x in inputs)
+
+    def outputs(*xs):
+        return tuple(output for output in floats(transformed(*xs)) if output.requires_grad)
+
+    assert torch.autograd.gradcheck(outputs, tracked)
+    if case.twice:
+        assert torch.autograd.gradgradcheck(outputs, tracked)

@@ -1,0 +1,95 @@
+"""autograd_function_apply: a forward and a backward that are two functions."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator
+
+from torchlayers.autograd_function import old_style
+
+
+class AutogradFunctionApply(HigherOrderOperator):
+    """Calls a forward function, with a backward function as its derivative.
+
+    Args:
+        fwd: ``fwd(None, *fwd_args)`` returns ``(output, saved_values)``.
+        bwd: ``bwd(None, *output_gradients, *saved_values)`` returns a gradient for each of the
+            fwd_args that the mask chooses; one gradient may be returned bare.
+        fwd_args: tensors and other things; those with gradients first, then what else the
+            functions need.
+        args_tensor_mask: a bool for each of the first fwd_args; those that are true have
+            gradients. None chooses all tensors.
+        non_differentiable_idx: which outputs have no gradient.
+    Returns:
+        The output: a tensor or a tuple.
+    Example:
+        >>> x = torch.tensor(2.0, requires_grad=True)
+        >>> y = autograd_function_apply(
+        ...     lambda ctx, x: (x**3, [x]),
+        ...     lambda ctx, g, x: g * 3 * x**2,
+        ...     x,
+        ...     args_tensor_mask=[True],
+        ... )
+        >>> torch.autograd.grad(y, x)
+        (tensor(12.),)
+    Source: the higher-order operator of the same name that torch.compile records
+        autograd.Functions as.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("torchlayers_autograd_function_apply")  # type: ignore[no-untyped-call]
+
+    def __call__(
+        self,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        /,
+        *fwd_args: Any,
+        args_tensor_mask: Sequence[bool] | None = None,
+        non_differentiable_idx: Sequence[int] = (),
+    ) -> Any:
+        if args_tensor_mask is None:
+            args_tensor_mask = [isinstance(arg, Tensor) for arg in fwd_args]
+        return old_style.apply(
+            _TwoFunctions,
+            (fwd, bwd, tuple(args_tensor_mask), tuple(non_differentiable_idx), *fwd_args),
+        )
+
+
+class _TwoFunctions(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        mask: tuple[bool, ...],
+        non_differentiable: tuple[int, ...],
+        *args: Any,
+    ) -> Any:
+        output, saved = fwd(None, *args)
+        is_tensor = [isinstance(value, Tensor) for value in saved]
+        ctx.save_for_backward(*(value for value in saved if isinstance(value, Tensor)))
+        ctx.saved_others = [None if isinstance(value, Tensor) else value for value in saved]
+        ctx.is_tensor, ctx.bwd, ctx.mask, ctx.count = is_tensor, bwd, mask, len(args)
+        outputs = output if isinstance(output, tuple) else (output,)
+        ctx.mark_non_differentiable(*(outputs[i] for i in non_differentiable))
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        tensors = iter(ctx.saved_tensors)
+        saved = [
+            next(tensors) if is_tensor else other
+            for is_tensor, other in zip(ctx.is_tensor, ctx.saved_others, strict=True)
+        ]
+        result = ctx.bwd(None, *grads, *saved)
+        gradients = iter(result if isinstance(result, (tuple, list)) else (result,))
+        chosen = [next(gradients) if has_gradient else None for has_gradient in ctx.mask]
+        return (None,) * 4 + (*chosen, *(None,) * (ctx.count - len(ctx.mask)))
+
+
+autograd_function_apply = AutogradFunctionApply()

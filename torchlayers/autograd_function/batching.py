@@ -1,0 +1,74 @@
+"""Operands and outputs with their batch dimensions, hidden by a vmap and in sight."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+
+_functorch: Any = torch._C._functorch
+
+
+class Dims:
+    """The batch dimensions of a vmapped Function's outputs: an output more, which is no tensor."""
+
+    def __init__(self, dims: tuple[Any, ...], is_single: bool) -> None:
+        self.tree = dims
+        self.is_single = is_single
+
+
+def batched(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+    """The values with these dimensions hidden as the top layer's batch."""
+    return [_add(value, dim) for value, dim in zip(values, dims, strict=True)]
+
+
+def _add(value: Any, dim: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value if dim is None else _C.add_batch_dim(value, dim)
+    if dim is None or value is None:  # a gradient that is not there
+        return value
+    flat, spec = tree.flatten(value)
+    return tree.unflatten(
+        [_add(leaf, inner) for leaf, inner in zip(flat, tree.leaves(dim), strict=True)], spec
+    )
+
+
+def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The values with the batch of this level in sight, and where it is in each: an int or None,
+    in the values' own structure where they hold tensors in containers."""
+    pairs = [_remove(value, level) for value in values]
+    return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
+
+
+def _remove(value: Any, level: int) -> tuple[Any, Any]:
+    if isinstance(value, Tensor):
+        return _functorch._unwrap_batched(value, level)  # type: ignore[no-any-return]
+    if not isinstance(value, (tuple, list, dict)):
+        return value, None
+    flat, spec = tree.flatten(value)
+    pairs = [_remove(leaf, level) for leaf in flat]
+    if all(dim is None for _, dim in pairs):
+        return value, None
+    return (
+        tree.unflatten([leaf for leaf, _ in pairs], spec),
+        tree.unflatten([dim for _, dim in pairs], spec),
+    )
+
+
+def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
+    """The values for one sample of the batch."""
+    return [
+        value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
+        for value, dim in zip(values, dims, strict=True)
+    ]
+
+
+def stacked(samples: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """What each sample gave, as values with a batch, and where that is. Others are the first's."""
+    values = [
+        torch.stack(list(column)) if isinstance(column[0], Tensor) else column[0]
+        for column in zip(*samples, strict=True)
+    ]
+    return tuple(values), tuple(0 if isinstance(value, Tensor) else None for value in values)

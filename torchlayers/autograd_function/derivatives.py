@@ -1,0 +1,65 @@
+"""A Function's own backward and jvp, called and checked."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.autograd import Function
+
+from torchlayers.errors import FunctionError
+
+
+def backward_of(function: Any) -> Callable[..., Any]:
+    """The Function's backward, or its vjp, which is another name for it."""
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        has_vjp = function.vjp is not Function.vjp
+        if has_vjp and function.backward is not Function.backward:
+            raise FunctionError(
+                f"torchlayers: {function.__name__} has both a backward and a vjp, which are two "
+                "names for one thing. Delete one."
+            )
+        result = (function.vjp if has_vjp else function.backward)(ctx, *grads)
+        _check_count(function, result, len(ctx.needs_input_grad))
+        return result
+
+    return backward
+
+
+def is_boxed(function: Any) -> bool:
+    """Whether backward takes the gradients as one list (torch's boxed_grads_call)."""
+    return bool(getattr(function, "boxed_grads_call", False))
+
+
+def jvp_of(function: Any) -> Callable[..., Any]:
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return function.jvp(ctx, *tangents)
+
+    return jvp
+
+
+def _check_count(function: Any, result: Any, inputs: int) -> None:
+    """torch takes more gradients than there are inputs if those are None."""
+    results = result if isinstance(result, tuple) else (result,)
+    if len(results) < inputs or any(extra is not None for extra in results[inputs:]):
+        raise FunctionError(
+            f"torchlayers: {function.__name__}.backward returned {len(results)} "
+            f"gradient{'' if len(results) == 1 else 's'} for {inputs} "
+            f"input{'' if inputs == 1 else 's'} of forward. Return one for each, None where there "
+            "is no gradient."
+        )
+
+
+def reads_memory(error: RuntimeError) -> bool:
+    """Whether NumPy, or a kernel of the Function's own, asked a batched or functional tensor for
+    the memory that it does not have."""
+    return "data pointer" in str(error)
+
+
+def explain_captured(function: Any, error: RuntimeError) -> None:
+    """Raises what is wrong where forward met a tensor that its layers do not know."""
+    if "outside that transform" in str(error):
+        raise FunctionError(
+            f"torchlayers: {function.__name__}.forward uses a tensor that it was not given, of a "
+            "transform that is active around the call. Its gradient would be lost. Pass the tensor "
+            f"to {function.__name__}.apply as an argument."
+        ) from error

@@ -1,0 +1,146 @@
+"""The rule of functionalize: a Function whose methods run without mutations.
+
+For each Function another is generated, whose forward, backward and jvp run under a functionalize
+that is entered for them, if somebody records what they do. Its forward returns what the Function
+wrote to its inputs as new tensors; those are then what the functional tensors around the inputs
+hold.
+
+NOTE [Functions that read memory]
+A functional tensor has no memory of its own: NumPy, given one, makes an array of whatever is
+there, and no error. Functions are where NumPy is used. So their methods see plain tensors,
+mutations and all, where nothing is recorded and nobody can tell the difference.
+"""
+
+from typing import Any
+
+import torch
+
+from torchlayers import _C, tree
+from torchlayers.autograd_function import derivatives, generated, vmapify
+from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.functionalize import functional, unwrapped
+from torchlayers.stack import FunctionalizeEntry
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class _Written:
+    """Which outputs are inputs that were written to: an output more, which is no tensor."""
+
+    def __init__(self, places: dict[int, int], is_single: bool) -> None:
+        self.input_of_output = places
+        self.is_single = is_single
+
+
+@custom_function_call.rule("functionalize")
+def _without_mutations(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+    keeps_views = _C.keeps_views()
+    values = tree.map_all_tensors(lambda operand: unwrapped(operand, keeps_views), operands)
+    made = generated.of(
+        function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
+    )
+    with _C.Below():
+        *outputs, written = custom_function_call(made, *values)
+    results = []
+    for i, output in enumerate(outputs):
+        if i in written.input_of_output:
+            operand = operands[written.input_of_output[i]]
+            _torch._functionalize_replace(operand, output)
+            _torch._functionalize_commit_update(operand)
+            _torch._functionalize_sync(operand)
+            results.append(operand)
+        else:
+            results.append(tree.map_tensors(lambda leaf: functional(leaf, level), output))
+    return results[0] if written.is_single else tuple(results)
+
+
+def _is_recorded() -> bool:
+    """NOTE [Functions that read memory]."""
+    return bool(_torch._C._len_torch_dispatch_stack())
+
+
+class _Undirtied:
+    """ctx for a Function that returns what it has written instead of writing it."""
+
+    def __init__(self, ctx: Any) -> None:
+        vars(self).update(_ctx=ctx)
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
+
+
+def _generate(function: Function, keeps_views: bool) -> Function:
+    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+
+    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any]:
+        """The method's result without functional tensors, and as it was, and its arguments."""
+        if not _is_recorded():
+            result = method(*args)
+            return result, list(args), result
+        with FunctionalizeEntry(keeps_views) as level:
+            wrapped = tree.map_all_tensors(lambda leaf: functional(leaf, level), args)
+            functionals = method(*wrapped)
+            result = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), functionals)
+            return result, wrapped, functionals
+
+    def forward(*operands: Any) -> Any:
+        versions = [getattr(operand, "_version", None) for operand in operands]
+        outputs, wrapped, raw_outputs = run(function.forward, *operands)
+        is_single = not isinstance(outputs, tuple)
+        places = {
+            id(leaf): i
+            for i, (leaf, operand, version) in enumerate(
+                zip(wrapped, operands, versions, strict=True)
+            )
+            if isinstance(operand, torch.Tensor)
+            and (operand._version != version or unwrapped(leaf, keeps_views) is not operand)
+        }
+        written = {
+            i: places[id(output)]
+            for i, output in enumerate((raw_outputs,) if is_single else raw_outputs)
+            if id(output) in places
+        }
+        return (*((outputs,) if is_single else outputs), _Written(written, is_single))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        *results, written = outputs
+        after = list(inputs)
+        for i, place in written.input_of_output.items():
+            if after[place] is not results[i]:
+                after[place] = results[i]
+                ctx = _Undirtied(ctx)
+        function.setup_context(
+            ctx, tuple(after), results[0] if written.is_single else tuple(results)
+        )
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if derivatives.is_boxed(function):
+            return run(backward_of_one, ctx, grads[0][:-1])[0]
+        return run(backward_of_one, ctx, *grads[:-1])[0]
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        results = run(jvp_of_one, ctx, *tangents)[0]
+        return (*(results if isinstance(results, tuple) else (results,)), None)
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+        outputs, out_dims = vmapify.checked(function, function.vmap(info, in_dims, *operands))
+        is_single = not isinstance(outputs, tuple)
+        return (*((outputs,) if is_single else outputs), _Written({}, is_single)), (*out_dims, None)
+
+    methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
+    return generated.function_class(
+        f"Functionalized{function.__name__}",
+        (torch.autograd.Function,),
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+        **methods,
+    )

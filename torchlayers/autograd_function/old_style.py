@@ -1,0 +1,295 @@
+"""Functions whose forward takes ctx and that have no setup_context.
+
+Most third-party Functions are written so, and torch.func refuses them all. Here each is made
+one with a setup_context, which the rules of the layers can take.
+
+NOTE [What an old-style forward keeps]
+Its forward runs once, at the bottom of the stack, with a ctx that takes notes. Each layer has a
+ctx of its own, whose setup_context follows the notes: what the forward kept is an input, an
+output, or a tensor made in between. Those made in between are given to every layer as outputs
+too, without gradients: for autograd they are constants, as they are outside transforms.
+
+NOTE [Reaching old-style Functions]
+torch's Function.apply raises an error where it meets one inside a transform. It looks for
+setup_context, and binds the operands to forward's signature, on the class, at each call. So that
+is where each old-style class is taught, when a layer is entered and there are classes that were
+not there before: inside our layers it shows a setup_context, and a forward that takes anything.
+Outside them both are as they were written. torch itself is left as it is, its own old-style
+Functions too.
+"""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import function as torch_function
+
+from torchlayers import _C, tree
+from torchlayers.autograd_function import derivatives, generated, vmapify
+from torchlayers.autograd_function.batching import batched, sample_of, stacked, unbatched
+from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.stack import VmapEntry
+
+_DEFAULT: Any = torch_function._SingleLevelFunction
+_ANY = inspect.signature(lambda *operands: None)
+_KEPT = "_torchlayers_notes"
+
+
+class _SetupContext:
+    """A class's setup_context: one that is there inside our layers, torch's default outside."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return _follow if _C.any_layer() else _DEFAULT.setup_context
+
+
+class _Forward:
+    """A class's forward, which inside our layers shows a signature without ctx."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        forward = self.original.__get__(instance, owner)
+        if not _C.any_layer() or not is_old_style(owner):
+            return forward
+
+        @functools.wraps(forward)
+        def shown(*operands: Any, **options: Any) -> Any:
+            return forward(*operands, **options)
+
+        shown.__signature__ = _ANY  # type: ignore[attr-defined]
+        return shown
+
+
+def adopt() -> None:
+    """Lets the old-style Functions there are work inside our layers.
+
+    NOTE [Reaching old-style Functions].
+    """
+    for function in _subclasses(torch.autograd.Function):
+        if function.__module__.partition(".")[0] == "torch":
+            continue
+        if function.setup_context is _DEFAULT.setup_context:
+            function.setup_context = _SetupContext()
+        forward = function.__dict__.get("forward")
+        if is_old_style(function) and forward is not None and not isinstance(forward, _Forward):
+            function.forward = _Forward(forward)
+
+
+def is_old_style(function: Function) -> bool:
+    """Whether the Function has no setup_context of its own."""
+    shown = inspect.getattr_static(function, "setup_context")
+    return isinstance(shown, _SetupContext) or function.setup_context is _DEFAULT.setup_context
+
+
+def is_shown_as_new(function: Function) -> bool:
+    """Whether it is an old-style Function that a layer of ours made Function.apply take."""
+    return function.setup_context is _follow
+
+
+def _subclasses(function: Any) -> Iterator[Any]:
+    for subclass in function.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
+
+
+def apply(function: Function, operands: tuple[Any, ...]) -> Any:
+    """The Function applied by the layers there are."""
+    top = _C.top()
+    if top is not None and top[0] == "vmap" and vmapify.has_vmap(function):
+        return custom_function_call(function, *operands)  # its vmap needs no ctx
+    made = generated.of(function, "new style", _generate)
+    *outputs, notes = custom_function_call(made, *operands)
+    results = tuple(outputs[: notes.outputs])
+    return results[0] if notes.is_single else results
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a tensor that was kept is: among the inputs, or among the outputs."""
+
+    among: str
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Notes:
+    """What a forward did with ctx: an output more, which is no tensor."""
+
+    outputs: int
+    is_single: bool
+    materialize_grads: bool
+    calls: dict[str, tuple[Any, ...]]  # save_for_backward, ...: what they were called with
+    attributes: dict[str, Any]
+
+
+class _TakesNotes:
+    """ctx for a forward at the bottom of the stack."""
+
+    def __init__(self, operands: tuple[Any, ...]) -> None:
+        # Which layer needs which is not known here: what is kept in vain is not used.
+        self.needs_input_grad = tuple(
+            isinstance(operand, Tensor) and (operand.is_floating_point() or operand.is_complex())
+            for operand in operands
+        )
+        self._calls: dict[str, tuple[Any, ...]] = {}
+        self._materialize_grads = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self._calls["save_for_backward"] = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        self._calls["save_for_forward"] = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self._calls["mark_dirty"] = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self._calls["mark_non_differentiable"] = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self._materialize_grads = value
+
+    def noted(self, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
+        """The outputs, the tensors made in between, and the notes."""
+        is_single = not isinstance(result, tuple)
+        outputs = [result] if is_single else list(result)
+        count = len(outputs)
+        dirty = [id(tensor) for tensor in self._calls.get("mark_dirty", ())]
+        for i, output in enumerate(outputs):
+            # torch makes such an output a view too, but not before setup_context has run.
+            if any(output is operand for operand in operands) and id(output) not in dirty:
+                outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
+        places = {
+            id(value): _Place(among, i)
+            for among, values in (("outputs", outputs), ("inputs", operands))
+            for i, value in enumerate(values)
+            if isinstance(value, Tensor)
+        }
+
+        def place(tensor: Tensor) -> Any:
+            if id(tensor) not in places:
+                places[id(tensor)] = _Place("outputs", len(outputs))
+                outputs.append(tensor)
+            return places[id(tensor)]
+
+        private = ("needs_input_grad", "_calls", "_materialize_grads")
+        calls = {name: tree.map_tensors(place, args) for name, args in self._calls.items()}
+        attributes = {
+            name: tree.map_tensors(place, value)
+            for name, value in vars(self).items()
+            if name not in private
+        }
+        return (
+            *outputs,
+            _Notes(count, is_single, self._materialize_grads, calls, attributes),
+        )
+
+
+def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    """Does with a layer's ctx what the notes say."""
+    *results, notes = outputs
+    values = {"inputs": inputs, "outputs": results}
+
+    def found(place: Any) -> Any:
+        return values[place.among][place.index] if isinstance(place, _Place) else place
+
+    calls = {name: tree.map_leaves(found, args) for name, args in notes.calls.items()}
+    in_between = [leaf for leaf in results[notes.outputs :] if isinstance(leaf, Tensor)]
+    calls["mark_non_differentiable"] = (*calls.get("mark_non_differentiable", ()), *in_between)
+    for name, args in calls.items():
+        getattr(ctx, name)(*args)
+    for name, value in notes.attributes.items():
+        setattr(ctx, name, tree.map_leaves(found, value))
+    ctx.set_materialize_grads(False)  # not for those in between
+    kept = _Kept(
+        notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs]))
+    )
+    setattr(ctx, _KEPT, kept)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+    """What a layer's ctx keeps for backward and jvp."""
+
+    notes: _Notes
+    all_outputs: int
+    inputs: list[Any]
+    outputs: list[Any]
+
+    def materialized(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
+        """The gradients or tangents, zeros where there are none and the Function wants them."""
+        return [
+            torch.zeros(shape[0], dtype=shape[1], device=shape[2])
+            if value is None and shape is not None and self.notes.materialize_grads
+            else value
+            for value, shape in zip(values, shapes, strict=True)
+        ]
+
+
+def _shapes(values: tuple[Any, ...]) -> list[Any]:
+    return [
+        (value.shape, value.dtype, value.device)
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+        else None
+        for value in values
+    ]
+
+
+def _generate(function: Function) -> Function:
+    backward_of_old, jvp_of_old = derivatives.backward_of(function), derivatives.jvp_of(function)
+
+    def forward(*operands: Any) -> Any:
+        ctx = _TakesNotes(operands)
+        return ctx.noted(operands, function.forward(ctx, *operands))
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept: _Kept = getattr(ctx, _KEPT)
+        is_boxed = derivatives.is_boxed(function)
+        own = (grads[0] if is_boxed else grads)[: kept.notes.outputs]
+        own = kept.materialized(own, kept.outputs)
+        return backward_of_old(ctx, *((own,) if is_boxed else own))
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        kept: _Kept = getattr(ctx, _KEPT)
+        results = jvp_of_old(ctx, *kept.materialized(tangents, kept.inputs))
+        own = results if isinstance(results, tuple) else (results,)
+        return (*own, *(None,) * (kept.all_outputs - kept.notes.outputs))
+
+    def vmap(info: vmapify.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+        """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
+        outputs, out_dims = vmapify.checked(function, function.vmap(info, in_dims, *operands))
+        own = outputs if isinstance(outputs, tuple) else (outputs,)
+        try:
+            with VmapEntry(*info) as level:
+                kept, dims = unbatched(forward(*batched(operands, in_dims)), level)
+        except RuntimeError as error:
+            if not derivatives.reads_memory(error):
+                raise
+            kept, dims = stacked(
+                [
+                    custom_function_call(new_style, *sample_of(operands, in_dims, i))
+                    for i in range(info.batch_size)
+                ]
+            )
+        count = kept[-1].outputs
+        return (*own, *kept[count:]), (*out_dims, *dims[count:])
+
+    methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
+    new_style: Function = generated.function_class(
+        function.__name__,
+        (torch.autograd.Function,),
+        function,
+        forward=forward,
+        setup_context=_follow,
+        backward=backward,
+        jvp=jvp,
+        **methods,
+    )
+    return new_style
+
+

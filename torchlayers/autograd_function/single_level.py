@@ -1,0 +1,68 @@
+"""The rule of grad and jvp: the Function on one level.
+
+For each Function another is generated that works on wrappers of the top layer's level. Its
+forward hands the values inside them to the layers below and wraps what comes back; its context,
+backward and jvp are the Function's own. Autograd records it at this level alone.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.function import _SingleLevelFunction
+
+from torchlayers import _C, tree
+from torchlayers.autograd_function import derivatives, generated
+from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.errors import FunctionError
+
+
+@custom_function_call.rule("grad", "jvp")
+def _on_one_level(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+    lifted = tree.map_all_tensors(_C.lift, operands)
+    one_level = generated.of(function, "single level", _generate)
+    with _C.OneLevel():
+        return one_level.apply(*lifted)
+
+
+def _generate(function: Function) -> type[_SingleLevelFunction]:
+    backward = derivatives.backward_of(function)
+    jvp_of_function = derivatives.jvp_of(function)
+
+    def forward(*operands: Any) -> Any:
+        top = _C.top()
+        assert top is not None
+        level = top[1]
+        values = tree.map_all_tensors(lambda operand: _C.unwrap(operand, level), operands)
+        with _C.Below():
+            try:
+                outputs = custom_function_call(function, *values)
+            except RuntimeError as error:
+                derivatives.explain_captured(function, error)
+                raise
+        return tree.map_outputs(
+            lambda output: _C.wrap_argument(output, False), outputs, values, operands
+        )
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        function.setup_context(ctx, inputs, output)
+        for dirty in ctx.dirty_tensors or ():
+            if isinstance(dirty, Tensor) and _C.is_captured(dirty):
+                raise FunctionError(
+                    f"torchlayers: {function.__name__} writes to a tensor (mark_dirty) from outside "
+                    "the transform: its gradient would be silently wrong. Pass it to the "
+                    "transformed function as an argument, or clone it."
+                )
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with _C.RunsJvp():  # NOTE [A jvp is differentiated too]
+            return jvp_of_function(ctx, *tangents)
+
+    return generated.function_class(
+        f"{function.__name__}Generated",
+        (_SingleLevelFunction,),
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+    )

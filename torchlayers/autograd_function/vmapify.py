@@ -1,0 +1,190 @@
+"""The rule of vmap: the Function's own vmap staticmethod, or one generated for it.
+
+With generate_vmap_rule the Function is made batched: its forward, setup_context, backward and
+jvp each run under a vmap that is entered for them, as if on one sample.
+
+NOTE [setup_context runs under vmap]
+What setup_context keeps has to be what one sample has. Sum keeps the shape of its input, to
+expand the gradient to it: for a batch of B inputs of shape (4,) that is (4,), and outside vmap
+it would be (B, 4), to which every sample's gradient would be expanded.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+from torchlayers.autograd_function import derivatives, generated
+from torchlayers.autograd_function.batching import Dims, batched, unbatched
+from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.autograd_function.context import OneSample, OneSampleSaving
+from torchlayers.autograd_function.reductify import in_dims_of_tangents, reductify, reductify_tangent
+from torchlayers.errors import FunctionError
+from torchlayers.stack import VmapEntry
+
+
+class VmapInfo(NamedTuple):
+    """What a Function's vmap staticmethod is told of the vmap that it is called in.
+
+    Source: torch.autograd.Function.vmap, in torch's notes on extending torch.func.
+    """
+
+    batch_size: int
+    randomness: str
+
+
+@custom_function_call.rule("vmap")
+def _batched(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+    info = VmapInfo(*_C.top_batch())
+    values, in_dims = unbatched(operands, level)
+    if all(dim is None for dim in tree.leaves(in_dims)):
+        with _C.Below():
+            return custom_function_call(function, *values)
+    if _is_ambiguous(function):
+        raise FunctionError(
+            f"torchlayers: {function.__name__} has both a vmap staticmethod and "
+            "generate_vmap_rule=True, so vmap can't tell which to use. Delete one."
+        )
+    if function.generate_vmap_rule:
+        vmapped = _generated(function, in_dims, info)
+        with _C.Below():
+            outputs, out_dims = _split_dims(custom_function_call(vmapped, *values))
+    elif has_vmap(function):
+        with _C.Below():
+            outputs, out_dims = checked(function, function.vmap(info, in_dims, *values))
+    else:
+        raise FunctionError(
+            f"torchlayers: vmap does not know how to batch {function.__name__}. If its methods "
+            f"use torch's operators alone, set {function.__name__}.generate_vmap_rule = True; else "
+            "give it a vmap staticmethod."
+        )
+    return tree.map_outputs(
+        lambda output, dim: output if dim is None else _C.add_batch_dim(output, dim),
+        outputs,
+        values,
+        operands,
+        out_dims,
+    )
+
+
+def has_vmap(function: Function) -> bool:
+    return function.vmap is not torch.autograd.Function.vmap
+
+
+def _is_ambiguous(function: Function) -> bool:
+    return function.generate_vmap_rule and has_vmap(function)
+
+
+def checked(function: Function, result: Any) -> tuple[Any, list[int | None]]:
+    """What a vmap staticmethod returned: its outputs, and the out_dim of each leaf of them."""
+    if not (isinstance(result, tuple) and len(result) == 2):
+        got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
+        raise FunctionError(
+            f"torchlayers: {function.__name__}.vmap must return a tuple (output, out_dims), got "
+            f"{got}."
+        )
+    outputs, out_dims = result
+    flat, spec = tree.flatten(outputs)
+    dims = tree.broadcast(out_dims, spec)
+    if dims is None:
+        raise FunctionError(
+            f"torchlayers: {function.__name__}.vmap returned out_dims that don't fit its output: "
+            f"out_dims are {tree.describe(tree.flatten(out_dims)[1])}, the output is "
+            f"{tree.describe(spec)} (* stands for a leaf)."
+        )
+    for i, (leaf, dim) in enumerate(zip(flat, dims, strict=True)):
+        if dim is None or not isinstance(leaf, Tensor):
+            continue
+        if not isinstance(dim, int) or not -leaf.dim() <= dim < leaf.dim():
+            raise FunctionError(
+                f"torchlayers: {function.__name__}.vmap returned out_dim {dim!r} for output {i}, "
+                f"of shape {tuple(leaf.shape)}: it must be None or an int in "
+                f"[{-leaf.dim()}, {leaf.dim() - 1}]."
+            )
+    return outputs, dims
+
+
+def _generated(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
+    made: Function = generated.of(
+        function, (in_dims, info), lambda function: _generate(function, in_dims, info)
+    )
+    return made
+
+
+def _split_dims(outputs: tuple[Any, ...]) -> tuple[Any, list[int | None]]:
+    """The outputs of a vmapped Function, which returns their dims as its last."""
+    dims = outputs[-1]
+    assert isinstance(dims, Dims)
+    results = outputs[0] if dims.is_single else outputs[:-1]
+    flat = tree.broadcast(dims.tree[0] if dims.is_single else dims.tree, tree.flatten(results)[1])
+    assert flat is not None
+    return results, flat
+
+
+def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
+    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+
+    def forward(*operands: Any) -> Any:
+        with VmapEntry(*info) as level:
+            outputs = function.forward(*batched(operands, in_dims))
+            is_single = not isinstance(outputs, tuple)
+            values, out_dims = unbatched((outputs,) if is_single else outputs, level)
+        return (*values, Dims(out_dims, is_single))
+
+    # NOTE [setup_context runs under vmap]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        dims = outputs[-1]
+        with VmapEntry(*info) as level:
+            one_sample = OneSampleSaving(ctx, level)
+            samples = batched(inputs, in_dims)
+            results = batched(outputs[:-1], dims.tree)
+            function.setup_context(
+                one_sample, tuple(samples), results[0] if dims.is_single else tuple(results)
+            )
+            shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in samples]
+        one_sample.keep(out_dims=dims, input_shapes=shapes)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        kept = OneSample.kept_by(ctx)
+        is_boxed = derivatives.is_boxed(function)
+        grads = (grads[0] if is_boxed else grads)[:-1]
+        with VmapEntry(*info) as level:
+            one_sample = OneSample(ctx, level)
+            samples = batched(grads, kept.out_dims.tree)
+            gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
+            if not isinstance(gradients, tuple):
+                gradients = (gradients,)
+            values, dims = unbatched(gradients, level)
+        return tuple(
+            reductify(value, dim, in_dim, info.batch_size, shape)
+            for value, dim, in_dim, shape in zip(
+                values, dims, in_dims, kept.input_shapes, strict=False
+            )
+        )
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        kept = OneSample.kept_by(ctx)
+        with VmapEntry(*info) as level:
+            one_sample = OneSample(ctx, level)
+            results = jvp_of_one(
+                one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))
+            )
+            if not isinstance(results, tuple):
+                results = (results,)
+            values, dims = unbatched(results, level)
+        out_tangents = tuple(
+            reductify_tangent(value, dim, out_dim, info.batch_size)
+            for value, dim, out_dim in zip(values, dims, kept.out_dims.tree, strict=True)
+        )
+        return (*out_tangents, None)
+
+    return generated.function_class(
+        f"Vmapped{function.__name__}",
+        (torch.autograd.Function,),
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+    )
