@@ -198,6 +198,11 @@ struct RunsJvp {
   }
 };
 
+// Says more where torch refused an autograd.Function.
+void explain_refusal(const py::object& error) {
+  py::module_::import("torchlayers.autograd_function.refused").attr("explain")(error);
+}
+
 template <class E>
 void bind_guard(py::module_& m, const char* name, const char* doc) {
   py::class_<E>(m, name, doc)
@@ -218,8 +223,11 @@ py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, c
       .def(
           "__exit__",
           wrap_pybind_function(
-              [](E& entry, const py::object&, const py::object&, const py::object&) {
+              [](E& entry, const py::object&, const py::object& error, const py::object&) {
                 entry.leave();
+                if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
+                  explain_refusal(error);
+                }
               }));
 }
 

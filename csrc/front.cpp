@@ -1,8 +1,12 @@
 // The front: takes the layer on top of the stack and lets it process the operator.
+#include "args.h"
+#include "errors.h"
 #include "fallbacks.h"
+#include "function.h"
 #include "keys.h"
 #include "stack.h"
 #include "trace.h"
+#include "wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -41,6 +45,15 @@ bool take_apart(
   return true;
 }
 
+void refuse_captured(const Operator& op, const Args& args) {
+  visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
+    const auto* wrapper = wrapper_of(tensor);
+    if (wrapper != nullptr && wrapper->is_alive()) {
+      raise("a tensor of grad or jvp was used by an autograd.Function outside that transform.");
+    }
+  });
+}
+
 } // namespace
 
 // NOTE [Stepping aside]
@@ -77,6 +90,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
     if ((casts || layer->takes_apart(op)) && take_apart(op, handle, keys, args)) {
       return;
     }
+  }
+  if (layer == nullptr && Below::is_at_bottom()) {
+    refuse_captured(op, *args);
   }
   if (layer == nullptr || op.has_torch_func_kernel) {
     step_aside(handle, keys, kFront, args);

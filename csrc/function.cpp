@@ -8,6 +8,7 @@ namespace torchlayers {
 namespace {
 
 thread_local const FunctionsOfOneLevel* innermost_function = nullptr;
+thread_local int at_bottom = 0;
 
 } // namespace
 
@@ -51,6 +52,10 @@ void Below::enter() {
   auto& keys = thread_keys();
   keys.set_excluded(
       (keys.excluded() - kAutocastKeys) | (processing_->keys_outside().excluded() & kAutocastKeys));
+  if (mirror().empty()) {
+    keys.set_included(keys.included() | DispatchKeySet(kFront));
+    ++at_bottom;
+  }
   if (autograd != nullptr) {
     modes_.emplace(autograd->modes_below(function->modes_outside()));
   }
@@ -59,10 +64,17 @@ void Below::enter() {
 }
 
 void Below::leave() {
+  if (mirror().empty()) {
+    --at_bottom;
+  }
   at::functorch::setSingleLevelAutogradFunctionAllowed(*allowed_);
   modes_.reset();
   without_top_.reset();
   processing_.reset();
+}
+
+bool Below::is_at_bottom() {
+  return at_bottom > 0 && mirror().empty();
 }
 
 } // namespace torchlayers

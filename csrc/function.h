@@ -49,10 +49,15 @@ class FunctionsOfOneLevel {
 // autograd.Function that it is processing. Applying a Function has turned recording
 // off, and that is meant for its own level: below, the modes are those that it was
 // applied with. Autocast, which happens once, is left to what the forward calls.
+// Below the last layer the front stays on, to find tensors that the forward was not
+// given: a wrapper of a layer that is off would there be taken for its value.
 class Below {
  public:
   void enter();
   void leave();
+
+  // Whether this thread is below the last layer.
+  static bool is_at_bottom();
 
  private:
   std::optional<Processing> processing_;

@@ -24,6 +24,10 @@ square.register_vmap(lambda info, in_dims, x: (square(x), in_dims[0]))
 X = torch.tensor([1.0, 2.0, 3.0])
 
 
+def times_square(x):
+    return (square(x) * x).sum()
+
+
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
@@ -34,8 +38,23 @@ X = torch.tensor([1.0, 2.0, 3.0])
         (lambda: tl.vmap(tl.grad(square))(X), 2 * X),
         (lambda: tl.grad(lambda x: tl.vmap(square)(x).sum())(X), 2 * X),
         (lambda: tl.jacrev(square)(X), torch.diag(2 * X)),
+        # Its value counts too: to the outer levels it is no constant.
+        (lambda: tl.grad(lambda x: tl.grad(times_square)(x).sum())(X), 6 * X),
+        (lambda: tl.jvp(lambda x: tl.grad(times_square)(x), (X,), (X,))[1], 6 * X * X),
+        (lambda: tl.grad(lambda x: tl.grad_and_value(times_square)(x)[1])(X), 3 * X**2),
     ],
-    ids=["grad", "grad(grad)", "vjp", "vmap", "vmap(grad)", "grad(vmap)", "jacrev"],
+    ids=[
+        "grad",
+        "grad(grad)",
+        "vjp",
+        "vmap",
+        "vmap(grad)",
+        "grad(vmap)",
+        "jacrev",
+        "grad(grad) of a product",
+        "jvp(grad) of a product",
+        "grad(grad_and_value) of a product",
+    ],
 )
 def test_registered_autograd_works_inside_transforms(call, expected):
     torch.testing.assert_close(call(), expected)

@@ -25,6 +25,8 @@ from torchlayers.errors import (
     CallError,
     DimensionError,
     DtypeError,
+    FunctionError,
+    MissingDerivativeError,
     NotScalarError,
     NotTensorError,
     OutDimError,
@@ -1191,8 +1193,10 @@ VMAP = [
     Misuse(
         "a Function without vmap",
         lambda tf: tf.vmap(WithBackwardOnly.apply)(BATCH),
-        RuntimeError,
-        "You tried to vmap over WithBackwardOnly, but it does not have vmap support",
+        FunctionError,
+        "torchlayers: vmap does not know how to batch WithBackwardOnly. If its methods use torch's "
+        "operators alone, set WithBackwardOnly.generate_vmap_rule = True; else give it a vmap "
+        "staticmethod.",
     ),
 ]
 
@@ -1733,26 +1737,25 @@ AUTOGRAD = [
     Misuse(
         "reentrant checkpoint in grad",
         lambda tf: tf.grad(lambda x: checkpoint(torch.sin, x, use_reentrant=True).sum())(X),
-        RuntimeError,
-        "In order to use an autograd.Function with functorch transforms",
+        FunctionError,
+        "torchlayers: CheckpointFunction is made for plain autograd, and has no setup_context. "
+        "Call it outside the transformed function.",
     ),
     Misuse(
-        "a Function without setup_context in grad",
-        lambda tf: tf.grad(lambda x: WithoutSetupContext.apply(x).sum())(X),
-        RuntimeError,
-        "In order to use an autograd.Function with functorch transforms",
-    ),
-    Misuse(
-        "a Function without setup_context in vmap",
+        "a Function without setup_context and flag in vmap",
         lambda tf: tf.vmap(WithoutSetupContext.apply)(BATCH),
-        RuntimeError,
-        "In order to use an autograd.Function with functorch transforms",
+        FunctionError,
+        "torchlayers: vmap does not know how to batch WithoutSetupContext. If its methods use "
+        "torch's operators alone, set WithoutSetupContext.generate_vmap_rule = True; else give it "
+        "a vmap staticmethod.",
     ),
     Misuse(
         "a Function without jvp in jvp",
         lambda tf: tf.jvp(WithBackwardOnly.apply, (X,), (X,)),
-        NotImplementedError,
-        "You must implement the jvp function for custom autograd.Function",
+        MissingDerivativeError,
+        "torchlayers: WithBackwardOnly has no jvp staticmethod, which forward mode (jvp, jacfwd, "
+        "hessian, linearize) needs. Give it one, or use reverse mode: vjp, jacrev, or "
+        "jacrev(jacrev(f)) for hessian(f).",
     ),
 ]
 

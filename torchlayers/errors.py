@@ -45,6 +45,10 @@ class FunctionError(TransformError):
     """An autograd.Function lacks what a transform needs of it, or its methods return nonsense."""
 
 
+class MissingDerivativeError(FunctionError, NotImplementedError):
+    """An autograd.Function has no backward, or no jvp, and one was needed."""
+
+
 class DimensionError(ValueError):
     """vmap's in_dims, out_dims or batch sizes don't fit the tensors."""
 

@@ -57,9 +57,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         if compiled.is_tracing():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         with FunctionalizeEntry(keeps_views) as level:
-            wrapped = tree.map_tensors(
-                lambda leaf: functional(leaf, level), (args, kwargs)
-            )
+            wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with compiled.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
             outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), outputs)

@@ -1,12 +1,12 @@
 """custom_function_call: a Function's way through the layers.
 
-    Cube.apply(x)                        torch's
-      └─ torch's custom_function_call    any transform active
-           └─ front.py                   on our front key
-                └─ ours
-                     └─ the rule of the layer on top
-                          └─ ours again, on the layer below
-                               └─ …  no layer left: plain Cube.apply
+Cube.apply(x)                        torch's
+  └─ torch's custom_function_call    any transform active
+       └─ front.py                   on our front key
+            └─ ours
+                 └─ the rule of the layer on top
+                      └─ ours again, on the layer below
+                           └─ …  no layer left: plain Cube.apply
 """
 
 from collections.abc import Callable
@@ -21,6 +21,10 @@ from torchlayers import _C
 
 Function: TypeAlias = type[torch.autograd.Function]
 Rule: TypeAlias = Callable[[Function, int, tuple[Any, ...]], Any]
+
+
+# The one that Function.apply ends in: it asks no questions about transforms.
+_PLAIN_APPLY: Any = vars(torch._C._FunctionBase)["apply"]
 
 
 class CustomFunctionHigherOrderOperator(HigherOrderOperator):
@@ -52,8 +56,7 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
         if torch._C._are_functorch_transforms_active():
             return dispatch_functorch(torch_funcs, (function, *operands), {})
         # Function.apply has unwrapped dead wrappers and bound forward's defaults already.
-        return super(torch.autograd.Function, function).apply(*operands)
+        return _PLAIN_APPLY(function, *operands)
 
 
 custom_function_call = CustomFunctionHigherOrderOperator()
-

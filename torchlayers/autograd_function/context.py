@@ -80,5 +80,3 @@ class OneSampleSaving(OneSample):
     def keep(self, out_dims: Dims, input_shapes: list[Any]) -> None:
         kept = Kept(out_dims, input_shapes, self._saved_dims, self._saved_for_forward_dims)
         setattr(self._ctx, _KEPT, kept)
-
-

@@ -5,36 +5,56 @@ from typing import Any
 
 from torch.autograd import Function
 
-from torchlayers.errors import FunctionError
+from torchlayers.autograd_function import once
+from torchlayers.errors import FunctionError, MissingDerivativeError
 
 
 def backward_of(function: Any) -> Callable[..., Any]:
     """The Function's backward, or its vjp, which is another name for it."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        has_vjp = function.vjp is not Function.vjp
-        if has_vjp and function.backward is not Function.backward:
-            raise FunctionError(
-                f"torchlayers: {function.__name__} has both a backward and a vjp, which are two "
-                "names for one thing. Delete one."
-            )
-        result = (function.vjp if has_vjp else function.backward)(ctx, *grads)
+        result = once.call(_chosen(function), function.__name__, ctx, grads)
         _check_count(function, result, len(ctx.needs_input_grad))
         return result
 
     return backward
 
 
-def is_boxed(function: Any) -> bool:
-    """Whether backward takes the gradients as one list (torch's boxed_grads_call)."""
-    return bool(getattr(function, "boxed_grads_call", False))
+def _chosen(function: Any) -> Callable[..., Any]:
+    has_vjp = function.vjp is not Function.vjp
+    has_backward = function.backward is not Function.backward
+    if has_vjp and has_backward:
+        raise FunctionError(
+            f"torchlayers: {function.__name__} has both a backward and a vjp, which are two names "
+            "for one thing. Delete one."
+        )
+    if not (has_vjp or has_backward):
+        raise MissingDerivativeError(
+            f"torchlayers: {function.__name__} has no backward staticmethod, which reverse mode "
+            "needs. Give it one, or call it on x.detach() where its gradient does not count."
+        )
+    chosen: Callable[..., Any] = function.vjp if has_vjp else function.backward
+    return chosen
 
 
 def jvp_of(function: Any) -> Callable[..., Any]:
+    """The Function's jvp."""
+
     def jvp(ctx: Any, *tangents: Any) -> Any:
+        if function.jvp is Function.jvp:
+            raise MissingDerivativeError(
+                f"torchlayers: {function.__name__} has no jvp staticmethod, which forward mode "
+                "(jvp, jacfwd, hessian, linearize) needs. Give it one, or use reverse mode: vjp, "
+                "jacrev, or jacrev(jacrev(f)) for hessian(f)."
+            )
         return function.jvp(ctx, *tangents)
 
     return jvp
+
+
+def is_boxed(function: Any) -> bool:
+    """Whether backward takes the gradients as one list (torch's boxed_grads_call)."""
+    return bool(getattr(function, "boxed_grads_call", False))
 
 
 def _check_count(function: Any, result: Any, inputs: int) -> None:
@@ -50,8 +70,8 @@ def _check_count(function: Any, result: Any, inputs: int) -> None:
 
 
 def reads_memory(error: RuntimeError) -> bool:
-    """Whether NumPy, or a kernel of the Function's own, asked a batched or functional tensor for
-    the memory that it does not have."""
+    """Whether NumPy, or a kernel of the Function's own, asked a batched tensor for the memory that
+    it does not have."""
     return "data pointer" in str(error)
 
 

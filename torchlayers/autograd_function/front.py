@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
+from torch._functorch.autograd_function import custom_function_call as torch_funcs
 
 from torchlayers import _C, tree
 from torchlayers.autograd_function import old_style
-from torchlayers.autograd_function.call import Function, custom_function_call, torch_funcs
+from torchlayers.autograd_function.call import Function, custom_function_call
 
 _functorch: Any = torch._C._functorch
 

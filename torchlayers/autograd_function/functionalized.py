@@ -129,14 +129,13 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         return (*(results if isinstance(results, tuple) else (results,)), None)
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
-        outputs, out_dims = vmapify.checked(function, function.vmap(info, in_dims, *operands))
+        outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
         is_single = not isinstance(outputs, tuple)
         return (*((outputs,) if is_single else outputs), _Written({}, is_single)), (*out_dims, None)
 
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
-    return generated.function_class(
-        f"Functionalized{function.__name__}",
-        (torch.autograd.Function,),
+    made: Function = generated.function_class(
+        torch.autograd.Function,
         function,
         forward=forward,
         setup_context=setup_context,
@@ -144,3 +143,4 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         jvp=jvp,
         **methods,
     )
+    return made

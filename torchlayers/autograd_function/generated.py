@@ -7,8 +7,6 @@ itself, so that both are let go together.
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from torch.autograd.function import FunctionMeta
-
 _ATTRIBUTE = "_torchlayers_generated"
 _LIMIT = 64  # vmap generates one for each batch size and in_dims
 
@@ -17,7 +15,11 @@ _INHERITED = ("generate_vmap_rule", "clear_saved_tensors_on_access", "boxed_grad
 
 
 def of(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
-    """generate(function), kept under the key, which may turn out not to be hashable."""
+    """generate(function), kept under the key, which may turn out not to be hashable.
+
+    generate_vmap_rule may be set later, or from outside, so it is a part of the key.
+    """
+    key = (key, function.generate_vmap_rule)
     kept = function.__dict__.get(_ATTRIBUTE)
     if kept is None:
         kept = {}
@@ -33,10 +35,9 @@ def of(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
         return generate(function)
 
 
-def function_class(
-    name: str, bases: tuple[type, ...], source: Any, **methods: Callable[..., Any]
-) -> Any:
-    """A Function of these static methods, with the source's flags."""
+def function_class(base: type, source: Any, **methods: Callable[..., Any]) -> Any:
+    """A Function of these static methods, with the source's name and flags."""
     flags = {flag: getattr(source, flag) for flag in _INHERITED if hasattr(source, flag)}
     static = {name: staticmethod(method) for name, method in methods.items()}
-    return FunctionMeta(name, bases, {"__module__": source.__module__, **flags, **static})
+    body = {"__module__": source.__module__, **flags, **static}
+    return type(base)(source.__name__, (base,), body)

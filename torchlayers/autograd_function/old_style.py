@@ -39,11 +39,15 @@ _ANY = inspect.signature(lambda *operands: None)
 _KEPT = "_torchlayers_notes"
 
 
+def _shown(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The setup_context that an old-style class shows. Nobody calls it: `apply` takes over."""
+
+
 class _SetupContext:
     """A class's setup_context: one that is there inside our layers, torch's default outside."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        return _follow if _C.any_layer() else _DEFAULT.setup_context
+        return _shown if _C.any_layer() else _DEFAULT.setup_context
 
 
 class _Forward:
@@ -71,13 +75,17 @@ def adopt() -> None:
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if function.__module__.partition(".")[0] == "torch":
+        if is_torchs(function):
             continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()
         forward = function.__dict__.get("forward")
         if is_old_style(function) and forward is not None and not isinstance(forward, _Forward):
             function.forward = _Forward(forward)
+
+
+def is_torchs(function: Function) -> bool:
+    return function.__module__.partition(".")[0] == "torch"
 
 
 def is_old_style(function: Function) -> bool:
@@ -88,7 +96,7 @@ def is_old_style(function: Function) -> bool:
 
 def is_shown_as_new(function: Function) -> bool:
     """Whether it is an old-style Function that a layer of ours made Function.apply take."""
-    return function.setup_context is _follow
+    return function.setup_context is _shown
 
 
 def _subclasses(function: Any) -> Iterator[Any]:
@@ -206,9 +214,7 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
     for name, value in notes.attributes.items():
         setattr(ctx, name, tree.map_leaves(found, value))
     ctx.set_materialize_grads(False)  # not for those in between
-    kept = _Kept(
-        notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs]))
-    )
+    kept = _Kept(notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs])))
     setattr(ctx, _KEPT, kept)
 
 
@@ -262,7 +268,7 @@ def _generate(function: Function) -> Function:
 
     def vmap(info: vmapify.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
-        outputs, out_dims = vmapify.checked(function, function.vmap(info, in_dims, *operands))
+        outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
         own = outputs if isinstance(outputs, tuple) else (outputs,)
         try:
             with VmapEntry(*info) as level:
@@ -281,8 +287,7 @@ def _generate(function: Function) -> Function:
 
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     new_style: Function = generated.function_class(
-        function.__name__,
-        (torch.autograd.Function,),
+        torch.autograd.Function,
         function,
         forward=forward,
         setup_context=_follow,
@@ -291,5 +296,3 @@ def _generate(function: Function) -> Function:
         **methods,
     )
     return new_style
-
-

@@ -48,8 +48,8 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         for dirty in ctx.dirty_tensors or ():
             if isinstance(dirty, Tensor) and _C.is_captured(dirty):
                 raise FunctionError(
-                    f"torchlayers: {function.__name__} writes to a tensor (mark_dirty) from outside "
-                    "the transform: its gradient would be silently wrong. Pass it to the "
+                    f"torchlayers: {function.__name__} writes to a tensor (mark_dirty) from "
+                    "outside the transform: its gradient would be silently wrong. Pass it to the "
                     "transformed function as an argument, or clone it."
                 )
 
@@ -57,12 +57,12 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         with _C.RunsJvp():  # NOTE [A jvp is differentiated too]
             return jvp_of_function(ctx, *tangents)
 
-    return generated.function_class(
-        f"{function.__name__}Generated",
-        (_SingleLevelFunction,),
+    made: type[_SingleLevelFunction] = generated.function_class(
+        _SingleLevelFunction,
         function,
         forward=forward,
         setup_context=setup_context,
         backward=backward,
         jvp=jvp,
     )
+    return made

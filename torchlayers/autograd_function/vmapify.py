@@ -19,7 +19,11 @@ from torchlayers.autograd_function import derivatives, generated
 from torchlayers.autograd_function.batching import Dims, batched, unbatched
 from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.autograd_function.context import OneSample, OneSampleSaving
-from torchlayers.autograd_function.reductify import in_dims_of_tangents, reductify, reductify_tangent
+from torchlayers.autograd_function.reductify import (
+    in_dims_of_tangents,
+    reductify,
+    reductify_tangent,
+)
 from torchlayers.errors import FunctionError
 from torchlayers.stack import VmapEntry
 
@@ -52,7 +56,7 @@ def _batched(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
             outputs, out_dims = _split_dims(custom_function_call(vmapped, *values))
     elif has_vmap(function):
         with _C.Below():
-            outputs, out_dims = checked(function, function.vmap(info, in_dims, *values))
+            outputs, out_dims = run_vmap(function, info, in_dims, values)
     else:
         raise FunctionError(
             f"torchlayers: vmap does not know how to batch {function.__name__}. If its methods "
@@ -76,8 +80,11 @@ def _is_ambiguous(function: Function) -> bool:
     return function.generate_vmap_rule and has_vmap(function)
 
 
-def checked(function: Function, result: Any) -> tuple[Any, list[int | None]]:
-    """What a vmap staticmethod returned: its outputs, and the out_dim of each leaf of them."""
+def run_vmap(
+    function: Any, info: VmapInfo, in_dims: tuple[Any, ...], operands: tuple[Any, ...]
+) -> tuple[Any, list[int | None]]:
+    """What the vmap staticmethod gives: its outputs, and the out_dim of each leaf of them."""
+    result = function.vmap(info, in_dims, *operands)
     if not (isinstance(result, tuple) and len(result) == 2):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise FunctionError(
@@ -179,12 +186,12 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         )
         return (*out_tangents, None)
 
-    return generated.function_class(
-        f"Vmapped{function.__name__}",
-        (torch.autograd.Function,),
+    made: Function = generated.function_class(
+        torch.autograd.Function,
         function,
         forward=forward,
         setup_context=setup_context,
         backward=backward,
         jvp=jvp,
     )
+    return made

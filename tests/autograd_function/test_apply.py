@@ -1,0 +1,84 @@
+"""autograd_function_apply, and forward and setup_context as one."""
+
+import pytest
+import torch
+import torch.func
+
+import torchlayers as tl
+from tests.helpers import ambient
+from torchlayers.autograd_function import (
+    autograd_function_apply,
+    autograd_function_forward_rewritten,
+)
+
+X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+Y = torch.tensor([1.5, -1.0, 3.0], dtype=torch.float64)
+
+
+def multiplied(x, y, **options):
+    """x * y, and its derivative by x alone where the mask says so."""
+    return autograd_function_apply(
+        lambda ctx, x, y: (x * y, [x, y, "kept"]),
+        lambda ctx, g, x, y, kept: (g * y, g * x)[: sum(options.get("args_tensor_mask", (1, 1)))],
+        x,
+        y,
+        **options,
+    )
+
+
+TRANSFORMS = {
+    "plain": lambda tf, f: f(X, Y),
+    "grad": lambda tf, f: tf.grad(lambda x, y: f(x, y).sum(), (0, 1))(X, Y),
+    "vjp": lambda tf, f: tf.vjp(f, X, Y)[1](X),
+    "vmap": lambda tf, f: tf.vmap(f)(X, Y),
+    "vmap of one": lambda tf, f: tf.vmap(f, (0, None))(X, Y),
+    "vmap(grad)": lambda tf, f: tf.vmap(tf.grad(f, (0, 1)))(X, Y),
+    "grad(vmap)": lambda tf, f: tf.grad(lambda x: tf.vmap(f)(x, Y).sum())(X),
+    "grad(grad)": lambda tf, f: tf.vmap(tf.grad(lambda x: tf.grad(f)(x * x, x)))(X),
+    "functionalize": lambda tf, f: tf.functionalize(f)(X, Y),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_under_every_transform(transform):
+    before = ambient()
+    expected = transform(torch.func, torch.mul)
+    torch.testing.assert_close(transform(tl, multiplied), expected)
+    assert ambient() == before
+
+
+def test_plain_autograd():
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    gradients = torch.autograd.grad(multiplied(x, y).sum(), (x, y))
+    torch.testing.assert_close(gradients, (Y, X))
+
+
+def test_what_the_mask_leaves_out_has_no_gradient():
+    def f(x, y):
+        return multiplied(x, y, args_tensor_mask=[True]).sum()
+
+    torch.testing.assert_close(tl.grad(f, (0, 1))(X, Y), (Y, torch.zeros_like(Y)))
+
+
+def test_outputs_without_gradient():
+    def f(x):
+        values, sign = autograd_function_apply(
+            lambda ctx, x: ((x * x, x.sign()), [x]),
+            lambda ctx, g, g_sign, x: 2 * g * x,
+            x,
+            non_differentiable_idx=[1],
+        )
+        return (values * sign).sum()
+
+    torch.testing.assert_close(tl.grad(f)(-X), 2 * X)
+
+
+def test_one_forward_of_two():
+    kept = []
+
+    def setup(ctx, inputs, output):
+        kept.append((ctx, inputs, output))
+
+    forward = autograd_function_forward_rewritten(lambda x, n=1, *, m=0: x + n + m, setup)
+    assert forward("ctx", 1, 2, m=3) == 6
+    assert kept == [("ctx", (1, 2), 6)]

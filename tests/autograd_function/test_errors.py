@@ -1,0 +1,265 @@
+"""What is refused of Functions, in which words; and that nothing is left behind."""
+
+import pytest
+import torch
+import torch.func
+from torch.autograd import Function
+
+import torchlayers as tl
+from tests.autograd_function.corpus import Batchable, ExpInPlace, OnceDifferentiable, Square
+from tests.autograd_function.corpus import saves_inputs as keeps_inputs
+from tests.helpers import ambient
+from torchlayers.errors import FunctionError, MissingDerivativeError
+
+X = torch.tensor([0.5, 1.0, 2.0])
+WRITTEN = torch.ones(3)
+
+
+class Double(Function):
+    setup_context = staticmethod(keeps_inputs)
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+
+class Both(Square):
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Square.apply(x), 0
+
+
+def returning(result):
+    """Double with a vmap staticmethod that returns this."""
+    return type("Double", (Double,), {"vmap": staticmethod(lambda info, in_dims, x: result)})
+
+
+class TwoGradients(Square):
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+class NoGradient(Square):
+    @staticmethod
+    def backward(ctx, g):
+        return ()
+
+
+class BackwardAndVjp(Square):
+    @staticmethod
+    def vjp(ctx, g):
+        return g
+
+
+class Captures(Batchable):
+    captured: torch.Tensor
+
+    @staticmethod
+    def forward(x):
+        return x * Captures.captured
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def capturing(tf, x):
+    Captures.captured = x
+    return Captures.apply(x * 2)
+
+
+class BatchedTangent(Batchable):
+    """Its output does not depend on y, and its tangent does."""
+
+    @staticmethod
+    def forward(x, y):
+        return x * 2
+
+    @staticmethod
+    def jvp(ctx, tx, ty):
+        return 2 * tx + ctx.saved_tensors[1]
+
+
+def summed_grad(function):
+    return lambda tf: tf.grad(lambda x: function.apply(x).sum())(X)
+
+
+def defined_inside(x):
+    class Local(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+    return Local.apply(x).sum()
+
+
+CASES = {
+    "vmap: neither rule nor flag": (
+        lambda tf: tf.vmap(Double.apply)(X),
+        "vmap does not know how to batch Double. If its methods use torch's operators alone, set "
+        "Double.generate_vmap_rule = True; else give it a vmap staticmethod.",
+    ),
+    "vmap: both": (
+        lambda tf: tf.vmap(Both.apply)(X),
+        "Both has both a vmap staticmethod and generate_vmap_rule=True, so vmap can't tell which "
+        "to use. Delete one.",
+    ),
+    "vmap: not a tuple": (
+        lambda tf: tf.vmap(returning(X).apply)(X),
+        "Double.vmap must return a tuple (output, out_dims), got Tensor.",
+    ),
+    "vmap: three": (
+        lambda tf: tf.vmap(returning((X, 0, 0)).apply)(X),
+        "Double.vmap must return a tuple (output, out_dims), got a tuple of 3.",
+    ),
+    "vmap: out_dims of another structure": (
+        lambda tf: tf.vmap(returning((X, (0, 0))).apply)(X),
+        "Double.vmap returned out_dims that don't fit its output: out_dims are (*, *), the output "
+        "is * (* stands for a leaf).",
+    ),
+    "vmap: out_dim out of range": (
+        lambda tf: tf.vmap(returning((X, 1)).apply)(X),
+        "Double.vmap returned out_dim 1 for output 0, of shape (3,): it must be None or an int in "
+        "[-1, 0].",
+    ),
+    "vmap: out_dim no int": (
+        lambda tf: tf.vmap(returning((X, "0")).apply)(X),
+        "Double.vmap returned out_dim '0' for output 0, of shape (3,): it must be None or an int "
+        "in [-1, 0].",
+    ),
+    "backward: too many gradients": (
+        summed_grad(TwoGradients),
+        "TwoGradients.backward returned 2 gradients for 1 input of forward. Return one for each, "
+        "None where there is no gradient.",
+    ),
+    "backward: too few gradients": (
+        summed_grad(NoGradient),
+        "NoGradient.backward returned 0 gradients for 1 input of forward. Return one for each, "
+        "None where there is no gradient.",
+    ),
+    "backward under vmap: too many gradients": (
+        lambda tf: tf.grad(lambda x: tf.vmap(TwoGradients.apply)(x).sum())(X),
+        "TwoGradients.backward returned 2 gradients for 1 input of forward. Return one for each, "
+        "None where there is no gradient.",
+    ),
+    "backward and vjp": (
+        summed_grad(BackwardAndVjp),
+        "BackwardAndVjp has both a backward and a vjp, which are two names for one thing. Delete "
+        "one.",
+    ),
+    "backward: none": (
+        summed_grad(Double),
+        "Double has no backward staticmethod, which reverse mode needs. Give it one, or call it on "
+        "x.detach() where its gradient does not count.",
+    ),
+    "jvp: none": (
+        lambda tf: tf.jvp(Double.apply, (X,), (X,)),
+        "Double has no jvp staticmethod, which forward mode (jvp, jacfwd, hessian, linearize) "
+        "needs. Give it one, or use reverse mode: vjp, jacrev, or jacrev(jacrev(f)) for "
+        "hessian(f).",
+    ),
+    "captured": (
+        lambda tf: tf.grad(lambda x: capturing(tf, x).sum())(X),
+        "Captures.forward uses a tensor that it was not given, of a transform that is active "
+        "around the call. Its gradient would be lost. Pass the tensor to Captures.apply as an "
+        "argument.",
+    ),
+    "captured under vmap": (
+        lambda tf: tf.grad(
+            lambda x: setattr(Captures, "captured", x) or tf.vmap(Captures.apply)(x * 2).sum()
+        )(X),
+        "Captures.forward uses a tensor that it was not given, of a transform that is active "
+        "around the call. Its gradient would be lost. Pass the tensor to Captures.apply as an "
+        "argument.",
+    ),
+    "dirty and captured": (
+        lambda tf: tf.grad(lambda x: ExpInPlace.apply(WRITTEN).sum() * x.sum())(X),
+        "ExpInPlace writes to a tensor (mark_dirty) from outside the transform: its gradient would "
+        "be silently wrong. Pass it to the transformed function as an argument, or clone it.",
+    ),
+    "batched tangent of an output that is not": (
+        lambda tf: tf.jvp(tf.vmap(BatchedTangent.apply, (None, 0)), (X, X), (X, X)),
+        "a jvp staticmethod returned a batched tangent for an output that is not batched. The "
+        "output has to depend on all that its tangent depends on.",
+    ),
+    "once differentiable, twice": (
+        lambda tf: tf.grad(lambda x: tf.grad(lambda y: OnceDifferentiable.apply(y).sum())(x).sum())(
+            X
+        ),
+        "OnceDifferentiable.backward is marked @once_differentiable, and was to be differentiated. "
+        "Take the mark off if it is made of differentiable operators.",
+    ),
+    "old-style, defined inside": (
+        lambda tf: tf.grad(defined_inside)(X),
+        "Local has no setup_context, and was defined inside the transformed function. Define it "
+        "outside, before the transform is called; or give it a setup_context.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_refused_is_explained(name):
+    call, message = CASES[name]
+    before = ambient()
+    with pytest.raises(FunctionError) as caught:
+        call(tl)
+    assert str(caught.value) == f"torchlayers: {message}"
+    assert ambient() == before
+
+
+# Where torch.func gives a number instead of an error.
+SILENT = {
+    "vmap: out_dim out of range": "any out_dim for an output that is its input",
+    "vmap: out_dim no int": "any out_dim for an output that is its input",
+    "captured": "the gradient of the captured tensor is lost",
+    "dirty and captured": "the captured tensor is written to",
+    "once differentiable, twice": "the second derivative is zero",
+    "backward under vmap: too many gradients": "those too many are dropped",
+    "backward and vjp": "backward is taken",
+    "batched tangent of an output that is not": "the tangent has not its output's shape",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_torch_func_refuses_it_too_or_is_wrong(name):
+    call, _ = CASES[name]
+    if name in SILENT:
+        call(torch.func)
+    else:
+        with pytest.raises((RuntimeError, ValueError, AssertionError)):
+            call(torch.func)
+
+
+def test_missing_derivatives_are_not_implemented_errors():
+    assert issubclass(MissingDerivativeError, NotImplementedError)
+    assert issubclass(MissingDerivativeError, FunctionError)
+
+
+def test_once_differentiable_is_no_obstacle_where_it_is_differentiated_once():
+    expected = torch.func.vmap(torch.func.grad(torch.exp))(X)
+    torch.testing.assert_close(tl.vmap(tl.grad(OnceDifferentiable.apply))(X), expected)
+    torch.testing.assert_close(tl.jacrev(OnceDifferentiable.apply)(X), torch.diag(expected))
+
+
+def test_an_exception_in_any_method_leaves_nothing_behind():
+    def fail(*args):
+        raise ZeroDivisionError
+
+    before = ambient()
+    for method in ("forward", "setup_context", "backward", "jvp"):
+        failing = type("Failing", (Square,), {method: staticmethod(fail)})
+        for transform in (
+            lambda f: tl.grad(lambda x: f.apply(x).sum())(X),
+            lambda f: tl.jvp(f.apply, (X,), (X,)),
+            lambda f: tl.vmap(tl.grad(f.apply))(X),
+            lambda f: tl.grad(lambda x: tl.vmap(f.apply)(x).sum())(X),
+            lambda f: tl.jvp(tl.vmap(f.apply), (X,), (X,)),
+        ):
+            try:
+                transform(failing)
+            except ZeroDivisionError:
+                pass
+            else:
+                assert method in ("backward", "jvp")
+            assert ambient() == before

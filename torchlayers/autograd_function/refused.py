@@ -1,0 +1,41 @@
+"""What torch itself refuses of autograd.Functions, in other words."""
+
+import sys
+from typing import Any
+
+from torchlayers.autograd_function.old_style import is_torchs
+from torchlayers.errors import FunctionError
+
+
+def explain(error: RuntimeError) -> None:
+    """Raises what is wrong, and what to do, where torch did not say the latter."""
+    text = str(error)
+    if text.startswith("In order to use an autograd.Function"):
+        function = _refused_function(error)
+        name = function.__name__ if function is not None else "an autograd.Function"
+        if function is not None and is_torchs(function):
+            reason = (
+                "is made for plain autograd, and has no setup_context. Call it outside the "
+                "transformed function."
+            )
+        else:
+            reason = (
+                "has no setup_context, and was defined inside the transformed function. Define it "
+                "outside, before the transform is called; or give it a setup_context."
+            )
+        raise FunctionError(f"torchlayers: {name} {reason}") from error
+    if text.startswith("cannot use C++ torch::autograd::Function"):
+        raise FunctionError(
+            "torchlayers: a C++ torch::autograd::Function records on one level alone, so the "
+            "gradients of the other levels would be lost. Make it an operator and give it a "
+            "derivative with torch.library.register_autograd, or call its forward and backward "
+            "from a Python autograd.Function."
+        ) from error
+
+
+def _refused_function(error: RuntimeError) -> Any:
+    """The class whose apply raised the error."""
+    traceback = error.__traceback__ or sys.exc_info()[2]
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback.tb_frame.f_locals.get("cls") if traceback is not None else None
