@@ -1,4 +1,4 @@
-"""The work that is timed: three functions, six transforms, and three ways to do each.
+"""The work that is timed: four functions, six transforms, and three ways to do each.
 
 The functions are written over the last dimension, so that the same code takes one sample or
 a batch: torchlayers and torch.func transform it, and the raw engine runs it by hand.
@@ -7,6 +7,7 @@ a batch: torchlayers and torch.func transform it, and the raw engine runs it by 
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.func
@@ -31,7 +32,7 @@ class Workload:
     name: str
     function: Function
     batch: Tensor
-    per_operator: bool = True
+    divided_by: int | None = None
 
     @property
     def sample(self) -> Tensor:
@@ -40,7 +41,9 @@ class Workload:
     @property
     def divisor(self) -> int:
         """What the time of a call is divided by."""
-        return count_operators(self.function, self.sample) if self.per_operator else 1
+        if self.divided_by is not None:
+            return self.divided_by
+        return count_operators(self.function, self.sample)
 
 
 def workloads() -> list[Workload]:
@@ -49,7 +52,8 @@ def workloads() -> list[Workload]:
     return [
         Workload("50 multiplications", multiplications, signs.expand(BATCH, 4).contiguous()),
         Workload("12 kinds", twelve_kinds(8, generator), torch.rand(BATCH, 8, generator=generator)),
-        Workload("a call", square, torch.rand(BATCH, 2, generator=generator), per_operator=False),
+        Workload("a call", square, torch.rand(BATCH, 2, generator=generator), divided_by=1),
+        Workload("10 Functions", functions, torch.rand(BATCH, 4, generator=generator), 10),
     ]
 
 
@@ -80,6 +84,35 @@ def twelve_kinds(size: int, generator: torch.Generator) -> Function:
         return x.sum(-1)
 
     return function
+
+
+class Sine(torch.autograd.Function):
+    """An autograd.Function of one operator forward and two backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent * ctx.saved_tensors[0].cos()
+
+
+def functions(x: Tensor) -> Tensor:
+    for _ in range(10):
+        x = Sine.apply(x)
+    return x.sum(-1)
 
 
 def count_operators(function: Function, x: Tensor) -> int:

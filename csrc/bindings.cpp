@@ -174,11 +174,11 @@ struct OneLevel {
 void adopt_new_functions() {
   static auto* counter = new py::object(
       py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
-  static std::string seen;
-  const auto now = py::repr(*counter).cast<std::string>();
-  if (now != seen) {
+  static auto* seen = new py::object();
+  auto now = py::repr(*counter);
+  if (!*seen || PyUnicode_Compare(now.ptr(), seen->ptr()) != 0) {
     py::module_::import("torchlayers.autograd_function.old_style").attr("adopt")();
-    seen = now;
+    *seen = std::move(now);
   }
 }
 

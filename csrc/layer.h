@@ -131,6 +131,7 @@ extern bool (*python_is_running)();
 class JvpLayer final : public AutogradLayer {
  public:
   JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode);
+  void process(const Operator& op, Args& args) override;
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
   bool previous_forward_grad_mode() const {

@@ -40,6 +40,8 @@ struct Operator {
   bool is_composite;
   // Not torch's own: a kernel written in Python may apply an autograd.Function.
   bool is_custom;
+  // Not torch's own, and with a derivative of its own.
+  bool has_custom_autograd;
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;

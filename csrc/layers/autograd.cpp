@@ -37,6 +37,15 @@ void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer
       "so: see torchlayers.replace_all_batch_norm_modules_.)");
 }
 
+bool any_tangent(const Args& values, size_t count, const Layer& layer) {
+  bool any = false;
+  visit_tensors(values, count, [&](const at::Tensor& tensor) {
+    const auto* wrapper = wrapper_of(tensor);
+    any = any || (wrapper && wrapper->level() == layer.level() && tensor._fw_grad(0).defined());
+  });
+  return any;
+}
+
 // The modes that the operator was called with. A custom operator's own autograd kernel,
 // an autograd.Function, has turned recording off for its level, not for those below.
 Modes modes_of_caller(const Operator& op, const Layer& layer) {
@@ -202,6 +211,25 @@ DynamicLayer JvpLayer::mirrored(int64_t level) const {
       std::nullopt,
       std::nullopt,
       previous_forward_grad_mode_);
+}
+
+// A derivative that is registered from Python (torch.library's register_autograd) is of
+// reverse mode alone, and does not say so in forward mode: the tangent would be zero.
+void JvpLayer::process(const Operator& op, Args& args) {
+  const bool may_lose_tangents = op.has_custom_autograd && any_tangent(args, op.num_args, *this);
+  AutogradLayer::process(op, args);
+  if (may_lose_tangents && !any_tangent(args, op.num_returns, *this)) {
+    visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
+      if (result.is_floating_point() || result.is_complex()) {
+        raise(
+            name(),
+            " can't differentiate ",
+            op.name(),
+            ": its derivative is for reverse mode alone, and its tangent would be lost. Use "
+            "reverse mode (vjp, jacrev), or call it from an autograd.Function with a jvp.");
+      }
+    });
+  }
 }
 
 Modes JvpLayer::modes_below(Modes here) const {
