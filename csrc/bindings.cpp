@@ -170,14 +170,14 @@ struct OneLevel {
 };
 
 // Sees to the autograd.Functions that have been defined since the last call: torch
-// counts them. NOTE [Reaching old-style Functions] in old_style.py.
+// counts them. NOTE [Reaching old-style Functions] in adoption.py.
 void adopt_new_functions() {
   static auto* counter = new py::object(
       py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
   static auto* seen = new py::object();
   auto now = py::repr(*counter);
   if (!*seen || PyUnicode_Compare(now.ptr(), seen->ptr()) != 0) {
-    py::module_::import("torchlayers.autograd_function.old_style").attr("adopt")();
+    py::module_::import("torchlayers.autograd_function.adoption").attr("adopt")();
     *seen = std::move(now);
   }
 }

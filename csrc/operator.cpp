@@ -1,5 +1,6 @@
 #include "operator.h"
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <mutex>
@@ -46,6 +47,19 @@ bool is_any_of(const std::string& name, std::initializer_list<std::string_view> 
     }
   }
   return false;
+}
+
+bool find_pointwise(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const bool is_made_of_others = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+  const bool asks_for_more = std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return is_any_of(argument.name(), {"memory_format", "generator"});
+      });
+  return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
+         schema.returns().size() == 1 &&
+         schema.returns()[0].type()->isSubtypeOf(*c10::TensorType::get()) && !is_made_of_others &&
+         !asks_for_more;
 }
 
 // All operators met so far. NOTE [Operators come and go]: torch.library can
@@ -116,6 +130,7 @@ Operator::Operator(const c10::OperatorHandle& op)
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_custom && op.hasKernelForDispatchKey(DispatchKey::Autograd)),
+      is_pointwise(find_pointwise(op)),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {

@@ -42,6 +42,8 @@ struct Operator {
   bool is_custom;
   // Not torch's own, and with a derivative of its own.
   bool has_custom_autograd;
+  // torch's own, of one result whose elements come from the arguments' at their places.
+  bool is_pointwise;
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;

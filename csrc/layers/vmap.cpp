@@ -1,7 +1,8 @@
-// vmap. torch's batching rules do the work; they read the batch size and the
-// randomness from this layer's entry in the mirror.
+// vmap. Where no rule of ours (rules/) fits, torch's batching rules do the work; they
+// read the batch size and the randomness from this layer's entry in the mirror.
 #include "../keys.h"
 #include "../layer.h"
+#include "../rules/pointwise.h"
 #include "../stack.h"
 #include "../trace.h"
 #include "../wrapper.h"
@@ -21,6 +22,9 @@ void VmapLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
+  }
+  if (run_batched_alike(op, args, *this)) {
+    return;
   }
   const bool unbatched = writes_unbatched(op, args, *this);
   allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));

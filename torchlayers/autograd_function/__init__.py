@@ -2,9 +2,11 @@
 
 A Function is applied once and has a rule for each kind of layer. `call` takes it from layer
 to layer; `single_level` is the rule of grad and jvp, `vmapify` that of vmap, `functionalized`
-that of functionalize. `old_style` makes Functions without setup_context fit these rules.
+that of functionalize. `old_style` makes Functions without setup_context fit these rules, and
+`adoption` lets them come here.
 """
 
+from torchlayers.autograd_function import adoption as adoption
 from torchlayers.autograd_function import front as front
 from torchlayers.autograd_function import functionalized as functionalized
 from torchlayers.autograd_function import old_style as old_style

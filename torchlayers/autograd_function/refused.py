@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from torchlayers.autograd_function.old_style import is_torchs
+from torchlayers.autograd_function.adoption import is_torchs
 from torchlayers.errors import FunctionError
 
 
