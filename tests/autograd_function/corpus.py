@@ -574,6 +574,92 @@ class Gather(Batchable):
         return t[ctx.saved_tensors[0]]
 
 
+@function(tensor(2, 3), tensor(3, 4), plain=torch.mm)
+class MatMul(Batchable):
+    @staticmethod
+    def forward(x, y):
+        return x @ y
+
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g @ y.t(), x.t() @ g
+
+    @staticmethod
+    def jvp(ctx, tx, ty):
+        x, y = ctx.saved_tensors
+        return tx @ y + x @ ty
+
+
+@function(tensor(3), tensor(3), plain=lambda x, w: w * x / (x * x).mean().sqrt())
+class RootMeanSquareNorm(Batchable):
+    """Keeps a statistic that backward would compute again: an output, to differentiate twice."""
+
+    @staticmethod
+    def forward(x, w):
+        scale = (x * x).mean().rsqrt()
+        return w * x * scale, scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs, output[1])
+        ctx.save_for_forward(*inputs, output[1])
+
+    @staticmethod
+    def backward(ctx, g, g_scale):
+        x, w, scale = ctx.saved_tensors
+        by_scale = (g * w * x).sum() + g_scale
+        return g * w * scale - by_scale * scale**3 * x / x.numel(), g * x * scale
+
+    @staticmethod
+    def jvp(ctx, tx, tw):
+        x, w, scale = ctx.saved_tensors
+        t_scale = -(scale**3) * (x * tx).mean()
+        return tw * x * scale + w * tx * scale + w * x * t_scale, t_scale
+
+
+CASES[-1] = dataclasses.replace(CASES[-1], call=lambda apply, *xs: apply(*xs)[0])
+
+
+@function(tensor(4), plain=lambda x: x.cumsum(0))
+class CumulativeSum(Batchable):
+    @staticmethod
+    def forward(x):
+        return x.cumsum(0)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.flip(0).cumsum(0).flip(0)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t.cumsum(0)
+
+
+@function(tensor(3), tensor(1), plain=lambda x, s: x * s)
+class ScaleInPlaceOnDetached(Batchable):
+    """Works on a detached copy, as kernels that are not torch's do."""
+
+    @staticmethod
+    def forward(x, s):
+        y = x.detach().clone()
+        return y.mul_(s)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, s = ctx.saved_tensors
+        return g * s, g * x
+
+    @staticmethod
+    def jvp(ctx, tx, ts):
+        x, s = ctx.saved_tensors
+        return tx * s + x * ts
+
+
 # Several outputs
 
 

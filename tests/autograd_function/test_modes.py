@@ -119,6 +119,7 @@ NOT_COMPILED = {
     "Concatenate": "a forward that takes any number of inputs",
     "WithoutGradientForOne": "Dynamo differentiates forward, and not by backward",
     "NonDifferentiableFloat": "Dynamo differentiates forward, and not by backward",
+    "ScaleInPlaceOnDetached": "Dynamo differentiates forward, and not by backward",
     "CallsAFunction": "a Function in a Function with a jvp",
     "NumpyCube": "NumPy",
     "NumpyMul": "NumPy",
