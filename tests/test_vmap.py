@@ -384,3 +384,37 @@ def test_an_autograd_function_with_a_rule_of_its_own():
             return x * 200, in_dims[0]
 
     assert torch.equal(agree(lambda tf: tf.vmap(Double.apply, in_dims=0)(X)), X * 200)
+
+
+def cleared(x, mask, value=0.0):
+    y = x.clone()
+    y[mask] = value
+    return y
+
+
+MASKED = {
+    "one dimension": lambda tf: tf.vmap(cleared)(MASKED_X, MASKED_X > 0),
+    "fewer dimensions": lambda tf: tf.vmap(cleared)(MASKED_X, MASKED_X[:, :, 0] > 0),
+    "tensor as value": lambda tf: tf.vmap(cleared)(MASKED_X, MASKED_X > 0, torch.arange(3.0)),
+    "out of place": lambda tf: tf.vmap(lambda x: torch.index_put(x, (x > 0,), x.sum()))(MASKED_X),
+    "vmap(vmap)": lambda tf: tf.vmap(tf.vmap(cleared))(MASKED_X, MASKED_X > 0),
+    "vmap(grad)": lambda tf: tf.vmap(tf.grad(lambda x: cleared(x * x, x > 0).sum()))(MASKED_X),
+    "grad(vmap)": lambda tf: tf.grad(lambda x: tf.vmap(cleared)(x * x, x > 0).sum())(MASKED_X),
+}
+MASKED_X = torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("call", MASKED.values(), ids=MASKED)
+def test_one_value_written_by_a_mask(call):
+    """torch.func refuses it: as an index, a mask has another number of places in each sample."""
+
+    class ByLoop:
+        @staticmethod
+        def vmap(f):
+            return lambda *args: torch.stack([f(*sample) for sample in zip(*args, strict=True)])
+
+        grad = torch.func.grad
+
+    torch.testing.assert_close(call(tl), call(ByLoop))
+    with pytest.raises(RuntimeError):
+        call(torch.func)

@@ -8,14 +8,16 @@ from torch import Tensor
 FRONT_KEY: str
 BACK_KEY: str
 
-class _Entry:
-    def __enter__(self) -> int: ...
+class _Context:
     def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None: ...
+
+class _Entry(_Context):
+    def __enter__(self) -> int: ...
 
 class GradEntry(_Entry):
     def __init__(self) -> None: ...
@@ -29,14 +31,8 @@ class VmapEntry(_Entry):
 class FunctionalizeEntry(_Entry):
     def __init__(self, keeps_views: bool) -> None: ...
 
-class _Guard:
+class _Guard(_Context):
     def __enter__(self) -> None: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
 
 class OneLevel(_Guard): ...
 class Below(_Guard): ...

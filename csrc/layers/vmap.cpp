@@ -2,6 +2,7 @@
 // read the batch size and the randomness from this layer's entry in the mirror.
 #include "../keys.h"
 #include "../layer.h"
+#include "../rules/masked.h"
 #include "../rules/pointwise.h"
 #include "../stack.h"
 #include "../trace.h"
@@ -23,7 +24,7 @@ void VmapLayer::process(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (run_batched_alike(op, args, *this)) {
+  if (run_batched_alike(op, args, *this) || fill_by_mask(op, args, *this)) {
     return;
   }
   const bool unbatched = writes_unbatched(op, args, *this);
