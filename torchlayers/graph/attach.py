@@ -80,7 +80,13 @@ class _Run:
     def f(self, tensors: Sequence[Tensor]) -> Tensors:
         outputs = self.gradient.run_f(self.inputs.fill(tensors))
         self.outputs = _Layout(outputs)
-        return self.outputs.tensors(outputs)
+        # An autograd Function may save neither an input that it returns nor an output twice.
+        seen = {id(tensor) for tensor in tensors}
+        found = []
+        for tensor in self.outputs.tensors(outputs):
+            found.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+            seen.add(id(tensor))
+        return tuple(found)
 
     def temporaries(self) -> list[int]:
         """The captured outputs of f that are tensors."""
