@@ -31,8 +31,9 @@ def differentiate_fx(
     save: str,
 ) -> Gradient:
     """differentiate, for FX graphs."""
-    program = program_of(graph, example_inputs)
-    wanted = _wanted(program, argnums)
+    chosen = [argnums] if isinstance(argnums, int) else argnums
+    program = program_of(graph, example_inputs, chosen)
+    wanted = _wanted(program, chosen)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
     lifted = lift(joint, saved, program.root)
@@ -64,14 +65,14 @@ def differentiate_fx(
     )
 
 
-def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:
+def _wanted(program: Program, argnums: Sequence[int] | None) -> list[int]:
     """The inputs to differentiate by: those chosen, and parameters that require gradients."""
     inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
     candidates = range(program.arguments)
     if argnums is None:
         chosen = [i for i in candidates if _is_differentiable(value(inputs[i]))]
     else:
-        chosen = [argnums] if isinstance(argnums, int) else list(argnums)
+        chosen = list(argnums)
         for i in chosen:
             if i not in candidates:
                 raise GraphError(

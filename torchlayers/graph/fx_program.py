@@ -70,9 +70,13 @@ class Program:
 
 
 def program_of(
-    graph: GraphModule | ExportedProgram, example_inputs: Sequence[Any] | None
+    graph: GraphModule | ExportedProgram,
+    example_inputs: Sequence[Any] | None,
+    argnums: Sequence[int] | None,
 ) -> Program:
     """The graph in the form that the other steps take. The graph itself is not changed.
+
+    Operators are recorded as autograd has them run for the arguments to differentiate by.
 
     Raises:
         GraphError: it can't be traced, or doesn't record what tracing needs to know.
@@ -81,7 +85,7 @@ def program_of(
     assert isinstance(module, GraphModule)
     if (obstacle := _obstacle(module)) is None:
         return _as_it_is(module)
-    return _Retrace(module, example_inputs, obstacle).program()
+    return _Retrace(module, example_inputs, argnums, obstacle).program()
 
 
 def value(node: Any) -> Any:
@@ -239,9 +243,14 @@ class _Retrace:
     """Records a graph anew, operator by operator, on fake tensors."""
 
     def __init__(
-        self, module: GraphModule, example_inputs: Sequence[Any] | None, obstacle: Node
+        self,
+        module: GraphModule,
+        example_inputs: Sequence[Any] | None,
+        argnums: Sequence[int] | None,
+        obstacle: Node,
     ) -> None:
         self.module = module
+        self.argnums = argnums
         self.signature = inspect.signature(module.forward)
         self.structure: tree.TreeSpec | None = None
         self.flat = isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen)
@@ -325,8 +334,8 @@ class _Retrace:
 
     def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
         inputs = [
-            _fresh(leaf, self.mode, requires_grad) if isinstance(leaf, Tensor) else leaf
-            for leaf in self.leaves
+            _fresh(leaf, self.mode, requires_grad and (self.argnums is None or i in self.argnums))
+            for i, leaf in enumerate(self.leaves)
         ]
         for state in self.state:
             tensor = state.read()
@@ -488,8 +497,10 @@ def _fake_like(tensor: Tensor) -> Tensor:
         )
 
 
-def _fresh(tensor: Tensor, mode: FakeTensorMode, requires_grad: bool) -> Tensor:
+def _fresh(tensor: Any, mode: FakeTensorMode, requires_grad: bool) -> Any:
     """A fake tensor like this one, which nothing has been done with."""
+    if not isinstance(tensor, Tensor):
+        return tensor
     with mode:
         fake = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
