@@ -7,7 +7,7 @@ cotangents.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx import Node
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_program import Program, value
-from torchlayers.graph.fx_rules import Call, Rule, Rules
+from torchlayers.graph.fx_rules import Call, Rule, Rules, hashable
 from torchlayers.graph.where import where
 
 aten = torch.ops.aten
@@ -53,14 +53,28 @@ class Joint:
 
     def needed(self) -> list[Node]:
         """What the gradients are computed of, in the graph's order."""
-        found: set[Node] = set()
-        waiting = [node for _, node in self.gradients]
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting.extend(node.all_input_nodes)
+        found = reached(node for _, node in self.gradients)
         return [node for node in self.graph.nodes if node in found]
+
+
+def reached(ends: Iterable[Node]) -> set[Node]:
+    """The nodes, and all that they are computed of."""
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def is_random(node: Node) -> bool:
+    return _draws(node.target)
+
+
+def _draws(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
@@ -227,8 +241,10 @@ class _Reverse:
             self.cotangents[argument] = gradient
             return
         before = self.cotangents[argument]
-        with self.mode:
-            total = torch.add(before.meta["val"], gradient.meta["val"])
+        total = before.meta["val"]
+        if total.stride() != gradient.meta["val"].stride():
+            with self.mode:
+                total = torch.add(total, gradient.meta["val"])
         self.cotangents[argument] = self._operator(
             aten.add.Tensor, (before, gradient), {}, total, source
         )
@@ -261,11 +277,11 @@ class _Emitter:
         self.graph = graph
         self.written: dict[Any, Node] = {}
         for node in graph.nodes:
-            if node.op == "call_function" and _repeatable(node.target):
-                self.written.setdefault(_key(node.target, node.args, node.kwargs), node)
+            if node.op == "call_function" and not is_random(node):
+                self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
 
     def __call__(self, target: Any, args: Any, kwargs: Any) -> Node:
-        key = _key(target, args, kwargs) if _repeatable(target) else object()
+        key = object() if _draws(target) else (target, hashable((args, kwargs)))
         if key not in self.written:
             packet = getattr(target, "overloadpacket", target)
             name = getattr(packet, "__name__", None)
@@ -273,18 +289,6 @@ class _Emitter:
                 "call_function", target, args, kwargs, name=name
             )
         return self.written[key]
-
-
-def _repeatable(target: Any) -> bool:
-    """Whether it gives the same every time, so that once is enough."""
-    if isinstance(target, OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags
-    return target is operator.getitem
-
-
-def _key(target: Any, args: Any, kwargs: Any) -> Any:
-    leaves, spec = tree.flatten((list(args), dict(kwargs)))
-    return target, spec, tuple(n if isinstance(n, Node) else (type(n), str(n)) for n in leaves)
 
 
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
