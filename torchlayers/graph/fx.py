@@ -65,15 +65,12 @@ def _differentiate(
     lifted = lift(joint, saved, program.root)
     sizes = [bytes_of(value(node)) for node in lifted.captured]
     arguments = Arguments(program)
-    shapes = [value(node).shape for _, node in joint.cotangents]
+    count = len(joint.cotangents)
 
     def run_df(values: Sequence[Any]) -> Sequence[Any]:
-        # The backward graph was recorded for contiguous cotangents of f's shapes.
-        cotangents = [
-            cotangent.expand(shape).contiguous()
-            for cotangent, shape in zip(values, shapes, strict=False)
-        ]
-        return lifted.df(*cotangents, *values[len(cotangents) :])  # type: ignore[no-any-return]
+        # The backward graph was recorded for contiguous cotangents.
+        cotangents = [cotangent.contiguous() for cotangent in values[:count]]
+        return lifted.df(*cotangents, *values[count:])  # type: ignore[no-any-return]
 
     return Gradient(
         lifted.f,

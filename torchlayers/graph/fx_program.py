@@ -9,6 +9,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -360,8 +361,12 @@ class _Replay(fx.Interpreter):
         self.attributes = attributes
 
     def run_node(self, node: Node) -> Any:
+        # Autograd would make another loop of this one. Whether it has to be differentiated is
+        # known later.
+        is_loop = node.target is torch.ops.higher_order.while_loop
         try:
-            result = super().run_node(node)
+            with torch.no_grad() if is_loop else nullcontext():
+                result = super().run_node(node)
         except GraphError:
             raise
         except Exception as error:

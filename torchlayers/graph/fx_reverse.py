@@ -25,6 +25,10 @@ from torchlayers.graph.where import where
 
 aten = torch.ops.aten
 
+# Torch's formula for this operator reads an argument as the operator leaves it. Without writes it
+# is left as it was, and what it would have become is a result.
+_WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
+
 # Gradients are taken of values, so what autograd cuts its own saved values off with can go.
 _NO_OPERATION = (aten.detach.default, aten.alias.default)
 
@@ -119,6 +123,12 @@ class _Reverse:
                 continue  # found with the node that made it
             if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(value(node))):
                 continue
+            if node.target is torch.ops.higher_order.while_loop:
+                raise GraphError(
+                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: how "
+                    "often it runs is known only when it does, and so is how much to save. "
+                    "Write a loop whose count Python knows, which unrolls, or torch's scan."
+                )
             call = Call(node, self.root, needs)
             flags = self.rules.differentiable_outputs(call)
             if not any(flags):
@@ -173,9 +183,12 @@ class _Reverse:
         known.update(zip(rule.cotangents, cotangents, strict=True))
         used = {n for step in rule.steps for n in step.all_input_nodes}
         used.update(g for g in rule.gradients if isinstance(g, Node))
-        for (path, leaf), output in zip(_leaves_of(value(node)), rule.outputs, strict=True):
+        for (path, _), output in zip(_leaves_of(value(node)), rule.outputs, strict=True):
             if output in used and output not in known:
-                known[output] = self._output_at(node, path, leaf)
+                known[output] = self._output_at(node, path)
+        for argument, path in _WRITTEN.get(node.target, ()):
+            place = call.inputs.index(node.all_input_nodes[argument])
+            known[rule.primals[place]] = self._output_at(node, path)
         for step in rule.steps:
             if step.op == "get_attr":
                 known[step] = self._attribute(rule, step, node)
@@ -191,6 +204,9 @@ class _Reverse:
         return self._operator(step.target, args, kwargs, value(step), source)
 
     def _operator(self, target: Any, args: Any, kwargs: Any, val: Any, source: Node) -> Node:
+        if target is aten.t.default and args[0].target is aten.t.default:
+            before: Node = args[0].all_input_nodes[0]
+            return before
         node = self.emit(target, args, kwargs)
         if "val" not in node.meta:
             node.meta["val"] = val
@@ -201,7 +217,7 @@ class _Reverse:
             self.reverse.add(node)
         return node
 
-    def _output_at(self, node: Node, path: tuple[int, ...], leaf: Any) -> Node:
+    def _output_at(self, node: Node, path: tuple[int, ...]) -> Node:
         """One of a node's results; the original may have had no use for it."""
         found = node
         for i in path:

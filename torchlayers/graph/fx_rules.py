@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import tree
@@ -76,14 +77,23 @@ class Rules:
         key = (call.key, tuple(map(_describe, cotangents)))
         if key not in self._rules:
             try:
-                self._rules[key] = self._record(call, cotangents)
+                self._rules[key] = self._record(call, cotangents, self._mode)
+            except DynamicOutputShapeException:
+                # Somewhere inside, a shape depends on values. Symbols stand for it.
+                with_symbols = FakeTensorMode(shape_env=ShapeEnv())
+                try:
+                    self._rules[key] = self._record(call, cotangents, with_symbols)
+                except Exception as error:
+                    raise _refusal(call.node, error) from error
             except Exception as error:
                 raise _refusal(call.node, error) from error
         return self._rules[key]
 
-    def _record(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
-        primals = call.fresh(self._mode)
-        given = [fresh(t, self._mode) for t in cotangents if t is not None]
+    def _record(
+        self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
+    ) -> Rule:
+        primals = call.fresh(mode)
+        given = [fresh(t, mode) for t in cotangents if t is not None]
         wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
         counts: list[int] = []
 
@@ -97,8 +107,8 @@ class Rules:
             counts.append(len(outputs))
             return outputs, list(gradients)
 
-        known = call.known_outputs(self._mode)
-        with self._mode, known:
+        known = call.known_outputs(mode)
+        with mode, known:
             recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
             if any(_writes(node) for node in recorded.graph.nodes):
                 without_writes = torch.func.functionalize(fx.Interpreter(recorded).run)

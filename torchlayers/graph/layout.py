@@ -29,7 +29,7 @@ def layers_of(boxes: Sequence[Box]) -> list[list[Box]]:
     for sweep in range(_SWEEPS):
         for layer in layers if sweep % 2 == 0 else reversed(layers):
             wish = {box.name: _middle(joined[box.name], place, place[box.name]) for box in layer}
-            layer.sort(key=lambda box: wish[box.name])  # noqa: B023
+            layer.sort(key=lambda box: wish[box.name])
             _number(layer, place)
     return layers
 
