@@ -102,6 +102,14 @@ class _Reverse:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.joint = Joint(graph, inputs, outputs, primal=set(graph.nodes))
         self.reverse = self.joint.reverse
+        # An input that has each symbolic size, so that no other tensor is saved for it.
+        self.sizes = {
+            str(size): (node, dim)
+            for node in reversed(inputs)
+            if isinstance(val := value(node), Tensor)
+            for dim, size in enumerate(val.shape)
+            if not isinstance(size, int)
+        }
         self.cotangents: dict[Node, Node] = {}
         self.calls: dict[Node, Call] = {}
         operators = [node for node in graph.nodes if node.op == "call_function"]
@@ -199,7 +207,10 @@ class _Reverse:
         return [known.get(g, g) if isinstance(g, Node) else g for g in rule.gradients]
 
     def _step(self, step: Node, known: dict[Node, Any], source: Node) -> Node:
-        args = fx.node.map_arg(step.args, lambda n: known[n])
+        if step.target is aten.sym_size.int and str(value(step)) in self.sizes:
+            args: Any = self.sizes[str(value(step))]
+        else:
+            args = fx.node.map_arg(step.args, lambda n: known[n])
         kwargs = fx.node.map_arg(step.kwargs, lambda n: known[n])
         return self._operator(step.target, args, kwargs, value(step), source)
 
@@ -292,9 +303,13 @@ class _Emitter:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.written: dict[Any, Node] = {}
-        for node in graph.nodes:
-            if node.op == "call_function" and not is_random(node):
-                self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
+        for node in list(graph.nodes):
+            if node.op != "call_function" or is_random(node):
+                continue
+            first = self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
+            if first is not node:  # the program itself computes it twice
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
 
     def __call__(self, target: Any, args: Any, kwargs: Any) -> Node:
         key = object() if _draws(target) else (target, hashable((args, kwargs)))
