@@ -3,6 +3,7 @@
 import copy
 import gc
 import re
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from benchmarks.graph_nodes import chain
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
 DOUBLE = torch.float64
@@ -392,16 +394,38 @@ def test_a_misuse_says_what_and_what_to_do(misuse):
     assert str(raised.value).startswith("torchlayers: ")
 
 
-def test_an_error_names_the_source_line():
+def traced_with_lines(module):
+    tracer = fx.Tracer()
+    tracer.record_stack_traces = True
+    return fx.GraphModule(module, tracer.trace(module))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [traced_with_lines, lambda module: torch.export.export(module, (randn(2),))],
+    ids=["symbolic_trace", "export"],
+)
+def test_an_error_names_the_source_line(make):
     class Gamma(nn.Module):
         def forward(self, x):
             y = x.sin()
             return torch.igamma(y, x)
 
-    exported = torch.export.export(Gamma(), (randn(2),))
     with pytest.raises(
         GraphError,
         match=r"node `igamma` \(aten\.igamma\.default\), in test_fx\.py:\d+, "
-        r"`return torch\.igamma\(y, x\)`, can't be differentiated: ",
+        r"`return torch\.igamma\(y, x\)`, can't be differentiated: the derivative for",
     ):
-        differentiate(exported)
+        differentiate(make(Gamma()), (randn(2),))
+
+
+@pytest.mark.full
+def test_two_thousand_nodes_in_less_than_a_second():
+    times = []
+    graph = chain(2000)
+    assert len(graph.graph.nodes) > 2000
+    for _ in range(5):
+        start = time.process_time()
+        differentiate(graph)
+        times.append(time.process_time() - start)
+    assert min(times) < 1.0
