@@ -373,6 +373,28 @@ MISUSES = {
         GraphError,
         "missing a required argument",
     ),
+    "another structure": (
+        lambda: differentiate(make_fx(lambda d: d["a"] * d["b"])(dict(a=randn(2), b=randn(2))))(
+            dict(a=randn(2), c=randn(2))
+        ),
+        GraphError,
+        "was differentiated for 2 inputs",
+    ),
+    "another number than is in the graph": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), (randn(5, 3), 3.0))(randn(5, 3), 2.0),
+        GraphError,
+        "was differentiated for `power`=3.0, which is part of it now; got 2.0",
+    ),
+    "example_inputs that is no tuple": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), randn(5, 3)),
+        TypeError,
+        "example_inputs holds all arguments of a call, in a tuple; got Tensor",
+    ),
+    "example_inputs that are no call": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), (randn(5, 3), 1.0, 2.0)),
+        GraphError,
+        "example_inputs are not the arguments of a call of the graph: too many positional",
+    ),
     "save is no policy": (
         lambda: differentiate(make_fx(torch.sin)(randn(2)), save="all"),
         ValueError,

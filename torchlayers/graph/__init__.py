@@ -51,7 +51,7 @@ def differentiate(
     Raises:
         GraphError: the graph can't be differentiated. It says which node, where it comes from,
             and why.
-        TypeError: fn_or_graph is none of these.
+        TypeError: fn_or_graph is none of these, or example_inputs no tuple.
         ValueError: save is neither word.
     Source: torch/csrc/jit/runtime/autodiff.cpp, which does this for TorchScript.
     Example:
@@ -65,6 +65,11 @@ def differentiate(
         raise ValueError(
             f"torchlayers: differentiate: save must be one of {', '.join(map(repr, SAVE))}; "
             f"got {save!r}."
+        )
+    if not isinstance(example_inputs, (tuple, list, type(None))):
+        raise TypeError(
+            "torchlayers: differentiate: example_inputs holds all arguments of a call, in a tuple; "
+            f"got {type(example_inputs).__name__}. Write (x,) for x."
         )
     if isinstance(fn_or_graph, (GraphModule, ExportedProgram)):
         from torchlayers.graph.fx import differentiate_fx

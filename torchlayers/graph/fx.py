@@ -19,7 +19,8 @@ from torch.fx import GraphModule
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_arguments import Arguments
 from torchlayers.graph.fx_lift import lift
-from torchlayers.graph.fx_program import Program, program_of, value
+from torchlayers.graph.fx_program import Program, as_it_is, is_plain, value
+from torchlayers.graph.fx_retrace import Retrace
 from torchlayers.graph.fx_reverse import with_reverse
 from torchlayers.graph.fx_save import bytes_of, choose
 from torchlayers.graph.gradient import Gradient
@@ -58,7 +59,11 @@ def _differentiate(
     save: str,
 ) -> Gradient:
     chosen = [argnums] if isinstance(argnums, int) else argnums
-    program = program_of(graph, example_inputs, chosen)
+    module = graph.module() if isinstance(graph, ExportedProgram) else graph
+    assert isinstance(module, GraphModule)
+    program = (
+        as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, chosen).program()
+    )
     wanted = _wanted(program, chosen)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
