@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+import torchlayers
 from benchmarks.graph_nodes import chain
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
@@ -395,6 +396,11 @@ MISUSES = {
         GraphError,
         "example_inputs are not the arguments of a call of the graph: too many positional",
     ),
+    "inside a transform": (
+        lambda: torchlayers.vmap(lambda x: differentiate(make_fx(torch.sin)(x)))(randn(2, 3)),
+        GraphError,
+        "can't be differentiated inside a transform (vmap, level 1). Do it outside",
+    ),
     "save is no policy": (
         lambda: differentiate(make_fx(torch.sin)(randn(2)), save="all"),
         ValueError,
@@ -439,6 +445,23 @@ def test_an_error_names_the_source_line(make):
         r"`return torch\.igamma\(y, x\)`, can't be differentiated: the derivative for",
     ):
         differentiate(make(Gamma()), (randn(2),))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "default device"],
+)
+def test_modes_around_differentiate_make_no_difference(mode):
+    graph = make_fx(lambda x, w: (x @ w).tanh().sum(0))(torch.ones(2, 3), torch.ones(3, 4))
+    expected = str(differentiate(graph))
+    with mode():
+        assert str(differentiate(graph)) == expected
 
 
 @pytest.mark.full

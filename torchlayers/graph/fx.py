@@ -1,10 +1,12 @@
 """Differentiation of FX graphs, step by step.
 
-fx_program   the graph as flat, functional ATen operators
-fx_rules     which nodes are differentiable; the gradient of a node
-fx_reverse   the reverse graph
-fx_save      what is saved for it, and what computed again
-fx_lift      the reverse graph lifted out, and f and df told how they fit
+- fx_program: the graph as flat, functional ATen operators; fx_retrace, where it has to be
+  recorded anew for that
+- fx_rules: which nodes are differentiable, and the gradient of a node
+- fx_reverse: the reverse graph
+- fx_save: what is saved for it, and what is computed again
+- fx_lift: the reverse graph lifted out, and how the two fit
+- fx_arguments: the original's arguments and results
 """
 
 import contextlib
@@ -12,7 +14,9 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
@@ -34,7 +38,15 @@ def differentiate_fx(
     save: str,
 ) -> Gradient:
     """differentiate, for FX graphs."""
-    with _no_collections():
+    layer: Any = _functorch.peek_interpreter_stack()
+    if layer is not None:
+        raise GraphError(
+            "torchlayers: differentiate: a graph can't be differentiated inside a transform "
+            f"({layer.key().name.lower()}, level {layer.level()}). Do it outside; what it returns "
+            "can be called inside."
+        )
+    # What a graph's derivative is does not depend on the modes that are on here.
+    with _no_collections(), torch.inference_mode(False), torch._C._DisableAutocast():
         return _differentiate(graph, example_inputs, argnums, save)
 
 
