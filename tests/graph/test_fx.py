@@ -16,6 +16,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import torchlayers
 from benchmarks.graph_nodes import chain
+from torchlayers.errors import ArgnumsError
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
 DOUBLE = torch.float64
@@ -160,7 +161,14 @@ def test_argnums_chooses_inputs():
     chosen = differentiate(function, argnums=(2, 1))
     assert chosen.output_vjps == (1, 2)
     assert chosen.captured_inputs == (0,)
-    assert differentiate(function, argnums=2).captured_inputs == ()
+    assert differentiate(function, argnums=-1).output_vjps == (2,)
+    assert differentiate(function, argnums=-1).captured_inputs == ()
+
+
+def test_complex_numbers():
+    x = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    function = make_fx(lambda x: torch.view_as_real(x.conj() * x.exp()).sin() + x.abs()[:, None])
+    assert torch.autograd.gradcheck(differentiate(function(x.detach())), (x,))
 
 
 @pytest.mark.parametrize("save", ["min-compute", "min-memory"])
@@ -351,8 +359,8 @@ MISUSES = {
     ),
     "argnums out of range": (
         lambda: differentiate(make_fx(torch.sin)(randn(2)), argnums=1),
-        GraphError,
-        "argnums names input 1, but the graph has 1",
+        ArgnumsError,
+        "differentiate: argnums=1 names argument 1, but the call has 1 positional argument",
     ),
     "argnums of integers": (
         lambda: differentiate(make_fx(torch.mul)(randn(2), torch.ones(2).long()), argnums=1),

@@ -40,8 +40,8 @@ def differentiate(
             of its values, as symbolic_trace's, needs them; so does one that has to be traced
             anew for other reasons, where it does not record them.
         argnums: which inputs to differentiate by, counted as the graph's inputs are, pytrees
-            flattened. Default: every floating-point or complex one. Parameters that require
-            gradients are always differentiated by.
+            flattened; () for none. Default: every floating-point or complex one. Parameters
+            that require gradients are always differentiated by.
         save: what the backward graph is given. ``"min-compute"`` saves what it needs and
             computes again only what costs nothing (views, sizes); ``"min-memory"`` saves the
             fewest bytes that the rest can be computed from. TorchScript graphs know the first.
@@ -51,6 +51,7 @@ def differentiate(
     Raises:
         GraphError: the graph can't be differentiated. It says which node, where it comes from,
             and why.
+        ArgnumsError: argnums names no input, or one twice.
         TypeError: fn_or_graph is none of these, or example_inputs no tuple.
         ValueError: save is neither word.
     Source: torch/csrc/jit/runtime/autodiff.cpp, which does this for TorchScript.

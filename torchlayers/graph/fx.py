@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx_arguments import Arguments
+from torchlayers.graph.fx_arguments import Arguments, places
 from torchlayers.graph.fx_lift import lift
 from torchlayers.graph.fx_program import Program, as_it_is, is_plain, value
 from torchlayers.graph.fx_retrace import Retrace
@@ -70,13 +70,12 @@ def _differentiate(
     argnums: int | Sequence[int] | None,
     save: str,
 ) -> Gradient:
-    chosen = [argnums] if isinstance(argnums, int) else argnums
     module = graph.module() if isinstance(graph, ExportedProgram) else graph
     assert isinstance(module, GraphModule)
     program = (
-        as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, chosen).program()
+        as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, argnums).program()
     )
-    wanted = _wanted(program, chosen)
+    wanted = _wanted(program, argnums)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
     lifted = lift(joint, saved, program.root)
@@ -105,29 +104,22 @@ def _differentiate(
     )
 
 
-def _wanted(program: Program, argnums: Sequence[int] | None) -> list[int]:
+def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:
     """The inputs to differentiate by: those chosen, and parameters that require gradients."""
     inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
-    candidates = range(program.arguments)
-    if argnums is None:
-        chosen = [i for i in candidates if _is_differentiable(value(inputs[i]))]
-    else:
-        chosen = list(argnums)
-        for i in chosen:
-            if i not in candidates:
-                raise GraphError(
-                    f"torchlayers: differentiate: argnums names input {i}, but the graph has "
-                    f"{program.arguments}, pytrees flattened."
-                )
-            if not _is_differentiable(value(inputs[i])):
-                raise GraphError(
-                    f"torchlayers: differentiate: argnums names input {i} (`{inputs[i].name}`), "
-                    "which is neither floating-point nor complex. Leave it out."
-                )
+    chosen = places(argnums, program.arguments)
+    if chosen is None:
+        chosen = [i for i in range(program.arguments) if _is_differentiable(value(inputs[i]))]
+    for i in chosen:
+        if not _is_differentiable(value(inputs[i])):
+            raise GraphError(
+                f"torchlayers: differentiate: argnums names input {i} (`{inputs[i].name}`), "
+                "which is neither floating-point nor complex. Leave it out."
+            )
     state = [
         program.arguments + i for i, entry in enumerate(program.state) if entry.read().requires_grad
     ]
-    return sorted(set(chosen)) + state
+    return sorted(chosen) + state
 
 
 def _is_differentiable(val: Any) -> bool:

@@ -11,6 +11,14 @@ from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_program import Program
 
 
+def places(argnums: int | Sequence[int] | None, count: int) -> list[int] | None:
+    """argnums as places among the arguments' leaves; None for the default."""
+    if argnums is None:
+        return None
+    chosen = argnums if isinstance(argnums, int) else tuple(argnums)
+    return [] if chosen == () else list(tree.positions("differentiate", chosen, count))
+
+
 class Arguments:
     def __init__(self, program: Program) -> None:
         inputs = [node for node in program.graph.nodes if node.op == "placeholder"]

@@ -20,6 +20,7 @@ from torch.fx.traceback import preserve_node_meta
 
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
+from torchlayers.graph.fx_arguments import places
 from torchlayers.graph.fx_program import (
     Program,
     State,
@@ -44,14 +45,14 @@ class Retrace:
         self,
         module: GraphModule,
         example_inputs: Sequence[Any] | None,
-        argnums: Sequence[int] | None,
+        argnums: int | Sequence[int] | None,
     ) -> None:
         self.module = module
-        self.argnums = argnums
         self.signature = inspect.signature(module.forward)
         self.structure: tree.TreeSpec | None = None
         self.flat = isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen)
         self.leaves = self._arguments(example_inputs)
+        self.argnums = places(argnums, len(self.leaves))
         self.names, self.state = _used_state(module)
         self.mode = mode_of(self.leaves)
         self.result: tree.TreeSpec | None = None
