@@ -25,7 +25,7 @@ from torchlayers.graph.fx_arguments import Arguments, places
 from torchlayers.graph.fx_lift import lift
 from torchlayers.graph.fx_program import Program, as_it_is, is_plain, value
 from torchlayers.graph.fx_retrace import Retrace
-from torchlayers.graph.fx_reverse import with_reverse
+from torchlayers.graph.fx_reverse import is_random, with_reverse
 from torchlayers.graph.fx_save import bytes_of, choose
 from torchlayers.graph.gradient import Gradient
 
@@ -100,6 +100,7 @@ def _differentiate(
         run_df=run_df,
         flatten=arguments.flatten,
         unflatten=arguments.unflatten,
+        draws_random_numbers=any(map(is_random, lifted.f.graph.nodes)),
         saved_bytes=None if None in sizes else sum(sizes),  # type: ignore[arg-type]
     )
 
