@@ -16,6 +16,7 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import torchlayers
 from benchmarks.graph_nodes import chain
+from torchlayers import tree
 from torchlayers.errors import ArgnumsError
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
@@ -42,7 +43,8 @@ class Layer(nn.Module):
 
 def assert_same_gradients(found, expected, found_inputs, expected_inputs):
     torch.testing.assert_close(found, expected)
-    leaves = [[o for o in fx_rules.tree.leaves(out)] for out in (found, expected)]
+    assert tree.flatten(found)[1] == tree.flatten(expected)[1]
+    leaves = [[o for o in tree.leaves(out)] for out in (found, expected)]
     cotangents = [torch.randn_like(leaf) for leaf in leaves[0]]
     torch.testing.assert_close(
         torch.autograd.grad(leaves[0], found_inputs, cotangents),

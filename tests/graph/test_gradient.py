@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
 from tests.helpers import ambient
+from torchlayers import tree
 from torchlayers.graph import Gradient, GraphError, differentiate
 
 
@@ -185,7 +186,7 @@ def test_outputs_that_are_one_tensor(original):
     x = torch.randn(3, requires_grad=True)
     gradient = recorded(original, x.detach())
     found, expected = (
-        torch.autograd.grad(sum(y.sum() for y in tl.tree.leaves(f(x))), x)
+        torch.autograd.grad(sum(y.sum() for y in tree.leaves(f(x))), x)
         for f in (gradient, original)
     )
     torch.testing.assert_close(found, expected)

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
@@ -140,13 +141,13 @@ def as_it_is(module: GraphModule) -> Program:
         signature=signature,
         arguments=arguments,
         expected=[value(node) for node in inputs[:arguments]],
-        structure=_structure(module, signature),
+        structure=structure_of(module, signature),
         result=result,
         state=state,
     )
 
 
-def _structure(module: GraphModule, signature: inspect.Signature) -> tree.TreeSpec | None:
+def structure_of(module: GraphModule, signature: inspect.Signature) -> tree.TreeSpec | None:
     """How the arguments are structured, where the graph says it."""
     codegen = module.graph._codegen
     if not isinstance(codegen, fx.graph._PyTreeCodeGen):
@@ -258,11 +259,11 @@ def subgraphs_of(module: GraphModule) -> torch.nn.Module:
 
 def plain(output: Any) -> Any:
     """fx's immutable lists and dicts as Python's."""
-    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+    if type(output) is tuple:
         return tuple(plain(item) for item in output)
-    if isinstance(output, list):
+    if type(output) in (list, immutable_list):
         return [plain(item) for item in output]
-    if isinstance(output, dict):
+    if type(output) in (dict, immutable_dict):
         return {key: plain(item) for key, item in output.items()}
     return output
 

@@ -30,6 +30,7 @@ from torchlayers.graph.fx_program import (
     lift_attributes,
     mode_of,
     plain,
+    structure_of,
     subgraphs_of,
     writes,
 )
@@ -115,7 +116,7 @@ class Retrace:
             signature=self.signature,
             arguments=len(self.leaves),
             expected=self.leaves,
-            structure=self.structure,
+            structure=self.structure or structure_of(self.module, self.signature),
             result=self.result,
             state=state,
             updates=updates,
@@ -135,7 +136,7 @@ class Retrace:
         attributes = {name: tensors[place] for name, place in self.names.items()}
         with torch.enable_grad():
             output = _Replay(self.module, attributes).run(*arguments, enable_io_processing=False)
-        leaves, self.result = tree.flatten(self.module.graph.process_outputs(output))
+        leaves, self.result = tree.flatten(plain(self.module.graph.process_outputs(output)))
         return leaves
 
     def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
