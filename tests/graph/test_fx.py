@@ -288,6 +288,21 @@ def test_while_loop_that_needs_no_derivative():
     assert torch.autograd.gradcheck(lambda x: gradient(x, start), (x.requires_grad_(),))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_recurrent_layer_of_onednn_is_refused():
+    graph = make_fx(nn.LSTM(4, 5))(torch.randn(6, 2, 4))
+    with pytest.raises(GraphError, match=r"mkldnn_rnn_layer.* Use torch.export, which takes it"):
+        differentiate(graph)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights:UserWarning")
+def test_a_recurrent_layer():
+    lstm, x = nn.LSTM(4, 5), torch.randn(6, 2, 4)
+    parameters = list(lstm.parameters())
+    gradient = differentiate(torch.export.export(lstm, (x,)))
+    assert_same_gradients(gradient(x)[0], lstm(x)[0], parameters, parameters)
+
+
 def test_dropout_draws_one_mask_for_both_graphs():
     x = torch.ones(200, dtype=DOUBLE, requires_grad=True)
     function = make_fx(lambda x: F.dropout(x, 0.5))(x.detach())
