@@ -1,4 +1,4 @@
-"""The time to differentiate an FX graph, by its number of nodes.
+"""The processor time to differentiate an FX graph, by its number of nodes.
 
 ``python -m benchmarks.graph_nodes`` prints the table, writes it into docs/graph-fx.md and draws
 benchmarks/graph_nodes.svg.
@@ -38,12 +38,12 @@ def chain(nodes: int) -> GraphModule:
 
 
 def seconds(graph: GraphModule, save: str) -> float:
-    """The least of some repetitions: what the work takes where nothing disturbs it."""
+    """Of the processor, the least of some repetitions: what the work takes undisturbed."""
     times = []
     for _ in range(REPETITIONS):
-        start = time.perf_counter()
+        start = time.process_time()
         differentiate(graph, save=save)
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
