@@ -1,0 +1,106 @@
+"""A sample of op_db recorded, differentiated, and compared with eager autograd."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.opinfo.cases import Case
+from torchlayers import tree
+from torchlayers.graph import differentiate
+
+_NOT_RECORDED = "make_fx can't record it: "
+_WRITES = "with max_norm it writes to its weight, an argument"
+_UPDATES = "it writes to its running statistics, which are arguments here"
+
+# Operators that don't pass on every sample, each with its reason and the error it gives.
+EXCEPTIONS: dict[str, tuple[str, str]] = {
+    "_batch_norm_with_update": (_UPDATES, "writes to its argument"),
+    "_native_batch_norm_legit": (_UPDATES, "writes to its argument"),
+    "native_batch_norm": (_UPDATES, "writes to its argument"),
+    "nn.functional.batch_norm": (_UPDATES, "writes to its argument"),
+    "nn.functional.instance_norm": (_UPDATES, "writes to its argument"),
+    "combinations": (
+        "the recorded graph copies in place, so it is recorded anew, where masked_select's "
+        "shape is not known",
+        "can't be traced",
+    ),
+    "corrcoef": (_NOT_RECORDED + "it looks at values to check its arguments", "tracing tensor"),
+    "cov": (_NOT_RECORDED + "it looks at values to check its arguments", "tracing tensor"),
+    "linalg.matrix_power": (
+        "the power 0 is a constant; eager calls its gradient zero",
+        "in a way that has a derivative",
+    ),
+    "masked.prod": (
+        "of inputs that are NaN: eager divides by them, and what torch records does not",
+        "Tensor-likes are not close",
+    ),
+    "nn.functional.embedding": (_WRITES, "writes to its argument"),
+    "nn.functional.embedding_bag": (_WRITES, "writes to its argument"),
+    "nn.functional.gaussian_nll_loss": (
+        _NOT_RECORDED + "it looks at values to check its arguments",
+        "tracing tensor",
+    ),
+    "sparse.mm.reduce": (_NOT_RECORDED + "it takes a sparse tensor", "Sparse CSR"),
+    "sparse.sampled_addmm": (_NOT_RECORDED + "it takes a sparse tensor", "Sparse CSR"),
+    "to_sparse": ("what it returns is sparse", "in a way that has a derivative"),
+}
+
+
+def check(case: Case) -> bool:
+    """Raises where the values or gradients of the differentiated graph are not eager's.
+
+    By all inputs, or by the first where eager can't differentiate by some other (a target, a
+    running mean). Returns False, without a check, for a sample that eager can't differentiate.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated operators
+        return any(_check(case, wanted) for wanted in (range(len(case.inputs)), range(1)))
+
+
+def _check(case: Case, wanted: range) -> bool:
+    inputs = [x.clone().requires_grad_(i in wanted) for i, x in enumerate(case.inputs)]
+    try:
+        expected = _run(case.func, inputs, wanted)
+    except RuntimeError:
+        return False
+    if not expected[0]:
+        return False
+    graph = make_fx(lambda *xs: tree.leaves(case.func(*xs)))(*inputs)
+    if _is_random(graph):
+        # Eager may draw other numbers than were recorded; the recorded graph draws the same.
+        expected = _run(graph, inputs, wanted)
+    before = str(graph.graph)
+    found = _run(differentiate(graph, argnums=wanted), inputs, wanted)
+    assert str(graph.graph) == before
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    return True
+
+
+def _run(
+    function: Callable[..., Any], inputs: list[Tensor], wanted: range
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The results that have derivatives, and the gradients for cotangents drawn anew."""
+    torch.manual_seed(0)
+    leaves = tree.leaves(function(*inputs))
+    outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    generator = torch.Generator().manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in outputs]
+    if not outputs:
+        return [], []
+    by = [inputs[i] for i in wanted]
+    gradients = torch.autograd.grad(outputs, by, cotangents, allow_unused=True)
+    # No gradient and a gradient of zeros are the same.
+    pairs = zip(gradients, by, strict=True)
+    return outputs, [torch.zeros_like(x) if g is None else g for g, x in pairs]
+
+
+def _is_random(graph: GraphModule) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in graph.graph.nodes
+    )

@@ -1,0 +1,55 @@
+"""Every operator of op_db that has a derivative: a differentiated graph's gradients are eager's.
+
+`make test` takes an eighth of the operators, a sample of each, and those that are listed;
+`make test-full` takes all samples of all.
+"""
+
+import pytest
+import torch
+
+from tests.graph.fx_op_db import EXCEPTIONS, check
+from tests.opinfo.cases import cases, full_name, ops
+
+DIFFERENTIABLE = ops(torch.float64)
+LISTED = [op for op in DIFFERENTIABLE if full_name(op) in EXCEPTIONS]
+UNLISTED = [op for op in DIFFERENTIABLE if full_name(op) not in EXCEPTIONS]
+
+
+@pytest.mark.parametrize("op", UNLISTED[::8], ids=full_name)
+def test_gradients_are_eagers(op):
+    assert any(check(case) for case in cases(op, torch.float64, None))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", UNLISTED, ids=full_name)
+def test_gradients_are_eagers_on_every_sample(op):
+    assert any([check(case) for case in cases(op, torch.float64, None)])
+
+
+@pytest.mark.parametrize("op", LISTED, ids=full_name)
+def test_what_is_listed_fails_as_listed(op):
+    _, message = EXCEPTIONS[full_name(op)]
+    assert any(fails(case, message) for case in cases(op, torch.float64, None))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", LISTED, ids=full_name)
+def test_what_is_listed_fails_in_no_other_way(op):
+    _, message = EXCEPTIONS[full_name(op)]
+    for case in cases(op, torch.float64, None):
+        fails(case, message)
+
+
+def fails(case, message):
+    """Whether the sample fails with this message; an error with another one is raised."""
+    try:
+        check(case)
+    except Exception as error:
+        if message not in str(error):
+            raise
+        return True
+    return False
+
+
+def test_every_listed_operator_exists():
+    assert {full_name(op) for op in LISTED} == set(EXCEPTIONS)

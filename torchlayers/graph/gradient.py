@@ -1,0 +1,191 @@
+"""A differentiated graph: its forward and backward graphs, how they fit, and how to run them."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.graph import attach, draw
+from torchlayers.graph.errors import GraphError
+
+Graph = GraphModule | torch._C.Graph
+
+
+class Gradient:
+    """A graph, with the graph of its reverse-mode derivative.
+
+    ``f`` takes the original's inputs, pytrees flattened and parameters and buffers appended.
+    It returns the original's outputs and then the temporaries that ``df`` needs. ``df`` takes
+    cotangents, then captured inputs of f, then captured outputs of f, and returns cotangents
+    of f's inputs. The numbers below say which ones.
+
+    Attributes:
+        f: the forward graph: a ``torch.fx.GraphModule`` or a ``torch._C.Graph``.
+        df: the backward graph, of the same kind.
+        real_outputs: how many of f's outputs are the original's; they come first.
+        input_vjps: the outputs of f whose cotangents df takes, in that order. Those from
+            real_outputs on are temporaries: backward passes none for them.
+        output_vjps: the inputs of f whose cotangents df returns, in that order.
+        captured_inputs: the inputs of f that df is given.
+        captured_outputs: the outputs of f that df is given.
+        saved_bytes: how many bytes the captured tensors hold, where the graph tells shapes.
+
+    Calling the gradient is calling the original, with autograd attached: it works under
+    ``backward()``, torchlayers' and torch.func's grad, jvp, vmap and their nests. Such a call
+    keeps f's inputs besides the captures, for derivatives of higher order; forward and backward
+    keep nothing.
+    """
+
+    def __init__(
+        self,
+        f: Graph,
+        df: Graph,
+        *,
+        real_outputs: int,
+        input_vjps: Sequence[int],
+        output_vjps: Sequence[int],
+        captured_inputs: Sequence[int],
+        captured_outputs: Sequence[int],
+        run_f: Callable[[Sequence[Any]], Sequence[Any]],
+        run_df: Callable[[Sequence[Any]], Sequence[Any]],
+        flatten: Callable[..., list[Any]],
+        unflatten: Callable[[Sequence[Any]], Any],
+        saved_bytes: int | None = None,
+        draws_random_numbers: bool = True,
+    ) -> None:
+        """For the passes that make one.
+
+        Args:
+            run_f: runs f: its inputs in one sequence, its outputs in another.
+            run_df: runs df in the same way. A temporary's cotangent is given as None, and a
+                gradient that is zero throughout may come back as None.
+            flatten: the original's arguments as f's inputs, or an error that says what is wrong.
+            unflatten: f's real outputs as the original would return them. It may also do what
+                the original does beside, as update its buffers.
+            draws_random_numbers: whether f may. Where a derivative takes another run of f, it
+                gets the same ones.
+        """
+        self.f = f
+        self.df = df
+        self.real_outputs = real_outputs
+        self.input_vjps = tuple(input_vjps)
+        self.output_vjps = tuple(output_vjps)
+        self.captured_inputs = tuple(captured_inputs)
+        self.captured_outputs = tuple(captured_outputs)
+        self.saved_bytes = saved_bytes
+        self.draws_random_numbers = draws_random_numbers
+        self.run_f = run_f
+        self.run_df = run_df
+        self._flatten = flatten
+        self._unflatten = unflatten
+
+    @property
+    def differentiable_outputs(self) -> tuple[int, ...]:
+        """The original's outputs that have a cotangent: those backward takes one for."""
+        return tuple(i for i in self.input_vjps if i < self.real_outputs)
+
+    def captures(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What df needs of f's inputs and all of f's outputs, in df's order."""
+        return tuple(
+            [inputs[i] for i in self.captured_inputs] + [outputs[i] for i in self.captured_outputs]
+        )
+
+    def pull_back(self, cotangents: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
+        """df, given one cotangent for each of differentiable_outputs."""
+        given = iter(cotangents)
+        vjps = [next(given) if i < self.real_outputs else None for i in self.input_vjps]
+        return tuple(self.run_df([*vjps, *captures]))
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The original's outputs, and what backward needs to know of this call.
+
+        Args:
+            args, kwargs: the original's.
+        Returns:
+            ``(outputs, captures)``: the first in the original's structure.
+        Raises:
+            GraphError: the arguments are not what the graph is for.
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> from torchlayers.graph import differentiate
+            >>> gradient = differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> gradient.forward(torch.zeros(2))
+            (tensor([1., 1.]), (tensor([1., 1.]),))
+        """
+        inputs = self._flatten(*args, **kwargs)
+        with torch.no_grad():
+            outputs = self.run_f(inputs)
+        # Captures are taken first, for the original may go on to write to an input.
+        captures = self.captures(inputs, outputs)
+        return self._unflatten(outputs[: self.real_outputs]), captures
+
+    def backward(self, captures: Sequence[Any], *grad_outputs: Tensor) -> tuple[Any, ...]:
+        """The gradients of the inputs that output_vjps names.
+
+        Args:
+            captures: what forward returned beside the outputs.
+            grad_outputs: a cotangent for every differentiable output, of its shape.
+        Returns:
+            One gradient for each of output_vjps, of the input's shape and dtype; None stands
+            for a gradient that is zero throughout.
+        Raises:
+            GraphError: there are more or fewer of them than the graph takes.
+        """
+        expected = len(self.captured_inputs) + len(self.captured_outputs)
+        if len(captures) != expected:
+            raise GraphError(
+                f"torchlayers: Gradient.backward takes the {expected} captured values that "
+                f"forward returned; got {len(captures)}."
+            )
+        if len(grad_outputs) != len(self.differentiable_outputs):
+            raise GraphError(
+                "torchlayers: Gradient.backward takes one cotangent for each differentiable "
+                f"output (there are {len(self.differentiable_outputs)}); got {len(grad_outputs)}."
+            )
+        with torch.no_grad():
+            return self.pull_back(grad_outputs, captures)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = attach.call(self, self._flatten(*args, **kwargs))
+        return self._unflatten(outputs)
+
+    def to_dot(self) -> str:
+        """Both graphs in Graphviz's language: forward, captured and backward in three colours."""
+        return draw.to_dot(self)
+
+    def to_svg(self) -> str:
+        """Both graphs as an SVG picture. It needs no other program."""
+        return draw.to_svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()  # what notebooks show
+
+    def __repr__(self) -> str:
+        size = "" if self.saved_bytes is None else f", {self.saved_bytes} bytes saved"
+        return (
+            f"<Gradient: {self.real_outputs} outputs, gradients of inputs "
+            f"{list(self.output_vjps)}, {len(self.captured_inputs)} inputs and "
+            f"{len(self.captured_outputs)} outputs captured{size}>"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"forward: {self.real_outputs} outputs, then the captured temporaries",
+                _text(self.f),
+                f"backward: cotangents of outputs {list(self.input_vjps)}, inputs "
+                f"{list(self.captured_inputs)} and outputs {list(self.captured_outputs)} captured; "
+                f"returns cotangents of inputs {list(self.output_vjps)}",
+                _text(self.df),
+            ]
+        )
+
+
+def _text(graph: Graph) -> str:
+    if not isinstance(graph, GraphModule):
+        return str(graph).strip()
+    # Without what frees values after their last use.
+    return re.sub(r";  (\w+ = )+None", "", graph.code.strip())
