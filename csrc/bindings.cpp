@@ -6,6 +6,7 @@
 #include "entry.h"
 #include "errors.h"
 #include "fallbacks.h"
+#include "graph/bindings.h"
 #include "keys.h"
 #include "stack.h"
 #include "trace.h"
@@ -218,6 +219,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       });
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);
+
+  graph::bind(m);
 
   m.attr("FRONT_KEY") = c10::toString(kFront);
   m.attr("BACK_KEY") = c10::toString(kBack);
