@@ -66,6 +66,19 @@ class _Layout:
         return values
 
 
+def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
+    """The outputs, with views for those that are inputs, or there twice.
+
+    An autograd Function can't save an input that it returns.
+    """
+    seen = {id(tensor) for tensor in inputs}
+    found = []
+    for tensor in outputs:
+        found.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return tuple(found)
+
+
 class _Run:
     """One call of a gradient: what both Functions need to know beside tensors."""
 
@@ -80,13 +93,7 @@ class _Run:
     def f(self, tensors: Sequence[Tensor]) -> Tensors:
         outputs = self.gradient.run_f(self.inputs.fill(tensors))
         self.outputs = _Layout(outputs)
-        # An autograd Function may save neither an input that it returns nor an output twice.
-        seen = {id(tensor) for tensor in tensors}
-        found = []
-        for tensor in self.outputs.tensors(outputs):
-            found.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
-            seen.add(id(tensor))
-        return tuple(found)
+        return _distinct(self.outputs.tensors(outputs), tensors)
 
     def temporaries(self) -> list[int]:
         """The captured outputs of f that are tensors."""
@@ -100,7 +107,8 @@ class _Run:
         )
         gradients = self.gradient.pull_back(cotangents, captures)
         self.gradients = _Layout(gradients)
-        return self.gradients.tensors(gradients)
+        given = [*cotangents, *inputs, *temporaries]
+        return _distinct(self.gradients.tensors(gradients), given)
 
     def real_cotangents(self, cotangents: Sequence[Tensor | None], like: list[Any]) -> list[Tensor]:
         """Those of the differentiable outputs; a missing one is zero."""

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
-from torchlayers.graph.fx_reverse import Joint
+from torchlayers.graph.fx_reverse import Joint, is_random, reached
 
 aten = torch.ops.aten
 
@@ -48,13 +48,13 @@ def _forward(joint: Joint, temporaries: list[Node], root: torch.nn.Module) -> Gr
     writer = _Writer()
     for node in joint.inputs:
         writer.input(node)
+    outputs = [*joint.outputs, *temporaries]
+    in_use = reached(node for node in outputs if isinstance(node, Node))
     for node in joint.graph.nodes:
-        if node in joint.primal:  # in the program's order, for what is random
+        # In the program's order, for what is random; and that keeps drawing its numbers.
+        if node in in_use or (node in joint.primal and is_random(node)):
             writer.write(node)
-    outputs = fx.node.map_arg([*joint.outputs, *temporaries], writer.write)
-    writer.graph.output(tuple(outputs))
-    # What no one uses goes, but a program keeps drawing its random numbers.
-    writer.graph.eliminate_dead_code()
+    writer.graph.output(tuple(fx.node.map_arg(outputs, writer.write)))
     return _module(writer.graph, root, "Forward")
 
 
@@ -69,7 +69,6 @@ def _backward(joint: Joint, captured: list[Node], root: torch.nn.Module) -> Grap
             writer.write(node)
     outputs = fx.node.map_arg([gradient for _, gradient in joint.gradients], writer.write)
     writer.graph.output(tuple(outputs))
-    writer.graph.eliminate_dead_code()
     return _module(writer.graph, root, "Backward")
 
 
@@ -112,6 +111,4 @@ class _Writer:
 
 
 def _module(graph: fx.Graph, root: torch.nn.Module, name: str) -> GraphModule:
-    module = GraphModule(root, graph, class_name=name)
-    module.recompile()
-    return module
+    return GraphModule(root, graph, class_name=name)

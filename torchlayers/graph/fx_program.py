@@ -9,6 +9,7 @@ import inspect
 import operator
 import re
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,18 +71,22 @@ class Program:
 
 
 def program_of(
-    graph: GraphModule | ExportedProgram, example_inputs: Sequence[Any] | None
+    graph: GraphModule | ExportedProgram,
+    example_inputs: Sequence[Any] | None,
+    argnums: Sequence[int] | None,
 ) -> Program:
     """The graph in the form that the other steps take. The graph itself is not changed.
+
+    Operators are recorded as autograd has them run for the arguments to differentiate by.
 
     Raises:
         GraphError: it can't be traced, or doesn't record what tracing needs to know.
     """
     module = graph.module() if isinstance(graph, ExportedProgram) else graph
     assert isinstance(module, GraphModule)
-    if (obstacle := _obstacle(module)) is None:
+    if all(map(_is_plain, module.graph.nodes)):
         return _as_it_is(module)
-    return _Retrace(module, example_inputs, obstacle).program()
+    return _Retrace(module, example_inputs, argnums).program()
 
 
 def value(node: Any) -> Any:
@@ -96,30 +101,20 @@ def writes(node: Node) -> bool:
     return node.target._schema.is_mutable or node.target in _WRITES_UNSAID
 
 
-def _obstacle(module: GraphModule) -> Node | None:
-    """The first node that keeps the graph from being taken as it is."""
-    for node in module.graph.nodes:
-        if node.op == "call_method" or node.op == "call_module":
-            return node  # type: ignore[no-any-return]
-        if node.op == "placeholder" and "val" not in node.meta:
-            return node  # type: ignore[no-any-return]
-        if node.op != "call_function" or isinstance(node.target, HigherOrderOperator):
-            continue
-        if not _is_plain(node):
-            return node  # type: ignore[no-any-return]
-    return None
-
-
 def _is_plain(node: Node) -> bool:
+    """Whether a graph of such nodes can be taken as it is."""
+    if node.op in ("get_attr", "output") or isinstance(node.target, HigherOrderOperator):
+        return True
+    if "val" not in node.meta:
+        return False
     if isinstance(node.target, OpOverload):
         name = node.target.name()  # type: ignore[no-untyped-call]
         composite = torch._C._dispatch_has_kernel_for_dispatch_key(
             name, "CompositeImplicitAutograd"
         )
-        allowed = not composite or node.target in LENIENT
-        return "val" in node.meta and allowed and not writes(node)
+        return not writes(node) and (not composite or node.target in LENIENT)
     # getitem of several results, and arithmetic of symbolic numbers.
-    return "val" in node.meta and getattr(node.target, "__module__", "") in (
+    return node.op == "placeholder" or getattr(node.target, "__module__", "") in (
         "_operator",
         "math",
         "torch",
@@ -239,18 +234,22 @@ class _Retrace:
     """Records a graph anew, operator by operator, on fake tensors."""
 
     def __init__(
-        self, module: GraphModule, example_inputs: Sequence[Any] | None, obstacle: Node
+        self,
+        module: GraphModule,
+        example_inputs: Sequence[Any] | None,
+        argnums: Sequence[int] | None,
     ) -> None:
         self.module = module
+        self.argnums = argnums
         self.signature = inspect.signature(module.forward)
         self.structure: tree.TreeSpec | None = None
         self.flat = isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen)
-        self.leaves = self._arguments(example_inputs, obstacle)
+        self.leaves = self._arguments(example_inputs)
         self.names, self.state = _used_state(module)
         self.mode = _mode(self.leaves)
         self.result: tree.TreeSpec | None = None
 
-    def _arguments(self, example_inputs: Sequence[Any] | None, obstacle: Node) -> list[Any]:
+    def _arguments(self, example_inputs: Sequence[Any] | None) -> list[Any]:
         if example_inputs is not None:
             bound = self.signature.bind(*example_inputs)
             bound.apply_defaults()
@@ -260,17 +259,19 @@ class _Retrace:
         for node in placeholders:
             if "val" not in node.meta:
                 raise GraphError(
-                    f"torchlayers: differentiate: the graph does not say what `{node.name}` is, "
-                    f"and has to be traced anew for {where(obstacle)}. Pass example_inputs, the "
-                    "arguments of one call."
+                    f"torchlayers: differentiate: the graph has to be traced anew, and does not "
+                    f"say what its input `{node.name}` is. Pass example_inputs, the arguments of "
+                    "one call."
                 )
         return [node.meta["val"] for node in placeholders]
 
     def program(self) -> Program:
-        recorded = self._trace(self._replay, requires_grad=True)
+        try:
+            recorded = self._trace(self._replay, requires_grad=True)
+        except GraphError:  # inputs that require gradients refuse to be written to
+            recorded = self._trace(self._replay, requires_grad=False)
         if any(writes(node) for node in recorded.graph.nodes):
-            # In a graph without writes every value has one definition. Leaves that require
-            # gradients refuse to be written to, though what is written may be their buffer.
+            # In a graph without writes every value has one definition.
             recorded = self._trace(functionalize(fx.Interpreter(recorded).run), requires_grad=False)
         recorded.graph.eliminate_dead_code()
         graph = fx.Graph()
@@ -288,7 +289,7 @@ class _Retrace:
             if place < 0:
                 raise GraphError(
                     f"torchlayers: differentiate: the graph writes to its argument "
-                    f"`{target.name}`. Return the new value instead of writing it."
+                    f"`{copied[target].name}`. Return the new value instead of writing it."
                 )
             updates.append((state[place], len(leaves)))
             leaves.append(copied[new])
@@ -325,8 +326,8 @@ class _Retrace:
 
     def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
         inputs = [
-            _fresh(leaf, self.mode, requires_grad) if isinstance(leaf, Tensor) else leaf
-            for leaf in self.leaves
+            _fresh(leaf, self.mode, requires_grad and (self.argnums is None or i in self.argnums))
+            for i, leaf in enumerate(self.leaves)
         ]
         for state in self.state:
             tensor = state.read()
@@ -351,8 +352,12 @@ class _Replay(fx.Interpreter):
         self.attributes = attributes
 
     def run_node(self, node: Node) -> Any:
+        # Autograd would make another loop of this one. Whether it has to be differentiated is
+        # known later.
+        is_loop = node.target is torch.ops.higher_order.while_loop
         try:
-            result = super().run_node(node)
+            with torch.no_grad() if is_loop else nullcontext():
+                result = super().run_node(node)
         except GraphError:
             raise
         except Exception as error:
@@ -488,8 +493,10 @@ def _fake_like(tensor: Tensor) -> Tensor:
         )
 
 
-def _fresh(tensor: Tensor, mode: FakeTensorMode, requires_grad: bool) -> Tensor:
+def _fresh(tensor: Any, mode: FakeTensorMode, requires_grad: bool) -> Any:
     """A fake tensor like this one, which nothing has been done with."""
+    if not isinstance(tensor, Tensor):
+        return tensor
     with mode:
         fake = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device

@@ -7,7 +7,7 @@ cotangents.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +20,14 @@ from torch.fx import Node
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_program import Program, value
-from torchlayers.graph.fx_rules import Call, Rule, Rules
+from torchlayers.graph.fx_rules import Call, Rule, Rules, hashable
 from torchlayers.graph.where import where
 
 aten = torch.ops.aten
+
+# Torch's formula for this operator reads an argument as the operator leaves it. Without writes it
+# is left as it was, and what it would have become is a result.
+_WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
 
 # Gradients are taken of values, so what autograd cuts its own saved values off with can go.
 _NO_OPERATION = (aten.detach.default, aten.alias.default)
@@ -53,14 +57,28 @@ class Joint:
 
     def needed(self) -> list[Node]:
         """What the gradients are computed of, in the graph's order."""
-        found: set[Node] = set()
-        waiting = [node for _, node in self.gradients]
-        while waiting:
-            node = waiting.pop()
-            if node not in found:
-                found.add(node)
-                waiting.extend(node.all_input_nodes)
+        found = reached(node for _, node in self.gradients)
         return [node for node in self.graph.nodes if node in found]
+
+
+def reached(ends: Iterable[Node]) -> set[Node]:
+    """The nodes, and all that they are computed of."""
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def is_random(node: Node) -> bool:
+    return _draws(node.target)
+
+
+def _draws(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
@@ -84,6 +102,14 @@ class _Reverse:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.joint = Joint(graph, inputs, outputs, primal=set(graph.nodes))
         self.reverse = self.joint.reverse
+        # An input that has each symbolic size, so that no other tensor is saved for it.
+        self.sizes = {
+            str(size): (node, dim)
+            for node in reversed(inputs)
+            if isinstance(val := value(node), Tensor)
+            for dim, size in enumerate(val.shape)
+            if not isinstance(size, int)
+        }
         self.cotangents: dict[Node, Node] = {}
         self.calls: dict[Node, Call] = {}
         operators = [node for node in graph.nodes if node.op == "call_function"]
@@ -105,6 +131,12 @@ class _Reverse:
                 continue  # found with the node that made it
             if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(value(node))):
                 continue
+            if node.target is torch.ops.higher_order.while_loop:
+                raise GraphError(
+                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: how "
+                    "often it runs is known only when it does, and so is how much to save. "
+                    "Write a loop whose count Python knows, which unrolls, or torch's scan."
+                )
             call = Call(node, self.root, needs)
             flags = self.rules.differentiable_outputs(call)
             if not any(flags):
@@ -159,9 +191,12 @@ class _Reverse:
         known.update(zip(rule.cotangents, cotangents, strict=True))
         used = {n for step in rule.steps for n in step.all_input_nodes}
         used.update(g for g in rule.gradients if isinstance(g, Node))
-        for (path, leaf), output in zip(_leaves_of(value(node)), rule.outputs, strict=True):
+        for (path, _), output in zip(_leaves_of(value(node)), rule.outputs, strict=True):
             if output in used and output not in known:
-                known[output] = self._output_at(node, path, leaf)
+                known[output] = self._output_at(node, path)
+        for argument, path in _WRITTEN.get(node.target, ()):
+            place = call.inputs.index(node.all_input_nodes[argument])
+            known[rule.primals[place]] = self._output_at(node, path)
         for step in rule.steps:
             if step.op == "get_attr":
                 known[step] = self._attribute(rule, step, node)
@@ -172,11 +207,17 @@ class _Reverse:
         return [known.get(g, g) if isinstance(g, Node) else g for g in rule.gradients]
 
     def _step(self, step: Node, known: dict[Node, Any], source: Node) -> Node:
-        args = fx.node.map_arg(step.args, lambda n: known[n])
+        if step.target is aten.sym_size.int and str(value(step)) in self.sizes:
+            args: Any = self.sizes[str(value(step))]
+        else:
+            args = fx.node.map_arg(step.args, lambda n: known[n])
         kwargs = fx.node.map_arg(step.kwargs, lambda n: known[n])
         return self._operator(step.target, args, kwargs, value(step), source)
 
     def _operator(self, target: Any, args: Any, kwargs: Any, val: Any, source: Node) -> Node:
+        if target is aten.t.default and args[0].target is aten.t.default:
+            before: Node = args[0].all_input_nodes[0]
+            return before
         node = self.emit(target, args, kwargs)
         if "val" not in node.meta:
             node.meta["val"] = val
@@ -187,7 +228,7 @@ class _Reverse:
             self.reverse.add(node)
         return node
 
-    def _output_at(self, node: Node, path: tuple[int, ...], leaf: Any) -> Node:
+    def _output_at(self, node: Node, path: tuple[int, ...]) -> Node:
         """One of a node's results; the original may have had no use for it."""
         found = node
         for i in path:
@@ -227,8 +268,10 @@ class _Reverse:
             self.cotangents[argument] = gradient
             return
         before = self.cotangents[argument]
-        with self.mode:
-            total = torch.add(before.meta["val"], gradient.meta["val"])
+        total = before.meta["val"]
+        if total.stride() != gradient.meta["val"].stride():
+            with self.mode:
+                total = torch.add(total, gradient.meta["val"])
         self.cotangents[argument] = self._operator(
             aten.add.Tensor, (before, gradient), {}, total, source
         )
@@ -260,12 +303,16 @@ class _Emitter:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.written: dict[Any, Node] = {}
-        for node in graph.nodes:
-            if node.op == "call_function" and _repeatable(node.target):
-                self.written.setdefault(_key(node.target, node.args, node.kwargs), node)
+        for node in list(graph.nodes):
+            if node.op != "call_function" or is_random(node):
+                continue
+            first = self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
+            if first is not node:  # the program itself computes it twice
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
 
     def __call__(self, target: Any, args: Any, kwargs: Any) -> Node:
-        key = _key(target, args, kwargs) if _repeatable(target) else object()
+        key = object() if _draws(target) else (target, hashable((args, kwargs)))
         if key not in self.written:
             packet = getattr(target, "overloadpacket", target)
             name = getattr(packet, "__name__", None)
@@ -273,18 +320,6 @@ class _Emitter:
                 "call_function", target, args, kwargs, name=name
             )
         return self.written[key]
-
-
-def _repeatable(target: Any) -> bool:
-    """Whether it gives the same every time, so that once is enough."""
-    if isinstance(target, OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags
-    return target is operator.getitem
-
-
-def _key(target: Any, args: Any, kwargs: Any) -> Any:
-    leaves, spec = tree.flatten((list(args), dict(kwargs)))
-    return target, spec, tuple(n if isinstance(n, Node) else (type(n), str(n)) for n in leaves)
 
 
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

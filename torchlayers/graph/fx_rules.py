@@ -5,7 +5,7 @@ records its backward. What that gives for an operator on tensors of given shapes
 that a long graph of few kinds of operator costs few recordings.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import tree
@@ -76,14 +77,23 @@ class Rules:
         key = (call.key, tuple(map(_describe, cotangents)))
         if key not in self._rules:
             try:
-                self._rules[key] = self._record(call, cotangents)
+                self._rules[key] = self._record(call, cotangents, self._mode)
+            except DynamicOutputShapeException:
+                # Somewhere inside, a shape depends on values. Symbols stand for it.
+                with_symbols = FakeTensorMode(shape_env=ShapeEnv())
+                try:
+                    self._rules[key] = self._record(call, cotangents, with_symbols)
+                except Exception as error:
+                    raise _refusal(call.node, error) from error
             except Exception as error:
                 raise _refusal(call.node, error) from error
         return self._rules[key]
 
-    def _record(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
-        primals = call.fresh(self._mode)
-        given = [fresh(t, self._mode) for t in cotangents if t is not None]
+    def _record(
+        self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
+    ) -> Rule:
+        primals = call.fresh(mode)
+        given = [fresh(t, mode) for t in cotangents if t is not None]
         wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
         counts: list[int] = []
 
@@ -97,8 +107,8 @@ class Rules:
             counts.append(len(outputs))
             return outputs, list(gradients)
 
-        known = call.known_outputs(self._mode)
-        with self._mode, known:
+        known = call.known_outputs(mode)
+        with mode, known:
             recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
             if any(_writes(node) for node in recorded.graph.nodes):
                 without_writes = torch.func.functionalize(fx.Interpreter(recorded).run)
@@ -127,25 +137,26 @@ class Call:
     def __init__(self, node: Node, root: torch.nn.Module, needs: set[Node]) -> None:
         self.node = node
         self.inputs: list[Node] = []
-        self._leaves, self._spec = tree.flatten((list(node.args), dict(node.kwargs)))
-        self._places: list[int | None] = []
-        key: list[Any] = [node.target, self._spec]
+        self._leaves, self._spec = tree.flatten((node.args, node.kwargs))
         for i, leaf in enumerate(self._leaves):
             if not isinstance(leaf, Node):
-                self._places.append(None)
-                key.append((type(leaf), str(leaf)))
-            elif leaf.op == "get_attr":
+                continue
+            if leaf.op == "get_attr":
                 self._leaves[i] = getattr(root, str(leaf.target))  # a subgraph
-                self._places.append(None)
-                key.append(id(self._leaves[i]))
-            else:
-                if leaf not in self.inputs:
-                    self.inputs.append(leaf)
-                place = self.inputs.index(leaf)
-                self._places.append(place)
-                key.append((place, _describe(leaf.meta["val"]), leaf in needs))
+            elif leaf not in self.inputs:
+                self.inputs.append(leaf)
         self._needs = [node in needs for node in self.inputs]
-        self.key = tuple(key)
+
+        def describe(argument: Node) -> Any:
+            if argument not in self.inputs:
+                return id(getattr(root, str(argument.target)))
+            return (
+                self.inputs.index(argument),
+                _describe(argument.meta["val"]),
+                argument in needs,
+            )
+
+        self.key = node.target, hashable((node.args, node.kwargs), describe)
 
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
         """New fake inputs, that require gradients where gradients are needed."""
@@ -162,10 +173,8 @@ class Call:
         return _Known(target, tree.map_leaves(lambda v: fresh(v, mode), self.node.meta["val"]))
 
     def run(self, inputs: Sequence[Any]) -> Any:
-        leaves = [
-            leaf if place is None else inputs[place]
-            for leaf, place in zip(self._leaves, self._places, strict=True)
-        ]
+        given = dict(zip(self.inputs, inputs, strict=True))
+        leaves = [given[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
         args, kwargs = tree.unflatten(leaves, self._spec)
         return self.node.target(*args, **kwargs)  # type: ignore[operator]
 
@@ -211,11 +220,24 @@ def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
     return fake.requires_grad_(requires_grad)
 
 
+def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Any:
+    """A node's arguments as a key, with a description for each node among them."""
+    if isinstance(argument, Node):
+        return describe(argument)
+    if isinstance(argument, (tuple, list)):
+        return tuple([hashable(item, describe) for item in argument])
+    if isinstance(argument, dict):
+        return tuple([(key, hashable(item, describe)) for key, item in argument.items()])
+    return type(argument), str(argument)  # 1 and True are equal, and not the same argument
+
+
 def _describe(value: Any) -> Any:
     """What a rule depends on of a value."""
     if isinstance(value, Tensor):
-        shape, stride = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
-        return shape, stride, value.dtype, value.device, value.layout
+        layout = (*value.shape, *value.stride())
+        if not all(type(size) is int for size in layout):
+            layout = tuple(map(str, layout))
+        return layout, value.dtype, value.device
     return str(value)
 
 

@@ -21,7 +21,7 @@ from torch.fx import Node
 from torchlayers import tree
 from torchlayers.graph.fx_cut import Network
 from torchlayers.graph.fx_program import value
-from torchlayers.graph.fx_reverse import Joint
+from torchlayers.graph.fx_reverse import Joint, is_random
 
 aten = torch.ops.aten
 
@@ -100,7 +100,8 @@ def _may_repeat(node: Node, save: str) -> bool:
         return False
     if node.op == "get_attr":
         return True
-    if isinstance(node.target, OpOverload) and _is_random(node.target):
+    # empty is no random number, but what it gives is not the same twice either.
+    if is_random(node) or "empty" in str(node.target):
         return False
     return save == "min-memory" or _is_free(node)
 
@@ -115,8 +116,3 @@ def _is_free(node: Node) -> bool:
 
 def _is_tensor(node: Node) -> bool:
     return any(isinstance(leaf, Tensor) for leaf in tree.leaves(value(node)))
-
-
-def _is_random(target: OpOverload) -> bool:
-    # empty is no random number, but what it gives is not the same twice either.
-    return torch.Tag.nondeterministic_seeded in target.tags or "empty" in str(target)

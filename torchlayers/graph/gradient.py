@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.graph import attach
+from torchlayers.graph import attach, draw
 from torchlayers.graph.errors import GraphError
 
 Graph = GraphModule | torch._C.Graph
@@ -146,6 +146,17 @@ class Gradient:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outputs = attach.call(self, self._flatten(*args, **kwargs))
         return self._unflatten(outputs)
+
+    def to_dot(self) -> str:
+        """Both graphs in Graphviz's language: forward, captured and backward in three colours."""
+        return draw.to_dot(self)
+
+    def to_svg(self) -> str:
+        """Both graphs as an SVG picture. It needs no other program."""
+        return draw.to_svg(self)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()  # what notebooks show
 
     def __repr__(self) -> str:
         size = "" if self.saved_bytes is None else f", {self.saved_bytes} bytes saved"

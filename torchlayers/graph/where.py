@@ -16,10 +16,9 @@ def where(node: Node) -> str:
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return f"node `{node.name}` ({target_name(node.target)}), which records no source line"
-    # The innermost line that is not torch's own.
-    path, line, code = next(
-        (f for f in reversed(frames) if not f[0].startswith(_TORCH)), frames[-1]
-    )
+    # The innermost line that is neither torch's own nor generated.
+    theirs = [frame for frame in frames if not frame[0].startswith((_TORCH, "<"))]
+    path, line, code = (theirs or frames)[-1]
     file = re.split(r"[/\\]", path)[-1]
     quoted = f", `{code.strip()}`" if code.strip() else ""
     return f"node `{node.name}` ({target_name(node.target)}), in {file}:{line}{quoted}"

@@ -1,0 +1,98 @@
+"""A sample of op_db recorded, differentiated, and compared with eager autograd."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tests.opinfo.cases import Case
+from torchlayers import tree
+from torchlayers.graph import differentiate
+
+_NOT_RECORDED = "make_fx can't record it: "
+_WRITES = "with max_norm it writes to its weight, an argument"
+
+# Operators that don't pass on every sample, each with its reason and the error it gives.
+EXCEPTIONS: dict[str, tuple[str, str]] = {
+    "combinations": (
+        "the recorded graph copies in place, so it is recorded anew, where masked_select's "
+        "shape is not known",
+        "can't be traced",
+    ),
+    "corrcoef": (_NOT_RECORDED + "it looks at values to check its arguments", "tracing tensor"),
+    "cov": (_NOT_RECORDED + "it looks at values to check its arguments", "tracing tensor"),
+    "linalg.matrix_power": (
+        "the power 0 is a constant; eager calls its gradient zero",
+        "in a way that has a derivative",
+    ),
+    "masked.prod": (
+        "of inputs that are NaN: eager divides by them, and what torch records does not",
+        "Tensor-likes are not close",
+    ),
+    "nn.functional.embedding": (_WRITES, "writes to its argument"),
+    "nn.functional.embedding_bag": (_WRITES, "writes to its argument"),
+    "nn.functional.gaussian_nll_loss": (
+        _NOT_RECORDED + "it looks at values to check its arguments",
+        "tracing tensor",
+    ),
+    "sparse.mm.reduce": (_NOT_RECORDED + "it takes a sparse tensor", "Sparse CSR"),
+    "sparse.sampled_addmm": (_NOT_RECORDED + "it takes a sparse tensor", "Sparse CSR"),
+    "to_sparse": ("what it returns is sparse", "in a way that has a derivative"),
+}
+
+
+def check(case: Case) -> bool:
+    """Raises where the values or gradients of the differentiated graph are not eager's.
+
+    Returns False, without a check, for a sample that eager can't differentiate.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of deprecated operators
+        return _check(case)
+
+
+def _check(case: Case) -> bool:
+    inputs = [x.clone().requires_grad_() for x in case.inputs]
+    try:
+        expected = _run(case.func, inputs)
+    except RuntimeError:
+        return False
+    if not expected[0]:
+        return False
+    graph = make_fx(lambda *xs: tree.leaves(case.func(*xs)))(*inputs)
+    if _is_random(graph):
+        # Eager may draw other numbers than were recorded; the recorded graph draws the same.
+        expected = _run(graph, inputs)
+    before = str(graph.graph)
+    found = _run(differentiate(graph), inputs)
+    assert str(graph.graph) == before
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    return True
+
+
+def _run(function: Callable[..., Any], inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The results that have derivatives, and the gradients for cotangents drawn anew."""
+    torch.manual_seed(0)
+    leaves = tree.leaves(function(*inputs))
+    outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
+    generator = torch.Generator().manual_seed(7)
+    cotangents = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in outputs]
+    if not outputs:
+        return [], []
+    gradients = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
+    # No gradient and a gradient of zeros are the same.
+    zeros = [
+        torch.zeros_like(x) if g is None else g for g, x in zip(gradients, inputs, strict=True)
+    ]
+    return outputs, zeros
+
+
+def _is_random(graph: GraphModule) -> bool:
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in graph.graph.nodes
+    )

@@ -1,0 +1,371 @@
+"""differentiate for FX graphs: where they come from, what they may hold, and what is refused."""
+
+import copy
+import gc
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from torchlayers.graph import GraphError, differentiate, fx_rules
+
+DOUBLE = torch.float64
+
+
+def randn(*shape, requires_grad=False):
+    return torch.randn(*shape, dtype=DOUBLE, requires_grad=requires_grad)
+
+
+class Layer(nn.Module):
+    """Parameters, buffers, a constant, a default argument, and a dict of results."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 4, dtype=DOUBLE)
+        self.norm = nn.BatchNorm1d(4, dtype=DOUBLE)
+        self.scale = torch.full((4,), 0.5, dtype=DOUBLE)
+
+    def forward(self, x, power=2.0):
+        y = self.norm(self.linear(x)).tanh() * self.scale
+        return {"y": y * power, "all": [y.sum(), y.relu()]}
+
+
+def assert_same_gradients(found, expected, found_inputs, expected_inputs):
+    torch.testing.assert_close(found, expected)
+    leaves = [[o for o in fx_rules.tree.leaves(out)] for out in (found, expected)]
+    cotangents = [torch.randn_like(leaf) for leaf in leaves[0]]
+    torch.testing.assert_close(
+        torch.autograd.grad(leaves[0], found_inputs, cotangents),
+        torch.autograd.grad(leaves[1], expected_inputs, cotangents),
+    )
+
+
+def by_symbolic_trace(module, x):
+    return differentiate(fx.symbolic_trace(module), (x,))
+
+
+def by_export(module, x):
+    return differentiate(torch.export.export(module, (x,)))
+
+
+def by_exported_module(module, x):
+    return differentiate(torch.export.export(module, (x,)).module())
+
+
+@pytest.mark.parametrize("by", [by_symbolic_trace, by_export, by_exported_module])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_module_with_all_that_it_holds(by, training):
+    module = Layer().train(training)
+    reference = copy.deepcopy(module)
+    x = randn(5, 3, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    gradient = by(module, x.detach())
+    assert_same_gradients(
+        gradient(x), reference(y), [x, *module.parameters()], [y, *reference.parameters()]
+    )
+    torch.testing.assert_close(dict(module.named_buffers()), dict(reference.named_buffers()))
+
+
+def test_shapes_that_a_pass_of_torchs_found():
+    traced = fx.symbolic_trace(nn.Linear(3, 4, dtype=DOUBLE))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        FakeTensorProp(traced, mode).propagate(randn(5, 3))
+    assert torch.autograd.gradcheck(differentiate(traced), (randn(5, 3, requires_grad=True),))
+
+
+def test_parameters_are_read_at_every_call():
+    module = nn.Linear(2, 1)
+    gradient = differentiate(torch.export.export(module, (torch.ones(3, 2),)))
+    with torch.no_grad():
+        module.weight.zero_()
+        module.bias.fill_(7.0)
+    torch.testing.assert_close(gradient(torch.ones(3, 2)), torch.full((3, 1), 7.0))
+
+
+def test_arguments_by_name_and_by_default():
+    module = Layer()
+    gradient = differentiate(fx.symbolic_trace(module), (randn(5, 3), 3.0))
+    x = randn(5, 3)
+    torch.testing.assert_close(gradient(power=3.0, x=x), copy.deepcopy(module)(x, power=3.0))
+
+
+def test_pytrees_of_arguments():
+    def function(state, scale):
+        return [state["w"] @ state["x"][0], scale * state["x"][1]]
+
+    state = {"w": randn(3, 2), "x": (randn(2), randn(4))}
+    gradient = differentiate(make_fx(function)(state, randn(1)))
+    scale = randn(1)
+    torch.testing.assert_close(gradient(state, scale), function(state, scale))
+    _, captures = gradient.forward(state, scale)
+    assert len(gradient.backward(captures, randn(3), randn(4))) == 4
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: make_fx(lambda x: (x.sin() * 2).add_(1).sum())(randn(3)),
+        lambda: fx.symbolic_trace(Layer()),
+        lambda: torch.export.export(Layer(), (randn(5, 3),)),
+    ],
+    ids=["make_fx", "symbolic_trace", "export"],
+)
+def test_the_graph_is_left_as_it_is(make):
+    given = make()
+    module = given if isinstance(given, fx.GraphModule) else given.graph_module
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    before = str(module.graph), module.code, sorted(module._modules)
+    differentiate(given, (randn(5, 3),) if isinstance(given, fx.GraphModule) else None)
+    assert before == (str(module.graph), module.code, sorted(module._modules))
+    torch.testing.assert_close(dict(module.state_dict()), state)
+
+
+def test_in_place_operators_on_the_graphs_own_values():
+    def function(x):
+        y = x.sin()
+        y[1:] *= 2
+        y.mul_(x)
+        return y.cos_()
+
+    x = randn(4, requires_grad=True)
+    assert torch.autograd.gradcheck(differentiate(make_fx(function)(randn(4))), (x,))
+    torch.testing.assert_close(differentiate(make_fx(function)(x.detach()))(x), function(x))
+
+
+def test_what_no_grad_cuts_stays_cut():
+    class Cut(nn.Module):
+        def forward(self, x):
+            with torch.no_grad():
+                scale = x.exp()
+            return x * scale
+
+    x = randn(3, requires_grad=True)
+    gradient = differentiate(torch.export.export(Cut(), (x.detach(),)))
+    (found,) = torch.autograd.grad(gradient(x).sum(), x)
+    torch.testing.assert_close(found, x.exp().detach())
+
+
+def test_argnums_chooses_inputs():
+    function = make_fx(lambda x, w, b: x @ w + b)(randn(2, 3), randn(3, 4), randn(4))
+    assert differentiate(function).output_vjps == (0, 1, 2)
+    chosen = differentiate(function, argnums=(2, 1))
+    assert chosen.output_vjps == (1, 2)
+    assert chosen.captured_inputs == (0,)
+    assert differentiate(function, argnums=2).captured_inputs == ()
+
+
+@pytest.mark.parametrize("save", ["min-compute", "min-memory"])
+def test_higher_order_by_differentiating_df(save):
+    first = differentiate(make_fx(lambda x, w: (x @ w).tanh())(randn(2, 3), randn(3, 2)), save=save)
+    second = differentiate(first.df, save=save)
+    third = differentiate(second.df, save=save)
+    for gradient in (second, third):
+        placeholders = [n for n in gradient.f.graph.nodes if n.op == "placeholder"]
+        inputs = [randn(*n.meta["val"].shape, requires_grad=True) for n in placeholders]
+        assert torch.autograd.gradcheck(gradient, inputs)
+
+
+def test_symbolic_shapes():
+    def function(x, w):
+        return (x @ w).relu().mean(0) / x.shape[0]
+
+    gradient = differentiate(make_fx(function, tracing_mode="symbolic")(randn(5, 3), randn(3, 4)))
+    for length in (5, 7):
+        inputs = randn(length, 3, requires_grad=True), randn(3, 4, requires_grad=True)
+        torch.testing.assert_close(gradient(*inputs), function(*inputs))
+        assert torch.autograd.gradcheck(gradient, inputs)
+
+
+def test_dynamic_dimensions_of_an_export():
+    module = nn.Sequential(nn.Linear(3, 4), nn.Softmax(-1))
+    batch = torch.export.Dim("batch", min=2)
+    exported = torch.export.export(module, (torch.randn(5, 3),), dynamic_shapes=({0: batch},))
+    gradient = differentiate(exported)
+    for length in (5, 9):
+        x = torch.randn(length, 3)
+        parameters = list(module.parameters())
+        assert_same_gradients(gradient(x), module(x), parameters, parameters)
+
+
+class Branches(nn.Module):
+    def forward(self, x, flag):
+        (y,) = torch.cond(
+            flag.sum() > 0, lambda x: (x.sin() * x,), lambda x: (x.cos() + x.sum(),), (x,)
+        )
+        return y.exp()
+
+
+def test_cond():
+    x = randn(4)
+    gradient = differentiate(torch.export.export(Branches(), (x, torch.ones(1))), argnums=0)
+    for flag in (torch.ones(1), -torch.ones(1)):
+        torch.testing.assert_close(gradient(x, flag), Branches()(x, flag))
+        assert torch.autograd.gradcheck(
+            lambda x, flag=flag: gradient(x, flag), (x.clone().requires_grad_(),)
+        )
+
+
+class Loop(nn.Module):
+    def forward(self, x):
+        from torch._higher_order_ops.while_loop import while_loop
+
+        def body(i, x):
+            return i + 1, x.sin()
+
+        return while_loop(lambda i, x: i < 3, body, (torch.tensor(0), x))[1] * 2
+
+
+def test_while_loop_is_refused_by_name_and_line():
+    exported = torch.export.export(Loop(), (randn(4),))
+    with pytest.raises(GraphError, match=r"node `while_loop` .*test_fx\.py:\d+, `.*how often it"):
+        differentiate(exported)
+
+
+def test_while_loop_that_needs_no_derivative():
+    class Counted(nn.Module):
+        def forward(self, x, start):
+            from torch._higher_order_ops.while_loop import while_loop
+
+            (count,) = while_loop(lambda i: i < 3, lambda i: (i + 1,), (start,))
+            return x.sin() * count
+
+    x, start = randn(4), torch.tensor(0)
+    gradient = differentiate(torch.export.export(Counted(), (x, start)))
+    assert torch.autograd.gradcheck(lambda x: gradient(x, start), (x.requires_grad_(),))
+
+
+def test_dropout_draws_one_mask_for_both_graphs():
+    x = torch.ones(200, dtype=DOUBLE, requires_grad=True)
+    function = make_fx(lambda x: F.dropout(x, 0.5))(x.detach())
+    for save in ("min-compute", "min-memory"):
+        y = differentiate(function, save=save)(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(gradient, y.detach())
+        assert 0 < (gradient == 0).sum() < 200
+
+
+def test_each_operator_is_recorded_once_for_its_shapes(monkeypatch):
+    def function(x, w):
+        for _ in range(100):
+            x = (x @ w).tanh() + x * 0.5
+        return x.sum()
+
+    recorded = []
+    record = fx_rules.Rules._record
+    monkeypatch.setattr(
+        fx_rules.Rules, "_record", lambda self, *a: recorded.append(a) or record(self, *a)
+    )
+    gradient = differentiate(make_fx(function)(randn(3, 3), randn(3, 3)))
+    assert len(gradient.f.graph.nodes) > 400
+    assert len(recorded) < 12
+
+
+def test_the_garbage_collector_is_as_it_was():
+    graph = make_fx(torch.sin)(randn(3))
+    differentiate(graph)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        differentiate(graph)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def nothing_depends(x):
+    return x.detach().sin(), (x > 0)
+
+
+def writes_to_its_argument(x):
+    return x.mul_(2)
+
+
+def has_no_derivative(x):
+    return torch.igamma(x, x * 2)
+
+
+MISUSES = {
+    "no output depends on an input": (
+        lambda: differentiate(make_fx(nothing_depends)(randn(2))),
+        GraphError,
+        "no output of the graph depends on its inputs",
+    ),
+    "a write to an argument": (
+        lambda: differentiate(make_fx(writes_to_its_argument)(randn(2))),
+        GraphError,
+        "the graph writes to its argument `x_1`. Return the new value",
+    ),
+    "shapes that no one knows": (
+        lambda: differentiate(fx.symbolic_trace(lambda x: x.sin())),
+        GraphError,
+        "the graph has to be traced anew, and does not say what its input `x` is. Pass example",
+    ),
+    "an operator without derivative": (
+        lambda: differentiate(fx.symbolic_trace(has_no_derivative), (randn(2),)),
+        GraphError,
+        "(aten.igamma.default), which records no source line, can't be differentiated: ",
+    ),
+    "argnums out of range": (
+        lambda: differentiate(make_fx(torch.sin)(randn(2)), argnums=1),
+        GraphError,
+        "argnums names input 1, but the graph has 1",
+    ),
+    "argnums of integers": (
+        lambda: differentiate(make_fx(torch.mul)(randn(2), torch.ones(2).long()), argnums=1),
+        GraphError,
+        "argnums names input 1 (`arg1_1`), which is neither floating-point nor complex",
+    ),
+    "other shapes": (
+        lambda: differentiate(make_fx(torch.sin)(randn(2)))(randn(3)),
+        GraphError,
+        "of shape (2,) and torch.float64; got (3,) and torch.float64",
+    ),
+    "no tensor": (
+        lambda: differentiate(make_fx(torch.sin)(randn(2)))(1.0),
+        GraphError,
+        "is a tensor; got float",
+    ),
+    "an argument too few": (
+        lambda: differentiate(make_fx(torch.mul)(randn(2), randn(2)))(randn(2)),
+        GraphError,
+        "missing a required argument",
+    ),
+    "save is no policy": (
+        lambda: differentiate(make_fx(torch.sin)(randn(2)), save="all"),
+        ValueError,
+        "save must be one of 'min-compute', 'min-memory'; got 'all'",
+    ),
+    "no graph": (
+        lambda: differentiate(torch.sin),
+        TypeError,
+        "got builtin_function_or_method. Trace it first",
+    ),
+}
+
+
+@pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES.keys())
+def test_a_misuse_says_what_and_what_to_do(misuse):
+    call, error, message = misuse
+    with pytest.raises(error, match=re.escape(message)) as raised:
+        call()
+    assert str(raised.value).startswith("torchlayers: ")
+
+
+def test_an_error_names_the_source_line():
+    class Gamma(nn.Module):
+        def forward(self, x):
+            y = x.sin()
+            return torch.igamma(y, x)
+
+    exported = torch.export.export(Gamma(), (randn(2),))
+    with pytest.raises(
+        GraphError,
+        match=r"node `igamma` \(aten\.igamma\.default\), in test_fx\.py:\d+, "
+        r"`return torch\.igamma\(y, x\)`, can't be differentiated: ",
+    ):
+        differentiate(exported)

@@ -1,0 +1,120 @@
+"""What is saved for backward: the rules one by one, and the cut against brute force."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchlayers.graph import differentiate
+from torchlayers.graph.fx_cut import Network
+
+
+def captured(function, *inputs, save="min-compute", argnums=None, tracing_mode="real"):
+    """What df is given besides cotangents: the names of its inputs."""
+    graph = make_fx(function, tracing_mode=tracing_mode)(*inputs)
+    gradient = differentiate(graph, save=save, argnums=argnums)
+    taken = [node.name for node in gradient.df.graph.nodes if node.op == "placeholder"]
+    return taken[len(gradient.input_vjps) :]
+
+
+ROWS = torch.randn(3, 4)
+
+
+def test_nothing_is_saved_for_what_is_linear():
+    assert captured(lambda x: (2 * x.t()).sum(0)[:2].flip(0), ROWS) == []
+
+
+def test_a_value_is_saved_once_however_many_gradients_need_it():
+    assert captured(lambda x, y: x.exp() * y + x.exp().sin(), ROWS, ROWS + 1) == ["y_1", "exp"]
+
+
+def test_an_input_is_saved_for_its_views():
+    assert captured(lambda x, w: x @ w.t(), ROWS, ROWS + 1) == ["x_1", "w_1"]
+
+
+def test_what_is_expanded_is_saved_small():
+    gradient = differentiate(make_fx(lambda x: x.exp().expand(5, 4) ** 2)(torch.randn(4)))
+    assert gradient.saved_bytes == 4 * 4
+
+
+def test_an_input_rather_than_a_temporary_of_its_size():
+    assert captured(lambda x: x.neg().sin().neg(), ROWS) == ["neg"]
+    assert captured(lambda x: x.sin(), ROWS) == ["x_1"]
+
+
+def test_an_output_rather_than_another_temporary():
+    graph = make_fx(lambda x: x.sin().tanh())(ROWS)
+    gradient = differentiate(graph)
+    assert gradient.captured_outputs == (0,)
+    assert len(gradient.f.graph.find_nodes(op="output")[0].args[0]) == 1
+
+
+def test_a_mask_is_saved_for_the_values_that_it_is_of():
+    assert captured(lambda x: x.cos().neg().clamp(min=0), ROWS)[1:] == ["ge"]
+
+
+def test_sizes_rather_than_tensors():
+    names = captured(lambda x: x.sin().mean(0), ROWS, tracing_mode="symbolic")
+    assert names == ["x_1"]
+    names = captured(lambda x: (x * 2).mean(0), ROWS, tracing_mode="symbolic")
+    assert names != ["x_1"]
+    assert all(name.startswith("sym_size") for name in names)
+
+
+def test_gradients_that_no_one_asks_for_save_nothing():
+    assert captured(lambda x, w: x @ w, ROWS, ROWS.t() + 1, argnums=0) == ["w_1"]
+
+
+def test_min_memory_computes_again_what_it_can():
+    def function(x):
+        return x.sin().exp().tanh().sigmoid()
+
+    assert len(captured(function, ROWS)) > 1
+    assert captured(function, ROWS, save="min-memory") == ["x_1"]
+
+
+def test_min_memory_saves_what_is_smaller_than_the_inputs():
+    names = captured(lambda x: x.sum(0).exp().sin(), ROWS, save="min-memory")
+    assert names == ["sum_1"]
+
+
+def test_min_memory_saves_what_is_random():
+    names = captured(lambda x: x * torch.rand_like(x), ROWS, save="min-memory")
+    assert names == ["rand_like"]
+
+
+def test_the_bytes_are_those_of_what_is_saved():
+    for save in ("min-compute", "min-memory"):
+        gradient = differentiate(make_fx(lambda x: x.sin().exp().tanh())(ROWS), save=save)
+        _, captures = gradient.forward(ROWS)
+        assert gradient.saved_bytes == sum(c.numel() * c.element_size() for c in captures)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cut_is_the_smallest(seed):
+    generator = random.Random(seed)
+    places = ["source", *range(5), "sink"]
+    edges = [
+        (a, b, generator.choice([1, 2, 3, 7, None]))
+        for a, b in itertools.permutations(places, 2)
+        if generator.random() < 0.3 and b != "source" and a != "sink"
+    ]
+    network = Network()
+    for edge in edges:
+        network.edge(*edge)
+    side = network.smallest_cut("source", "sink")
+
+    def cost(side):
+        crossing = [c for a, b, c in edges if a in side and b not in side]
+        return float("inf") if None in crossing else sum(crossing)
+
+    sides = (
+        {"source", *chosen} for n in range(6) for chosen in itertools.combinations(range(5), n)
+    )
+    smallest = min(map(cost, sides))
+    if smallest < float("inf"):
+        assert cost(side) == smallest
+    else:
+        assert "sink" in side
