@@ -6,6 +6,8 @@
 #include "errors.h"
 #include "gradient.h"
 #include "prepare.h"
+#include "rewrites.h"
+#include "rules.h"
 #include "run.h"
 #include "tracked.h"
 
@@ -132,12 +134,19 @@ void bind(py::module_& m) {
             }
             return values;
           })
+      .def_readonly("written", &Prepared::written)
       .def_readonly("inputs", &Prepared::inputs)
       .def_readonly("output", &Prepared::output);
   py::class_<PythonProgram>(m, "GraphProgram", "Runs a TorchScript graph as it stands.")
       .def(py::init<const std::shared_ptr<Graph>&>())
       .def("run", torch::wrap_pybind_function(&PythonProgram::run));
   m.def("prepare_graph", &prepare_from_python);
+  m.def("operators_with_rules", [] {
+    auto names = rule_names();
+    const auto composed = composition_names();
+    names.insert(names.end(), composed.begin(), composed.end());
+    return names;
+  });
   m.def("may_require_grad", [](const Value& value) { return may_require_grad(value.type()); });
   m.def("set_inputs_requiring_grad", &set_inputs_requiring_grad);
   m.def("differentiate_graph", [](const std::shared_ptr<Graph>& graph, bool keep_steps) {

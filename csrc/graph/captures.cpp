@@ -35,7 +35,12 @@ void collect_writes(Block& block, std::vector<Node*>& writes) {
   }
 }
 
-// The value that this one is a view of, as far as its operators say.
+bool is_graph_input(const Value* value) {
+  return value->node()->kind() == c10::prim::Param;
+}
+
+} // namespace
+
 const Value* root_of(const Value* value) {
   for (;;) {
     const auto* schema = value->node()->maybeSchema();
@@ -47,12 +52,6 @@ const Value* root_of(const Value* value) {
     value = value->node()->input(0);
   }
 }
-
-bool is_graph_input(const Value* value) {
-  return value->node()->kind() == c10::prim::Param;
-}
-
-} // namespace
 
 bool is_inside(const Node* node, const Block& block) {
   for (const Block* around = node->owningBlock(); around != nullptr;

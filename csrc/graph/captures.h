@@ -10,6 +10,9 @@ namespace torchlayers::graph {
 // Whether a node is in this block or in a block inside it.
 bool is_inside(const torch::jit::Node* node, const torch::jit::Block& block);
 
+// The value that this one is a view of, as far as its operators say.
+const torch::jit::Value* root_of(const torch::jit::Value* value);
+
 // The values defined in `forward` itself that are used inside `reverse`, in the order in which
 // they are computed.
 std::vector<torch::jit::Value*> captures_of(

@@ -95,23 +95,6 @@ def conv_backward(grad, input, weight, stride: List[int], padding: List[int],
         grad_input = grad_input.squeeze(0)
     return grad_input, grad_weight, grad_bias
 
-def group_norm(input, num_groups: int, weight: Optional[Tensor], bias: Optional[Tensor],
-               eps: float):
-    batch = input.size(0)
-    channels = input.size(1)
-    return torch.native_group_norm(
-        input.contiguous(), weight, bias, batch, channels, input.numel() // (batch * channels),
-        num_groups, eps)
-
-def group_norm_backward(grad, input, mean, rstd, weight: Optional[Tensor], size: List[int],
-                        num_groups: int, mask: List[bool]):
-    inner = 1
-    for s in size[2:]:
-        inner *= s
-    return torch.native_group_norm_backward(
-        grad.contiguous(), input.contiguous(), mean, rstd, weight, size[0], size[1], inner,
-        num_groups, mask)
-
 def norm_backward(grad, self, result, p: float):
     if p == 2.0:
         return (grad / result).masked_fill(result == 0, 0.0) * self
@@ -193,6 +176,20 @@ def padded(self, pad: List[int], mode: str, value: Optional[float]):
         return torch.replication_pad1d(self, pad)
     return torch.replication_pad2d(self, pad)
 
+def scaled_by_channel(normal, weight: Optional[Tensor], bias: Optional[Tensor]):
+    channel = [1, normal.size(1)] + [1] * (normal.dim() - 2)
+    if weight is not None:
+        normal = normal * weight.reshape(channel)
+    if bias is not None:
+        normal = normal + bias.reshape(channel)
+    return normal
+
+def group_norm(input, num_groups: int, weight: Optional[Tensor], bias: Optional[Tensor],
+               eps: float):
+    rows = input.reshape([input.size(0) * num_groups, -1])
+    normal = torch.layer_norm(rows, [rows.size(1)], None, None, eps)
+    return scaled_by_channel(normal.reshape(input.size()), weight, bias)
+
 def instance_norm(input, weight: Optional[Tensor], bias: Optional[Tensor],
                   running_mean: Optional[Tensor], running_var: Optional[Tensor],
                   use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool):
@@ -204,12 +201,7 @@ def instance_norm(input, weight: Optional[Tensor], bias: Optional[Tensor],
     normal = torch.batch_norm(
         input.reshape(shape), None, None, None, None, True, momentum, eps, cudnn_enabled)
     normal = normal.reshape(input.size())
-    channel = [1, input.size(1)] + [1] * (input.dim() - 2)
-    if weight is not None:
-        normal = normal * weight.reshape(channel)
-    if bias is not None:
-        normal = normal + bias.reshape(channel)
-    return normal
+    return scaled_by_channel(normal, weight, bias)
 
 def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, is_causal: bool,
               scale: Optional[float]):

@@ -1,6 +1,6 @@
-// The operators of backward graphs that torch has no equal of: a tensor was cut into parts, and
-// cotangents of some of them are at hand. A cotangent may be undefined, one of them is not.
-// NOTE [Joining what was cut]
+// The operators of differentiated graphs that torch has no equal of. Most are for a tensor that
+// was cut into parts, when cotangents of some of them are at hand: a cotangent may be undefined,
+// one of them is not. NOTE [Joining what was cut]
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
@@ -114,7 +114,20 @@ Operator declared(const std::string& name, const std::string& argument, void (*r
       c10::AliasAnalysisKind::FROM_SCHEMA);
 }
 
+// aten::numel has no rule under vmap; sizes do.
+void elements_of_size(Stack& stack) {
+  int64_t product = 1;
+  for (const int64_t length : pop(stack).toIntVector()) {
+    product *= length;
+  }
+  push(stack, product);
+}
+
 const torch::jit::RegisterOperators registered({
+    Operator(
+        "torchlayers::elements_of_size(int[] size) -> int",
+        Operation(elements_of_size),
+        c10::AliasAnalysisKind::FROM_SCHEMA),
     declared("unbind_backward", "", unbind_backward),
     declared("split_with_sizes_backward", "int[] split_sizes, ", split_with_sizes_backward),
     declared("split_backward", "int split_size, ", split_backward),

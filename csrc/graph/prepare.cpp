@@ -11,6 +11,7 @@
 #include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
 
+#include "buffers.h"
 #include "lower_module.h"
 #include "rewrites.h"
 #include "structure.h"
@@ -58,6 +59,7 @@ Prepared prepare(
   rewrite(*graph);
   simplify(graph);
   prepared.output = flatten_outputs(*graph);
+  prepared.written = return_buffers(*graph, bound);
   torch::jit::EliminateDeadCode(graph->block());
   if (examples) {
     torch::jit::PropagateInputShapes(graph);

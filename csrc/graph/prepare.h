@@ -21,6 +21,8 @@ struct Prepared {
   std::shared_ptr<torch::jit::Graph> graph;
   // Values for the last inputs: a module's parameters and buffers.
   std::vector<c10::IValue> bound;
+  // Which of them the graph writes to: it returns their new values after its own outputs.
+  std::vector<size_t> written;
   std::vector<Structure> inputs;
   Structure output;
 };

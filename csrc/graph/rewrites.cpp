@@ -41,6 +41,7 @@ const std::unordered_map<std::string, std::string>& compositions() {
       {"aten::nll_loss_nd", "nll(self, target, weight, reduction, ignore_index)"},
       {"aten::cross_entropy_loss",
        "cross_entropy(self, target, weight, reduction, ignore_index, label_smoothing)"},
+      {"aten::group_norm", "group_norm(input, num_groups, weight, bias, eps)"},
       {"aten::instance_norm",
        "instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, "
        "eps, cudnn_enabled)"},
@@ -83,6 +84,14 @@ void rewrite_block(Block& block) {
 }
 
 } // namespace
+
+std::vector<std::string> composition_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, composition] : compositions()) {
+    names.push_back(name);
+  }
+  return names;
+}
 
 void rewrite(Graph& graph) {
   rewrite_block(*graph.block());

@@ -3,7 +3,13 @@
 
 #include <torch/csrc/jit/ir/ir.h>
 
+#include <string>
+#include <vector>
+
 namespace torchlayers::graph {
+
+// The operators that are, for the tests.
+std::vector<std::string> composition_names();
 
 void rewrite(torch::jit::Graph& graph);
 

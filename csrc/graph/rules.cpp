@@ -160,6 +160,14 @@ std::vector<Value*> replaced(const Rule& rule, Node& node, Names& names) {
 
 } // namespace
 
+std::vector<std::string> rule_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : all_rules()) {
+    names.push_back(name);
+  }
+  return names;
+}
+
 const Rule* rule_for(const Node& node) {
   const auto* schema = node.maybeSchema();
   if (schema == nullptr) {

@@ -42,6 +42,9 @@ Rules linear_algebra_rules();
 Rules neural_rules();
 Rules loss_rules();
 
+// The operators that have one, for the tests: a rule that none of them uses is a failure.
+std::vector<std::string> rule_names();
+
 // The rule for this node's operator, or nullptr.
 const Rule* rule_for(const torch::jit::Node& node);
 

@@ -7,6 +7,7 @@ using torch::jit::Graph;
 using torch::jit::Node;
 using torch::jit::Value;
 using torch::jit::WithInsertPoint;
+namespace aten = c10::aten;
 namespace prim = c10::prim;
 
 namespace {
@@ -42,6 +43,23 @@ void lower_linear(Node& node) {
   }
 }
 
+void count_by_size(Block& block) {
+  for (auto it = block.nodes().begin(); it != block.nodes().end(); ++it) {
+    for (Block* inner : it->blocks()) {
+      count_by_size(*inner);
+    }
+    if (it->kind() == aten::numel) {
+      Graph& graph = *block.owningGraph();
+      const WithInsertPoint here(*it);
+      Value* size = graph.insert(aten::size, {it->input()});
+      Node* count = graph.insertNode(
+          graph.create(c10::Symbol::fromQualString("torchlayers::elements_of_size"), {size}));
+      it->output()->replaceAllUsesWith(count->output()->setType(c10::IntType::get()));
+      it.destroyCurrent();
+    }
+  }
+}
+
 void lower_linear(Block& block) {
   for (auto it = block.nodes().begin(); it != block.nodes().end(); ++it) {
     for (Block* inner : it->blocks()) {
@@ -60,6 +78,7 @@ Program::Program(const Graph& graph) {
   const auto copy = std::const_pointer_cast<Graph>(graph.shared_from_this())->copy();
   lower_linear(*copy->block());
   remove_profiling(*copy->block());
+  count_by_size(*copy->block());
   code_ = torch::jit::Code(copy, "differentiated");
 }
 

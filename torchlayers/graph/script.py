@@ -24,6 +24,8 @@ def differentiate_script(
 
     The graph that is given is left as it is. A module's parameters and buffers become the last
     inputs of ``f``; what else it reads of the module, as ``training``, is taken as it is now.
+    Buffers that it writes to are returned by ``f`` after the original's outputs, and updated by
+    forward and by calls.
 
     Args:
         fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a method of
@@ -62,8 +64,18 @@ def differentiate_script(
         run_f=f.run,
         run_df=df.run,
         flatten=arguments.flatten,
-        unflatten=lambda outputs: assemble(prepared.output, iter(outputs)),
+        unflatten=lambda outputs: _returned(prepared, outputs),
     )
+
+
+def _returned(prepared: _C.PreparedGraph, outputs: Sequence[Any]) -> Any:
+    """What the original returns. Updates the buffers that it would update."""
+    values = iter(outputs)
+    result = assemble(prepared.output, values)
+    for i in prepared.written:
+        # As batch_norm does, past the version counter: what saved it does not read it.
+        prepared.bound[i].data.copy_(next(values))
+    return result
 
 
 def steps(
@@ -111,7 +123,9 @@ def _prepare(
     arguments = Arguments(graph, schema)
     examples = None if example_inputs is None else arguments.bind(*example_inputs)
     prepared = _C.prepare_graph(graph, module, examples)
-    arguments.structures, arguments.bound = prepared.inputs, prepared.bound
+    arguments.structures = prepared.inputs
+    arguments.bound = prepared.bound
+    arguments.written = prepared.written
     if argnums is not None:
         _select(prepared, argnums)
     return prepared, arguments
@@ -130,8 +144,8 @@ def _select(prepared: _C.PreparedGraph, argnums: int | Sequence[int]) -> None:
             )
         if not _C.may_require_grad(inputs[argnum % own]):
             raise GraphError(
-                f"torchlayers: differentiate: input {argnum} is {inputs[argnum % own].type()}, "
-                "not a floating-point tensor. Leave it out of argnums."
+                f"torchlayers: differentiate: input {argnum} is not a floating-point tensor. "
+                "Leave it out of argnums."
             )
         selected[argnum % own] = True
     _C.set_inputs_requiring_grad(prepared.graph, selected)

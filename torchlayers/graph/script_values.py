@@ -17,6 +17,7 @@ class Arguments:
 
     structures: Sequence[_C.Structure]  # one for each argument
     bound: Sequence[Any]  # a module's tensors: the last inputs
+    written: Sequence[int]  # those that a call changes
 
     def __init__(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema | None) -> None:
         if schema is None:
@@ -50,7 +51,10 @@ class Arguments:
             self._signature.parameters, self.structures, self.bind(*args, **kwargs), strict=True
         ):
             _disassemble(structure, value, name, flat)
-        return [*flat, *self.bound]
+        bound = list(self.bound)
+        for i in self.written:
+            bound[i] = bound[i].clone()  # a derivative may ask what it was
+        return [*flat, *bound]
 
 
 def _parameter(argument: Any) -> inspect.Parameter:

@@ -53,11 +53,6 @@ Rules neural_rules() {
          "torch.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, "
          "bias, [input_needed, weight_needed, bias_needed])"}},
        "result, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)"},
-      {"aten::group_norm",
-       {{"input, weight, bias",
-         "group_norm_backward(grad, input, mean, rstd, weight, input_size, num_groups, "
-         "[input_needed, weight_needed, bias_needed])"}},
-       "result, mean, rstd = group_norm(input, num_groups, weight, bias, eps)"},
       {"aten::dropout",
        {{"input",
          "torch.native_dropout_backward(grad, mask, "
