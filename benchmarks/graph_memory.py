@@ -78,10 +78,14 @@ def main() -> None:
     torch.set_num_threads(1)
     text = f"{table()}\n\n({machine.describe()})"
     print(text)
+    write(text, BEGIN, END)
+
+
+def write(text: str, begin: str, end: str) -> None:
+    """Puts the text on the page, between its marks."""
     page = PAGE.read_text()
-    PAGE.write_text(
-        page[: page.index(BEGIN) + len(BEGIN)] + f"\n\n{text}\n\n" + page[page.index(END) :]
-    )
+    head, tail = page[: page.index(begin) + len(begin)], page[page.index(end) :]
+    PAGE.write_text(f"{head}\n\n{text}\n\n{tail}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The time to differentiate an FX graph, by its number of nodes.
 
-``python -m benchmarks.graph_nodes`` prints the table and draws benchmarks/graph_nodes.svg.
+``python -m benchmarks.graph_nodes`` prints the table, writes it into docs/graph-fx.md and draws
+benchmarks/graph_nodes.svg.
 """
 
 import time
@@ -13,11 +14,13 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import machine
+from benchmarks.graph_memory import write
 from torchlayers.graph import differentiate
 
 PICTURE = Path(__file__).parent / "graph_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000)
 REPETITIONS = 5
+BEGIN, END = "<!-- nodes: begin -->", "<!-- nodes: end -->"
 
 
 def chain(nodes: int) -> GraphModule:
@@ -79,11 +82,15 @@ def draw(rows: list[tuple[int, int, float, float]]) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     rows = measure()
-    print("| forward nodes | backward nodes | min-compute, s | min-memory, s |")
-    print("|--:|--:|--:|--:|")
+    lines = [
+        "| forward nodes | backward nodes | min-compute, s | min-memory, s |",
+        "|--:|--:|--:|--:|",
+    ]
     for forward, backward, compute, memory in rows:
-        print(f"| {forward:,} | {backward:,} | {compute:.2f} | {memory:.2f} |")
-    print(f"\n({machine.describe()})")
+        lines.append(f"| {forward:,} | {backward:,} | {compute:.2f} | {memory:.2f} |")
+    text = "\n".join([*lines, "", f"({machine.describe()})"])
+    print(text)
+    write(text, BEGIN, END)
     draw(rows)
 
 

@@ -53,14 +53,13 @@ def differentiate(
             and why.
         TypeError: fn_or_graph is none of these.
         ValueError: save is neither word.
+    Source: torch/csrc/jit/runtime/autodiff.cpp, which does this for TorchScript.
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
         >>> gradient = differentiate(make_fx(torch.sin)(torch.zeros(2)))
         >>> outputs, captures = gradient.forward(torch.zeros(2))
         >>> gradient.backward(captures, torch.ones(2))
         (tensor([1., 1.]),)
-    Source: torch/csrc/jit/runtime/autodiff.cpp, for TorchScript and by one call,
-    ``torch._C._jit_differentiate``.
     """
     if save not in SAVE:
         raise ValueError(

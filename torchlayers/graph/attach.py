@@ -6,9 +6,10 @@ how they are batched (run on batched values) and pushed forward (run the graph u
 NOTE [Higher orders]
 df reads captures, which are functions of f's inputs. So the derivative of Backward has two
 parts, and the one through the captures would need a cotangent for every temporary in Forward.
-Backward takes its captures for constants instead, and differentiates, where that is asked of
-it, ``cotangents, inputs -> df(cotangents, captures of f(inputs))``, operator by operator. That
-is right to every order, and costs one more run of f only from the second order on.
+Backward takes its captures for constants instead. Where it is asked for its own derivative, it
+gives that of ``cotangents, inputs -> vjp of f``, operator by operator. That is right to every
+order, also where df has operators without derivative (autograd has other formulas where more
+orders follow), and costs one more run of f only from the second order on.
 """
 
 from collections.abc import Callable, Sequence
@@ -208,12 +209,21 @@ def _split(run: _Run, tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
 
 
 def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
-    """df of f's inputs alone. NOTE [Higher orders]."""
+    """What df computes, of f's inputs and cotangents alone. NOTE [Higher orders]."""
+    gradient = run.gradient
+    outputs = [run.outputs.places.index(i) for i in gradient.differentiable_outputs]
+    returned = [gradient.output_vjps[i] for i in run.gradients.places]
+    wanted = [run.inputs.places.index(i) for i in returned]
 
     def compute(tensors: Sequence[Tensor]) -> Tensors:
         cotangents, inputs, _ = _split(run, tensors)
-        by_output = dict(zip(run.outputs.places, run.f(inputs), strict=True))
-        return run.df(cotangents, inputs, [by_output[i] for i in run.temporaries()])
+
+        def of_wanted(*some: Tensor) -> Tensors:
+            found = _of_some(run.f, inputs, wanted)(*some)
+            return tuple(found[i] for i in outputs)
+
+        _, pull_back = vjp(of_wanted, *(inputs[i] for i in wanted))
+        return tuple(pull_back(tuple(cotangents)))
 
     return compute
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Node
@@ -66,6 +67,8 @@ class Rules:
                     with call.known_outputs(self._mode):
                         outputs = tree.leaves(call.run(call.fresh(self._mode)))
                 except Exception as error:
+                    if call.decompose():
+                        return self.differentiable_outputs(call)
                     raise _refusal(call.node, error) from error
             self._differentiable[call.key] = tuple(
                 isinstance(leaf, Tensor) and leaf.requires_grad for leaf in outputs
@@ -78,16 +81,20 @@ class Rules:
         if key not in self._rules:
             try:
                 self._rules[key] = self._record(call, cotangents, self._mode)
-            except DynamicOutputShapeException:
-                # Somewhere inside, a shape depends on values. Symbols stand for it.
-                with_symbols = FakeTensorMode(shape_env=ShapeEnv())
-                try:
-                    self._rules[key] = self._record(call, cotangents, with_symbols)
-                except Exception as error:
-                    raise _refusal(call.node, error) from error
             except Exception as error:
-                raise _refusal(call.node, error) from error
+                if not isinstance(error, DynamicOutputShapeException):
+                    if call.decompose():
+                        return self.rule(call, cotangents)
+                    raise _refusal(call.node, error) from error
+                self._rules[key] = self._record_with_symbols(call, cotangents)
         return self._rules[key]
+
+    def _record_with_symbols(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
+        """Where a shape inside the rule depends on values, a symbol stands for it."""
+        try:
+            return self._record(call, cotangents, FakeTensorMode(shape_env=ShapeEnv()))
+        except Exception as error:
+            raise _refusal(call.node, error) from error
 
     def _record(
         self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
@@ -156,7 +163,8 @@ class Call:
                 argument in needs,
             )
 
-        self.key = node.target, hashable((node.args, node.kwargs), describe)
+        self._function: Any = node.target
+        self.key = node.target, False, hashable((node.args, node.kwargs), describe)
 
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
         """New fake inputs, that require gradients where gradients are needed."""
@@ -176,7 +184,19 @@ class Call:
         given = dict(zip(self.inputs, inputs, strict=True))
         leaves = [given[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
         args, kwargs = tree.unflatten(leaves, self._spec)
-        return self.node.target(*args, **kwargs)  # type: ignore[operator]
+        return self._function(*args, **kwargs)
+
+    def decompose(self) -> bool:
+        """Makes of an operator without derivative others, as those of backwards often are.
+
+        Returns False where that is done already, or can't be.
+        """
+        target, decomposed, arguments = self.key
+        if decomposed or target not in decomposition_table:
+            return False
+        self._function = decomposition_table[target]
+        self.key = target, True, arguments
+        return True
 
 
 class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,5 +1,6 @@
 """A differentiated graph: its forward and backward graphs, how they fit, and how to run them."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -180,4 +181,7 @@ class Gradient:
 
 
 def _text(graph: Graph) -> str:
-    return graph.code.strip() if isinstance(graph, GraphModule) else str(graph).strip()
+    if not isinstance(graph, GraphModule):
+        return str(graph).strip()
+    # Without what frees values after their last use.
+    return re.sub(r";  (\w+ = )+None", "", graph.code.strip())
