@@ -18,8 +18,10 @@ def spread(grad, size: List[int], dim: Optional[List[int]], keepdim: bool):
             grad = grad.reshape(shape)
     return grad.expand(size)
 
-def spread_one(grad, size: List[int], dim: int, keepdim: bool):
-    return spread(grad, size, [dim], keepdim)
+def as_before(grad, changed: Optional[int], dtype: int):
+    if changed is None:
+        return grad
+    return grad.to(dtype)
 
 def placed(grad, index, size: List[int], dim: int, keepdim: bool):
     if not keepdim and len(size) > 0:

@@ -567,6 +567,86 @@ def instance_norm(x):
     return F.instance_norm(x)
 
 
+# The rest of the rules.
+
+
+@case(lambda: t(4) * 0.3, lambda: positive(4))
+def special_functions(x, y):
+    return torch.erfinv(x) + torch.lgamma(y) + torch.logit(y * 0.4) + x.sign() + y.sgn() * x
+
+
+@case(lambda: t(3, 4), lambda: t(4))
+def extrema_by_other_names(x, y):
+    return torch.max(x, y) * torch.min(x, y.sin()) + torch.positive(x) + torch.ops.aten.alias(y)
+
+
+@case(lambda: t(3, 4), lambda: t())
+def filled_and_chosen(x, y):
+    filled = torch.masked_fill(x, x > 0.5, y)
+    return filled + torch.where(x > 0, x, 1.0) * torch.where(x > 0, 2.0, x)
+
+
+@case(lambda: t(3, 5), lambda: t(3, 5).to(torch.float32))
+def dtypes_and_devices(x, y):
+    return x.to(x.device) * y.to(x) + y.to("cpu", torch.float64)
+
+
+@case(lambda: t(3, 5))
+def statistics_along_a_dimension(x):
+    return x.median(1)[0] * torch.mode(x, 1)[0]
+
+
+@case(lambda: t(2, 1, 3), lambda: t(2, 2, 3))
+def broadcasting_views(x, y):
+    return x.broadcast_to([2, 2, 3]) * x.expand_as(y) + y.view_as(y) * y.reshape_as(y)
+
+
+@case(lambda: t(2, 3), lambda: t(1, 2, 1, 3))
+def turned(x, y):
+    z = x.mT.T + torch.swapaxes(x.swapdims(0, 1), 0, 1) * torch.rot90(x, 2, [0, 1])
+    return z * y.squeeze([0, 2]) + torch.movedim(y, [0, 1], [1, 0]).sum()
+
+
+@case(lambda: t(1, 2, 4, 4))
+def padding_images(x):
+    y = F.pad(x, [1, 1, 1, 1], mode="reflect") * F.pad(x, [1, 1, 1, 1], mode="replicate")
+    line = x.flatten(2)
+    z = F.pad(line, [2, 1], mode="reflect") + F.pad(line, [2, 1], mode="replicate")
+    return y.sum() * z
+
+
+@case(lambda: t(1, 2, 4, 4, 4), lambda: t(3, 2, 2, 2, 2), lambda: t(3, 2, 2, 2, 2))
+def volumes(x, w, v):
+    y = F.conv_transpose3d(F.conv3d(x, w), v)
+    return F.max_pool3d(y, 2) * F.avg_pool3d(y, 2)
+
+
+@case(lambda: t(1, 2, 5), lambda: t(2, 3, 2), lambda: t(3))
+def convolution_transposed_1d(x, w, b):
+    return F.conv_transpose1d(x, w, b, stride=2, padding=1)
+
+
+@case(lambda: t(1, 2, 5, 5), lambda: t(3, 2, 2, 2), lambda: t(3))
+def convolution_by_other_names(x, w, b):
+    y = torch.convolution(x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    z = torch._convolution(
+        x, w, b, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, False, False, True, True
+    )
+    return y * z + torch.ops.aten._slow_conv2d_forward(x, w, [2, 2], b, [1, 1], [0, 0])
+
+
+@case(lambda: t(2, 5, 5))
+def an_image_without_a_batch(x):
+    weight = torch.ones([3, 2, 2, 2], dtype=torch.float64)
+    return F.conv2d(x, weight) * 2
+
+
+@case(lambda: t(3, 4), lambda: t(4), lambda: t(4))
+def native_norms(x, w, b):
+    y = torch.native_layer_norm(x, [4], w, b, 1e-5)[0]
+    return y * torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0]
+
+
 def module(name: str, make: Callable[[], nn.Module], *makers: Callable[[], Any], **extra: Any):
     MODULES[name] = Case(
         lambda: make().to(torch.float64), lambda: tuple(m() for m in makers), **extra

@@ -1,5 +1,6 @@
 """TorchScript graphs: the corpus has eager autograd's values and gradients, by every way to run."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -128,3 +129,24 @@ def captured_tensors(gradient: Any) -> int:
     values = [inputs[i] for i in gradient.df_input_captured_inputs]
     values += [outputs[i] for i in gradient.df_input_captured_outputs]
     return sum("Tensor" in str(value.type()) for value in values)
+
+
+def operators_of(nodes: Any) -> Iterator[str]:
+    for node in nodes:
+        yield node.schema().split("(")[0]
+        for block in node.blocks():
+            yield from operators_of(block.nodes())
+
+
+def test_every_rule_is_in_the_corpus():
+    """A rule that no case uses is one that nobody has checked."""
+    used: set[str] = set()
+    for case in CORPUS.values():
+        example = Example(case)
+        method = example.script
+        graph = (method.forward if isinstance(method, nn.Module) else method).graph.copy()
+        torch._C._jit_pass_inline(graph)
+        used.update(operators_of(graph.nodes()))
+        prepared, _ = script_module._prepare(example.script, example.args, None)
+        used.update(operators_of(prepared.graph.nodes()))
+    assert set(_C.operators_with_rules()) - used == set()

@@ -5,8 +5,9 @@ namespace torchlayers::graph {
 
 Rules reduction_rules() {
   return {
-      {"aten::sum", {{"self", "grad.expand(self_size).to(self_dtype)"}}},
-      {"aten::sum.dim_IntList", {{"self", "spread(grad, self_size, dim, keepdim).to(self_dtype)"}}},
+      {"aten::sum", {{"self", "as_before(grad.expand(self_size), dtype, self_dtype)"}}},
+      {"aten::sum.dim_IntList",
+       {{"self", "as_before(spread(grad, self_size, dim, keepdim), dtype, self_dtype)"}}},
       {"aten::amax",
        {{"self",
          "evenly_along(spread(grad, self_size, dim, keepdim), "
@@ -24,7 +25,7 @@ Rules reduction_rules() {
       {"aten::mode", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
       {"aten::topk", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
       {"aten::sort", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
-      {"aten::cumsum", {{"self", "reversed_cumsum(grad, dim).to(self_dtype)"}}},
+      {"aten::cumsum", {{"self", "as_before(reversed_cumsum(grad, dim), dtype, self_dtype)"}}},
       {"aten::logcumsumexp",
        {{"self", "reversed_cumsum(grad * torch.exp(-result), dim) * torch.exp(self)"}}},
       {"aten::norm.Scalar", {{"self", "norm_backward(grad, self, result, float(p))"}}},

@@ -28,8 +28,6 @@ Rules shape_rules() {
       {"aten::squeeze.dims", {{"self", as_before}}},
       {"aten::numpy_T", {{"self", "grad.t()"}}},
       {"aten::mT", {{"self", "grad.transpose(-2, -1)"}}},
-      {"aten::swapaxes", {{"self", "grad.transpose(axis0, axis1)"}}},
-      {"aten::swapdims", {{"self", "grad.transpose(dim0, dim1)"}}},
       {"aten::movedim.int", {{"self", "torch.movedim(grad, destination, source)"}}},
       {"aten::movedim.intlist", {{"self", "torch.movedim(grad, destination, source)"}}},
       {"aten::permute", {{"self", "unpermuted(grad, dims)"}}},
