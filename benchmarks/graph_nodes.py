@@ -7,7 +7,6 @@ benchmarks/graph_nodes.svg.
 import time
 from pathlib import Path
 
-import matplotlib
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
@@ -65,6 +64,8 @@ def measure() -> list[tuple[int, int, float, float]]:
 
 
 def draw(rows: list[tuple[int, int, float, float]]) -> None:
+    import matplotlib
+
     matplotlib.use("svg")
     from matplotlib import pyplot
 

@@ -3,15 +3,18 @@
 import copy
 import gc
 import re
+import time
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
+from torch._higher_order_ops import scan, while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from benchmarks.graph_nodes import chain
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
 DOUBLE = torch.float64
@@ -170,6 +173,28 @@ def test_higher_order_by_differentiating_df(save):
         assert torch.autograd.gradcheck(gradient, inputs)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: F.silu(x),
+        lambda x: F.layer_norm(x, (4,)),
+        lambda x: F.nll_loss(x.log_softmax(-1), torch.tensor([0, 1, 3])),
+        lambda x: torch.fft.rfft(x).abs(),
+    ],
+    ids=["silu", "layer_norm", "nll_loss", "rfft"],
+)
+def test_operators_of_backwards_that_have_no_derivative_are_decomposed(function):
+    x = randn(3, 4)
+    first = differentiate(make_fx(function)(x))
+    outputs, captures = first.forward(x)
+    inputs = [torch.randn_like(outputs), *captures]
+    second = differentiate(first.df)
+    for value in inputs:
+        value.requires_grad_(value.is_floating_point() or value.is_complex())
+    assert torch.autograd.gradcheck(second, inputs)
+    assert torch.autograd.gradgradcheck(first, (x.requires_grad_(),))
+
+
 def test_symbolic_shapes():
     def function(x, w):
         return (x @ w).relu().mean(0) / x.shape[0]
@@ -210,10 +235,25 @@ def test_cond():
         )
 
 
+class Scanned(nn.Module):
+    """A loop whose number of steps is known."""
+
+    def forward(self, start, xs):
+        def step(carry, x):
+            return carry * x + 1, carry.sin() * x
+
+        return scan(step, start, xs, dim=0)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_scan():
+    inputs = randn(3), randn(5, 3)
+    gradient = differentiate(torch.export.export(Scanned(), inputs))
+    assert torch.autograd.gradcheck(gradient, tuple(x.requires_grad_() for x in inputs))
+
+
 class Loop(nn.Module):
     def forward(self, x):
-        from torch._higher_order_ops.while_loop import while_loop
-
         def body(i, x):
             return i + 1, x.sin()
 
@@ -229,8 +269,6 @@ def test_while_loop_is_refused_by_name_and_line():
 def test_while_loop_that_needs_no_derivative():
     class Counted(nn.Module):
         def forward(self, x, start):
-            from torch._higher_order_ops.while_loop import while_loop
-
             (count,) = while_loop(lambda i: i < 3, lambda i: (i + 1,), (start,))
             return x.sin() * count
 
@@ -356,16 +394,38 @@ def test_a_misuse_says_what_and_what_to_do(misuse):
     assert str(raised.value).startswith("torchlayers: ")
 
 
-def test_an_error_names_the_source_line():
+def traced_with_lines(module):
+    tracer = fx.Tracer()
+    tracer.record_stack_traces = True
+    return fx.GraphModule(module, tracer.trace(module))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [traced_with_lines, lambda module: torch.export.export(module, (randn(2),))],
+    ids=["symbolic_trace", "export"],
+)
+def test_an_error_names_the_source_line(make):
     class Gamma(nn.Module):
         def forward(self, x):
             y = x.sin()
             return torch.igamma(y, x)
 
-    exported = torch.export.export(Gamma(), (randn(2),))
     with pytest.raises(
         GraphError,
         match=r"node `igamma` \(aten\.igamma\.default\), in test_fx\.py:\d+, "
-        r"`return torch\.igamma\(y, x\)`, can't be differentiated: ",
+        r"`return torch\.igamma\(y, x\)`, can't be differentiated: the derivative for",
     ):
-        differentiate(exported)
+        differentiate(make(Gamma()), (randn(2),))
+
+
+@pytest.mark.full
+def test_two_thousand_nodes_in_less_than_a_second():
+    times = []
+    graph = chain(2000)
+    assert len(graph.graph.nodes) > 2000
+    for _ in range(5):
+        start = time.process_time()
+        differentiate(graph)
+        times.append(time.process_time() - start)
+    assert min(times) < 1.0

@@ -92,6 +92,21 @@ def test_the_bytes_are_those_of_what_is_saved():
         assert gradient.saved_bytes == sum(c.numel() * c.element_size() for c in captures)
 
 
+@pytest.mark.parametrize(
+    "part", [lambda x: x[:1], lambda x: x.split(1)[0], lambda x: x.t()[:2]], ids=str
+)
+def test_a_part_of_a_temporary_does_not_keep_all_of_it(part):
+    gradient = differentiate(make_fx(lambda x: part(x.exp().neg()).tanh().sin())(ROWS))
+    _, captures = gradient.forward(ROWS)
+    assert gradient.saved_bytes < ROWS.nbytes * 3
+    for capture in captures:
+        if capture is not ROWS:
+            assert capture.untyped_storage().nbytes() == capture.nbytes
+    _, captures = differentiate(make_fx(lambda x: part(x.exp()) ** 2)(ROWS)).forward(ROWS)
+    for capture in captures:
+        assert capture.untyped_storage().nbytes() == capture.nbytes
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_cut_is_the_smallest(seed):
     generator = random.Random(seed)

@@ -112,6 +112,16 @@ def test_it_is_the_original_under_autograd(gradient):
     )
 
 
+def test_under_torch_compile(gradient):
+    step = torch.compile(scalar(gradient), backend="eager", fullgraph=True)
+    inputs = tuple(x.clone().requires_grad_() for x in POINT)
+    found = torch.autograd.grad(step(*inputs), inputs)
+    torch.testing.assert_close(found, tl.grad(scalar(function), (0, 1))(*POINT))
+    backward = torch.compile(gradient.df, backend="eager", fullgraph=True)
+    _, captures = gradient.forward(*POINT)
+    torch.testing.assert_close(backward(X, *captures), gradient.backward(captures, X))
+
+
 def test_outputs_are_as_the_originals(gradient):
     x, w = (x.clone().requires_grad_() for x in POINT)
     y, number, positive = gradient(x, w)

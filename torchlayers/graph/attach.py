@@ -20,6 +20,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import Function, forward_ad
 
+from torchlayers import compiled
 from torchlayers.grad import vjp
 from torchlayers.jvp import jvp
 
@@ -31,8 +32,9 @@ Tensors = tuple[Tensor, ...]
 
 def call(gradient: "Gradient", inputs: Sequence[Any]) -> list[Any]:
     """f's real outputs, with autograd attached."""
-    if any(layer.key() == _functorch.TransformType.Functionalize for layer in _layers()):
-        # functionalize refuses autograd Functions. It sees the operators, and so does autograd.
+    # A compiler is to see the operators and differentiate them as it does all others;
+    # functionalize refuses autograd Functions, and autograd sees the operators through it.
+    if compiled.is_tracing() or any(map(_is_functionalize, _layers())):
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
     run = _Run(gradient, inputs)
     given = Forward.apply(run, *run.inputs.tensors(inputs))  # type: ignore[no-untyped-call]
@@ -42,6 +44,10 @@ def call(gradient: "Gradient", inputs: Sequence[Any]) -> list[Any]:
         output.detach() if isinstance(output, Tensor) and i not in differentiable else output
         for i, output in enumerate(outputs)
     ]
+
+
+def _is_functionalize(layer: Any) -> bool:
+    return bool(layer.key() == _functorch.TransformType.Functionalize)
 
 
 def _layers() -> list[Any]:

@@ -43,9 +43,7 @@ class Arguments:
             with torch.no_grad():
                 state.read().copy_(outputs[place])
         leaves = list(outputs[: len(outputs) - len(self._program.updates)])
-        result = tree.unflatten(leaves, self._program.result)
-        codegen = self._program.codegen
-        return result if codegen is None else codegen.process_outputs(result)
+        return tree.unflatten(leaves, self._program.result)
 
     def _read(self, state: Any) -> Tensor:
         tensor: Tensor = state.read()

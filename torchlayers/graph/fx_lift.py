@@ -1,12 +1,15 @@
 """Steps 5 and 6 for FX: two graphs are made of the joint one, and told how they fit."""
 
+import operator
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
+from torchlayers.graph.fx_program import value
 from torchlayers.graph.fx_reverse import Joint, is_random, reached
+from torchlayers.graph.fx_save import bytes_of, is_view
 
 aten = torch.ops.aten
 
@@ -33,7 +36,7 @@ def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
             captured_outputs.append(joint.outputs.index(node))
         else:
             captured_outputs.append(len(joint.outputs) + len(temporaries))
-            temporaries.append(node)
+            temporaries.append(_of_its_own(node, joint))
     captured = [joint.inputs[i] for i in captured_inputs] + others
     return Lifted(
         f=_forward(joint, temporaries, root),
@@ -42,6 +45,27 @@ def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
         captured_outputs=captured_outputs,
         captured=captured,
     )
+
+
+def _of_its_own(node: Node, joint: Joint) -> Node:
+    """What f returns for a captured value: a copy, where it is a part of something larger.
+
+    A view keeps all of what it looks at.
+    """
+    whole = node
+    while is_view(whole) or _is_item_of_views(whole):
+        whole = whole.all_input_nodes[0]
+    size, kept = bytes_of(value(node)), bytes_of(value(whole))
+    if whole.op == "placeholder" or size is None or kept is None or size >= kept:
+        return node
+    with joint.graph.inserting_after(node):
+        copy = joint.graph.call_function(aten.clone.default, (node,))
+    copy.meta = dict(node.meta)
+    return copy
+
+
+def _is_item_of_views(node: Node) -> bool:
+    return node.target is operator.getitem and is_view(node.all_input_nodes[0])
 
 
 def _forward(joint: Joint, temporaries: list[Node], root: torch.nn.Module) -> GraphModule:

@@ -65,7 +65,6 @@ class Program:
     arguments: int  # how many of the placeholders are arguments' leaves
     structure: tree.TreeSpec | None  # of the arguments, where an example showed it
     result: tree.TreeSpec  # of the outputs
-    codegen: fx.graph.CodeGen | None  # what makes the graph's result of its outputs
     state: list[State]
     updates: list[tuple[State, int]] = field(default_factory=list)  # the state an output updates
 
@@ -131,6 +130,9 @@ def _as_it_is(module: GraphModule) -> Program:
     state = _lift_attributes(module, graph, copied)
     output = _copy_body(module.graph, graph, copied)
     leaves, result = tree.flatten(_plain(output))
+    codegen = module.graph._codegen
+    if isinstance(codegen, fx.graph._PyTreeCodeGen) and codegen.pytree_info.out_spec is not None:
+        result = codegen.pytree_info.out_spec
     graph.output(tuple(leaves))
     return Program(
         graph=graph,
@@ -140,7 +142,6 @@ def _as_it_is(module: GraphModule) -> Program:
         arguments=arguments,
         structure=None,
         result=result,
-        codegen=module.graph._codegen,
         state=state,
     )
 
@@ -302,7 +303,6 @@ class _Retrace:
             arguments=len(self.leaves),
             structure=self.structure,
             result=self.result,
-            codegen=None,
             state=state,
             updates=updates,
         )

@@ -67,9 +67,9 @@ class Rules:
                     with call.known_outputs(self._mode):
                         outputs = tree.leaves(call.run(call.fresh(self._mode)))
                 except Exception as error:
-                    if call.decompose():
+                    if call.decompose(error):
                         return self.differentiable_outputs(call)
-                    raise _refusal(call.node, error) from error
+                    raise call.refusal(error) from error
             self._differentiable[call.key] = tuple(
                 isinstance(leaf, Tensor) and leaf.requires_grad for leaf in outputs
             )
@@ -83,9 +83,9 @@ class Rules:
                 self._rules[key] = self._record(call, cotangents, self._mode)
             except Exception as error:
                 if not isinstance(error, DynamicOutputShapeException):
-                    if call.decompose():
+                    if call.decompose(error):
                         return self.rule(call, cotangents)
-                    raise _refusal(call.node, error) from error
+                    raise call.refusal(error) from error
                 self._rules[key] = self._record_with_symbols(call, cotangents)
         return self._rules[key]
 
@@ -94,7 +94,7 @@ class Rules:
         try:
             return self._record(call, cotangents, FakeTensorMode(shape_env=ShapeEnv()))
         except Exception as error:
-            raise _refusal(call.node, error) from error
+            raise call.refusal(error) from error
 
     def _record(
         self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
@@ -164,6 +164,7 @@ class Call:
             )
 
         self._function: Any = node.target
+        self._error: Exception | None = None
         self.key = node.target, False, hashable((node.args, node.kwargs), describe)
 
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
@@ -180,20 +181,29 @@ class Call:
             return nullcontext()
         return _Known(target, tree.map_leaves(lambda v: fresh(v, mode), self.node.meta["val"]))
 
+    def refusal(self, error: Exception) -> GraphError:
+        """What went wrong, with the operator itself rather than with what it was made into."""
+        reason = str(self._error or error).strip().splitlines()
+        return GraphError(
+            f"torchlayers: differentiate: {where(self.node)}, can't be differentiated: "
+            f"{reason[0] if reason else type(error).__name__}"
+        )
+
     def run(self, inputs: Sequence[Any]) -> Any:
         given = dict(zip(self.inputs, inputs, strict=True))
         leaves = [given[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
         args, kwargs = tree.unflatten(leaves, self._spec)
         return self._function(*args, **kwargs)
 
-    def decompose(self) -> bool:
-        """Makes of an operator without derivative others, as those of backwards often are.
+    def decompose(self, error: Exception) -> bool:
+        """Makes other operators of one that has no derivative, as backwards' own often have none.
 
         Returns False where that is done already, or can't be.
         """
         target, decomposed, arguments = self.key
         if decomposed or target not in decomposition_table:
             return False
+        self._error = error
         self._function = decomposition_table[target]
         self.key = target, True, arguments
         return True
@@ -280,11 +290,3 @@ def _needed(graph: fx.Graph, gradients: Sequence[Any], given: set[Any]) -> list[
             needed.add(node)
             waiting.extend(node.all_input_nodes)
     return [node for node in graph.nodes if node in needed]
-
-
-def _refusal(node: Node, error: Exception) -> GraphError:
-    reason = str(error).strip().splitlines()
-    return GraphError(
-        f"torchlayers: differentiate: {where(node)}, can't be differentiated: "
-        f"{reason[0] if reason else type(error).__name__}"
-    )
