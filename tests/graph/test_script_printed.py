@@ -153,30 +153,38 @@ graph(%grad_5 : Tensor,
 graph(%x : Tensor(requires_grad=0)):
   %1 : NoneType = prim::Constant()
   %2 : int = prim::Constant[value=2]()
-  %13 : Tensor(requires_grad=0) = aten::mul(%x, %2)
-  %4 : Tensor = aten::sum(%13, %1)
-  %7 : int = prim::dtype(%13)
-  %6 : int[] = aten::size(%13)
+  %17 : Tensor(requires_grad=0) = aten::mul(%x, %2)
+  %4 : Tensor = aten::sum(%17, %1)
+  %7 : int = prim::dtype(%17)
+  %6 : int[] = aten::size(%17)
   return (%4, %7, %6)
 """)
         self.assertExpectedInline(printed(gradient.df), """\
 graph(%grad_4 : Tensor,
       %1 : int,
       %2 : int[]):
-  %3 : int = prim::Constant[value=2]()
+  %3 : NoneType = prim::Constant()
+  %4 : int = prim::Constant[value=2]()
   %grad_3 : Tensor = prim::GradOf[name="aten::sum"](%grad_4)
     block0():
-      %5 : NoneType = prim::Constant()
       %6 : bool = prim::Constant[value=0]()
       %7 : Tensor = aten::expand(%grad_4, %2, %6)
-      %8 : Tensor = aten::to(%7, %1, %6, %6, %5)
-      -> (%8)
+      %8 : NoneType = prim::Constant()
+      %9 : bool = prim::Constant[value=0]()
+      %10 : bool = aten::__is__(%3, %8)
+      %11 : Tensor = prim::If(%10)
+        block0():
+          -> (%7)
+        block1():
+          %12 : Tensor = aten::to(%7, %1, %9, %9, %8)
+          -> (%12)
+      -> (%11)
   %grad_x : Tensor = prim::GradOf[name="aten::mul"](%grad_3)
     block0():
-      %10 : Tensor = aten::mul(%grad_3, %3)
-      -> (%10)
-  %11 : (Tensor) = prim::TupleConstruct(%grad_x)
-  return (%11)
+      %14 : Tensor = aten::mul(%grad_3, %4)
+      -> (%14)
+  %15 : (Tensor) = prim::TupleConstruct(%grad_x)
+  return (%15)
 """)
 
     def test_branches_have_branches_for_their_gradient(self):
