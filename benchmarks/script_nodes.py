@@ -33,7 +33,7 @@ NODES_A_BLOCK = 12
 
 def chain(nodes: int) -> torch.jit.ScriptFunction:
     """About as many nodes, of twelve kinds, all of which torch's pass knows."""
-    source = "def f(x, weight, bias):" + BLOCK * (nodes // NODES_A_BLOCK) + "\n    return x.mean()"
+    source = "def f(x, weight, bias):" + BLOCK * (nodes // NODES_A_BLOCK) + "\n    return x.mean()\n"
     return torch.jit.CompilationUnit(source).f
 
 

@@ -31,7 +31,7 @@ py::object to_python(const c10::IValue& value) {
 // the types of its inputs.
 class PythonProgram {
  public:
-  explicit PythonProgram(const std::shared_ptr<Graph>& graph) : program_(*graph) {
+  explicit PythonProgram(const std::shared_ptr<Graph>& graph) : graph_(graph) {
     for (const auto* input : graph->inputs()) {
       types_.push_back(c10::unshapedType(input->type()));
     }
@@ -39,7 +39,7 @@ class PythonProgram {
               graph->outputs()[0]->node()->kind() == c10::prim::TupleConstruct;
   }
 
-  py::list run(const py::sequence& arguments) const {
+  py::list run(const py::sequence& arguments) {
     TORCH_CHECK(
         arguments.size() == types_.size(),
         "torchlayers: the graph takes ",
@@ -51,9 +51,12 @@ class PythonProgram {
     for (size_t i = 0; i < types_.size(); ++i) {
       stack.push_back(torch::jit::toIValue(arguments[i], types_[i]));
     }
+    if (!program_) { // a graph may be differentiated to be read
+      program_ = std::make_shared<Program>(*graph_);
+    }
     {
       const py::gil_scoped_release no_gil;
-      stack = program_.run(std::move(stack));
+      stack = program_->run(std::move(stack));
     }
     py::list results;
     if (packed_) {
@@ -66,7 +69,8 @@ class PythonProgram {
   }
 
  private:
-  Program program_;
+  std::shared_ptr<Graph> graph_;
+  std::shared_ptr<Program> program_;
   std::vector<c10::TypePtr> types_;
   bool packed_ = false; // the results in one tuple (lift.h)
 };

@@ -7,7 +7,8 @@
 
 namespace torchlayers::graph {
 
-// Inserts a copy at the graph's insert point. Its nodes get the source line of `of`, the node
+// Inserts a copy of a formula, which has to be kept by the caller for good, at the graph's insert
+// point. Its nodes get the source line of `of`, the node
 // that they stand for or are the gradient of. Gives the outputs, a tuple's members if it is one.
 std::vector<torch::jit::Value*> insert_formula(
     torch::jit::Graph& graph,

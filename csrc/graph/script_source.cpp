@@ -4,6 +4,7 @@
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/frontend/resolver.h>
 #include <torch/csrc/jit/frontend/sugared_value.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/inliner.h>
 
 #include <algorithm>
@@ -27,6 +28,9 @@ struct Names : torch::jit::Resolver {
       const torch::jit::SourceRange& place) override {
     if (auto* known = unit.find_function(c10::QualifiedName(name))) {
       return std::make_shared<torch::jit::FunctionValue>(known);
+    }
+    if (name == "torchlayers") { // operators.cpp
+      return std::make_shared<torch::jit::BuiltinModule>("torchlayers");
     }
     return torch::jit::nativeResolver()->resolveValue(name, function, place);
   }
@@ -53,6 +57,7 @@ struct Compiler {
       const auto functions = unit.define(std::nullopt, source, names, nullptr);
       graph = torch::jit::toGraphFunction(*functions.at(0)).graph()->copy();
       torch::jit::Inline(*graph);
+      torch::jit::EliminateDeadCode(graph->block());
     }
     return graph;
   }

@@ -263,6 +263,13 @@ def matmul_with_broadcasting(x, y):
     return torch.matmul(x, y)
 
 
+@case(lambda: t(4), lambda: t(4, 3), lambda: t(2, 4, 3), lambda: t(2, 3, 4))
+def matmul_of_vectors(x, a, b, c):
+    y = torch.matmul(x, x) * torch.matmul(x, a).sum() + torch.matmul(c, x).sum()
+    z = torch.matmul(x, b) + torch.matmul(a.t(), x)
+    return y * z + torch.matmul(c, a).sum() * torch.matmul(c.unsqueeze(1), b).sum()
+
+
 @case(lambda: t(3, 4), lambda: t(4), lambda: t(3))
 def vectors(a, x, y):
     return a.mv(x) * y.dot(y) + torch.addmv(y, a, x) + torch.outer(y, x).sum(1)

@@ -5,6 +5,10 @@ namespace torchlayers::graph {
 
 Rules linear_algebra_rules() {
   return {
+      // torch has a formula, of a hundred nodes that find out who is a vector.
+      {"aten::matmul",
+       {{"self", "torchlayers.matmul_backward_self(grad, other, self_size)"},
+        {"other", "torchlayers.matmul_backward_other(grad, self, other_size)"}}},
       {"aten::outer", {{"self", "grad.mv(vec2)"}, {"vec2", "grad.t().mv(self)"}}},
       {"aten::addmv",
        {{"self", "torch._grad_sum_to_size(grad * beta, self_reduced)"},
