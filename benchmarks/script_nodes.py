@@ -33,7 +33,8 @@ NODES_A_BLOCK = 12
 
 def chain(nodes: int) -> torch.jit.ScriptFunction:
     """About as many nodes, of twelve kinds, all of which torch's pass knows."""
-    source = "def f(x, weight, bias):" + BLOCK * (nodes // NODES_A_BLOCK) + "\n    return x.mean()\n"
+    blocks = BLOCK * (nodes // NODES_A_BLOCK)
+    source = f"def f(x, weight, bias):{blocks}\n    return x.mean()\n"
     return torch.jit.CompilationUnit(source).f
 
 

@@ -1,4 +1,4 @@
-// The extension module torchlayers._C: the only file that knows Python.
+// The extension module torchlayers._C: with graph/bindings.cpp all that knows Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/utils/pybind.h>

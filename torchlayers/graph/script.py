@@ -47,6 +47,7 @@ def differentiate_script(
         >>> outputs, captures = gradient.forward(torch.zeros(2))
         >>> gradient.backward(captures, torch.ones(2))
         (tensor([1., 1.]),)
+
     Source: torch/csrc/jit/runtime/autodiff.cpp.
     """
     prepared, arguments = _prepare(fn_or_graph, example_inputs, argnums)
