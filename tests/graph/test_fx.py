@@ -14,7 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+import torchlayers
 from benchmarks.graph_nodes import chain
+from torchlayers import tree
+from torchlayers.errors import ArgnumsError
 from torchlayers.graph import GraphError, differentiate, fx_rules
 
 DOUBLE = torch.float64
@@ -40,7 +43,8 @@ class Layer(nn.Module):
 
 def assert_same_gradients(found, expected, found_inputs, expected_inputs):
     torch.testing.assert_close(found, expected)
-    leaves = [[o for o in fx_rules.tree.leaves(out)] for out in (found, expected)]
+    assert tree.flatten(found)[1] == tree.flatten(expected)[1]
+    leaves = [[o for o in tree.leaves(out)] for out in (found, expected)]
     cotangents = [torch.randn_like(leaf) for leaf in leaves[0]]
     torch.testing.assert_close(
         torch.autograd.grad(leaves[0], found_inputs, cotangents),
@@ -159,7 +163,14 @@ def test_argnums_chooses_inputs():
     chosen = differentiate(function, argnums=(2, 1))
     assert chosen.output_vjps == (1, 2)
     assert chosen.captured_inputs == (0,)
-    assert differentiate(function, argnums=2).captured_inputs == ()
+    assert differentiate(function, argnums=-1).output_vjps == (2,)
+    assert differentiate(function, argnums=-1).captured_inputs == ()
+
+
+def test_complex_numbers():
+    x = torch.randn(3, dtype=torch.complex128, requires_grad=True)
+    function = make_fx(lambda x: torch.view_as_real(x.conj() * x.exp()).sin() + x.abs()[:, None])
+    assert torch.autograd.gradcheck(differentiate(function(x.detach())), (x,))
 
 
 @pytest.mark.parametrize("save", ["min-compute", "min-memory"])
@@ -277,6 +288,21 @@ def test_while_loop_that_needs_no_derivative():
     assert torch.autograd.gradcheck(lambda x: gradient(x, start), (x.requires_grad_(),))
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_a_recurrent_layer_of_onednn_is_refused():
+    graph = make_fx(nn.LSTM(4, 5))(torch.randn(6, 2, 4))
+    with pytest.raises(GraphError, match=r"mkldnn_rnn_layer.* Use torch.export, which takes it"):
+        differentiate(graph)
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes self._flat_weights:UserWarning")
+def test_a_recurrent_layer():
+    lstm, x = nn.LSTM(4, 5), torch.randn(6, 2, 4)
+    parameters = list(lstm.parameters())
+    gradient = differentiate(torch.export.export(lstm, (x,)))
+    assert_same_gradients(gradient(x)[0], lstm(x)[0], parameters, parameters)
+
+
 def test_dropout_draws_one_mask_for_both_graphs():
     x = torch.ones(200, dtype=DOUBLE, requires_grad=True)
     function = make_fx(lambda x: F.dropout(x, 0.5))(x.detach())
@@ -350,8 +376,8 @@ MISUSES = {
     ),
     "argnums out of range": (
         lambda: differentiate(make_fx(torch.sin)(randn(2)), argnums=1),
-        GraphError,
-        "argnums names input 1, but the graph has 1",
+        ArgnumsError,
+        "differentiate: argnums=1 names argument 1, but the call has 1 positional argument",
     ),
     "argnums of integers": (
         lambda: differentiate(make_fx(torch.mul)(randn(2), torch.ones(2).long()), argnums=1),
@@ -372,6 +398,33 @@ MISUSES = {
         lambda: differentiate(make_fx(torch.mul)(randn(2), randn(2)))(randn(2)),
         GraphError,
         "missing a required argument",
+    ),
+    "another structure": (
+        lambda: differentiate(make_fx(lambda d: d["a"] * d["b"])(dict(a=randn(2), b=randn(2))))(
+            dict(a=randn(2), c=randn(2))
+        ),
+        GraphError,
+        "was differentiated for 2 inputs",
+    ),
+    "another number than is in the graph": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), (randn(5, 3), 3.0))(randn(5, 3), 2.0),
+        GraphError,
+        "was differentiated for `power`=3.0, which is part of it now; got 2.0",
+    ),
+    "example_inputs that is no tuple": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), randn(5, 3)),
+        TypeError,
+        "example_inputs holds all arguments of a call, in a tuple; got Tensor",
+    ),
+    "example_inputs that are no call": (
+        lambda: differentiate(fx.symbolic_trace(Layer()), (randn(5, 3), 1.0, 2.0)),
+        GraphError,
+        "example_inputs are not the arguments of a call of the graph: too many positional",
+    ),
+    "inside a transform": (
+        lambda: torchlayers.vmap(lambda x: differentiate(make_fx(torch.sin)(x)))(randn(2, 3)),
+        GraphError,
+        "can't be differentiated inside a transform (vmap, level 1). Do it outside",
     ),
     "save is no policy": (
         lambda: differentiate(make_fx(torch.sin)(randn(2)), save="all"),
@@ -417,6 +470,23 @@ def test_an_error_names_the_source_line(make):
         r"`return torch\.igamma\(y, x\)`, can't be differentiated: the derivative for",
     ):
         differentiate(make(Gamma()), (randn(2),))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+        lambda: torch.device("meta"),
+    ],
+    ids=["no_grad", "inference_mode", "autocast", "default device"],
+)
+def test_modes_around_differentiate_make_no_difference(mode):
+    graph = make_fx(lambda x, w: (x @ w).tanh().sum(0))(torch.ones(2, 3), torch.ones(3, 4))
+    expected = str(differentiate(graph))
+    with mode():
+        assert str(differentiate(graph)) == expected
 
 
 @pytest.mark.full

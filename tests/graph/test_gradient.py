@@ -7,6 +7,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
 from tests.helpers import ambient
+from torchlayers import tree
 from torchlayers.graph import Gradient, GraphError, differentiate
 
 
@@ -112,6 +113,38 @@ def test_it_is_the_original_under_autograd(gradient):
     )
 
 
+def squared_and_dropped(x):
+    return torch.nn.functional.dropout(x, 0.5) * x
+
+
+@pytest.mark.parametrize("library", [tl, torch.func], ids=["torchlayers", "torch.func"])
+def test_a_derivative_that_runs_it_again_draws_the_same_numbers(library):
+    x = torch.linspace(1, 2, 64, dtype=torch.float64)
+    call = recorded(squared_and_dropped, x)
+    value, tangent = library.jvp(call, (x,), (x,))
+    torch.testing.assert_close(tangent, 2 * value)
+    assert 0 < (value == 0).sum() < 64
+
+    def gradient(x):
+        return library.grad(lambda x: call(x).sum())(x)
+
+    first, second = library.jvp(gradient, (x,), (x,))
+    torch.testing.assert_close(second, first)  # both linear in the mask
+    assert 0 < (first == 0).sum() < 64
+
+
+def test_the_second_backward_has_the_mask_of_the_first():
+    x = torch.linspace(1, 2, 64, dtype=torch.float64, requires_grad=True)
+    call = recorded(squared_and_dropped, x.detach())
+    value = call(x)
+    (first,) = torch.autograd.grad(value.sum(), x, create_graph=True)
+    state = torch.get_rng_state()
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(first, 2 * value / x)
+    torch.testing.assert_close(second, 2 * value / x**2)
+
+
 def test_under_torch_compile(gradient):
     step = torch.compile(scalar(gradient), backend="eager", fullgraph=True)
     inputs = tuple(x.clone().requires_grad_() for x in POINT)
@@ -153,7 +186,7 @@ def test_outputs_that_are_one_tensor(original):
     x = torch.randn(3, requires_grad=True)
     gradient = recorded(original, x.detach())
     found, expected = (
-        torch.autograd.grad(sum(y.sum() for y in tl.tree.leaves(f(x))), x)
+        torch.autograd.grad(sum(y.sum() for y in tree.leaves(f(x))), x)
         for f in (gradient, original)
     )
     torch.testing.assert_close(found, expected)

@@ -40,8 +40,8 @@ def differentiate(
             of its values, as symbolic_trace's, needs them; so does one that has to be traced
             anew for other reasons, where it does not record them.
         argnums: which inputs to differentiate by, counted as the graph's inputs are, pytrees
-            flattened. Default: every floating-point or complex one. Parameters that require
-            gradients are always differentiated by.
+            flattened; () for none. Default: every floating-point or complex one. Parameters
+            that require gradients are always differentiated by.
         save: what the backward graph is given. ``"min-compute"`` saves what it needs and
             computes again only what costs nothing (views, sizes); ``"min-memory"`` saves the
             fewest bytes that the rest can be computed from. TorchScript graphs know the first.
@@ -51,7 +51,8 @@ def differentiate(
     Raises:
         GraphError: the graph can't be differentiated. It says which node, where it comes from,
             and why.
-        TypeError: fn_or_graph is none of these.
+        ArgnumsError: argnums names no input, or one twice.
+        TypeError: fn_or_graph is none of these, or example_inputs no tuple.
         ValueError: save is neither word.
     Source: torch/csrc/jit/runtime/autodiff.cpp, which does this for TorchScript.
     Example:
@@ -65,6 +66,11 @@ def differentiate(
         raise ValueError(
             f"torchlayers: differentiate: save must be one of {', '.join(map(repr, SAVE))}; "
             f"got {save!r}."
+        )
+    if not isinstance(example_inputs, (tuple, list, type(None))):
+        raise TypeError(
+            "torchlayers: differentiate: example_inputs holds all arguments of a call, in a tuple; "
+            f"got {type(example_inputs).__name__}. Write (x,) for x."
         )
     if isinstance(fn_or_graph, (GraphModule, ExportedProgram)):
         from torchlayers.graph.fx import differentiate_fx

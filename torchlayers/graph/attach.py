@@ -12,7 +12,8 @@ order, also where df has operators without derivative (autograd has other formul
 orders follow), and costs one more run of f only from the second order on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,6 +87,27 @@ def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
     return tuple(found)
 
 
+class _RandomState:
+    """The state of the random number generators, to come back to."""
+
+    def __init__(self) -> None:
+        self._cpu = torch.get_rng_state()
+        self._cuda = _cuda_states()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        with torch.random.fork_rng(range(len(self._cuda))):
+            torch.set_rng_state(self._cpu)
+            if self._cuda:
+                torch.cuda.set_rng_state_all(self._cuda)
+            yield
+
+
+def _cuda_states() -> list[Tensor]:
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.cuda.get_rng_state_all() if initialized else []
+
+
 class _Run:
     """One call of a gradient: what both Functions need to know beside tensors."""
 
@@ -96,6 +118,12 @@ class _Run:
     def __init__(self, gradient: "Gradient", inputs: Sequence[Any]) -> None:
         self.gradient = gradient
         self.inputs = _Layout(inputs)
+        self._random = _RandomState() if gradient.draws_random_numbers else None
+
+    def f_again(self, tensors: Sequence[Tensor]) -> Tensors:
+        """f once more in the same call: what it drew then, it draws now."""
+        with nullcontext() if self._random is None else self._random.restored():
+            return self.f(tensors)
 
     def f(self, tensors: Sequence[Tensor]) -> Tensors:
         outputs = self.gradient.run_f(self.inputs.fill(tensors))
@@ -104,7 +132,8 @@ class _Run:
 
     def temporaries(self) -> list[int]:
         """The captured outputs of f that are tensors."""
-        return [i for i in self.gradient.captured_outputs if i in self.outputs.places]
+        tensors = set(self.outputs.places)
+        return [i for i in self.gradient.captured_outputs if i in tensors]
 
     def df(
         self, cotangents: Sequence[Tensor], inputs: Sequence[Tensor], temporaries: Sequence[Tensor]
@@ -169,7 +198,7 @@ class Forward(Function):
         # Autograd asks for a tangent of every floating-point output, temporaries too.
         return tuple(
             tangent if tangent.is_floating_point() or tangent.is_complex() else None
-            for tangent in _push(run.f, inputs, tangents)
+            for tangent in _push(run.f_again, inputs, tangents)
         )
 
 
@@ -225,7 +254,7 @@ def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
         cotangents, inputs, _ = _split(run, tensors)
 
         def of_wanted(*some: Tensor) -> Tensors:
-            found = _of_some(run.f, inputs, wanted)(*some)
+            found = _of_some(run.f_again, inputs, wanted)(*some)
             return tuple(found[i] for i in outputs)
 
         _, pull_back = vjp(of_wanted, *(inputs[i] for i in wanted))

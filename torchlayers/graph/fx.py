@@ -1,10 +1,12 @@
 """Differentiation of FX graphs, step by step.
 
-fx_program   the graph as flat, functional ATen operators
-fx_rules     which nodes are differentiable; the gradient of a node
-fx_reverse   the reverse graph
-fx_save      what is saved for it, and what computed again
-fx_lift      the reverse graph lifted out, and f and df told how they fit
+- fx_program: the graph as flat, functional ATen operators; fx_retrace, where it has to be
+  recorded anew for that
+- fx_rules: which nodes are differentiable, and the gradient of a node
+- fx_reverse: the reverse graph
+- fx_save: what is saved for it, and what is computed again
+- fx_lift: the reverse graph lifted out, and how the two fit
+- fx_arguments: the original's arguments and results
 """
 
 import contextlib
@@ -12,15 +14,18 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx_arguments import Arguments
+from torchlayers.graph.fx_arguments import Arguments, places
 from torchlayers.graph.fx_lift import lift
-from torchlayers.graph.fx_program import Program, program_of, value
-from torchlayers.graph.fx_reverse import with_reverse
+from torchlayers.graph.fx_program import Program, as_it_is, is_plain, value
+from torchlayers.graph.fx_retrace import Retrace
+from torchlayers.graph.fx_reverse import is_random, with_reverse
 from torchlayers.graph.fx_save import bytes_of, choose
 from torchlayers.graph.gradient import Gradient
 
@@ -33,7 +38,15 @@ def differentiate_fx(
     save: str,
 ) -> Gradient:
     """differentiate, for FX graphs."""
-    with _no_collections():
+    layer: Any = _functorch.peek_interpreter_stack()
+    if layer is not None:
+        raise GraphError(
+            "torchlayers: differentiate: a graph can't be differentiated inside a transform "
+            f"({layer.key().name.lower()}, level {layer.level()}). Do it outside; what it returns "
+            "can be called inside."
+        )
+    # What a graph's derivative is does not depend on the modes that are on here.
+    with _no_collections(), torch.inference_mode(False), torch._C._DisableAutocast():
         return _differentiate(graph, example_inputs, argnums, save)
 
 
@@ -57,9 +70,12 @@ def _differentiate(
     argnums: int | Sequence[int] | None,
     save: str,
 ) -> Gradient:
-    chosen = [argnums] if isinstance(argnums, int) else argnums
-    program = program_of(graph, example_inputs, chosen)
-    wanted = _wanted(program, chosen)
+    module = graph.module() if isinstance(graph, ExportedProgram) else graph
+    assert isinstance(module, GraphModule)
+    program = (
+        as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, argnums).program()
+    )
+    wanted = _wanted(program, argnums)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
     lifted = lift(joint, saved, program.root)
@@ -84,33 +100,27 @@ def _differentiate(
         run_df=run_df,
         flatten=arguments.flatten,
         unflatten=arguments.unflatten,
+        draws_random_numbers=any(map(is_random, lifted.f.graph.nodes)),
         saved_bytes=None if None in sizes else sum(sizes),  # type: ignore[arg-type]
     )
 
 
-def _wanted(program: Program, argnums: Sequence[int] | None) -> list[int]:
+def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:
     """The inputs to differentiate by: those chosen, and parameters that require gradients."""
     inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
-    candidates = range(program.arguments)
-    if argnums is None:
-        chosen = [i for i in candidates if _is_differentiable(value(inputs[i]))]
-    else:
-        chosen = list(argnums)
-        for i in chosen:
-            if i not in candidates:
-                raise GraphError(
-                    f"torchlayers: differentiate: argnums names input {i}, but the graph has "
-                    f"{program.arguments}, pytrees flattened."
-                )
-            if not _is_differentiable(value(inputs[i])):
-                raise GraphError(
-                    f"torchlayers: differentiate: argnums names input {i} (`{inputs[i].name}`), "
-                    "which is neither floating-point nor complex. Leave it out."
-                )
+    chosen = places(argnums, program.arguments)
+    if chosen is None:
+        chosen = [i for i in range(program.arguments) if _is_differentiable(value(inputs[i]))]
+    for i in chosen:
+        if not _is_differentiable(value(inputs[i])):
+            raise GraphError(
+                f"torchlayers: differentiate: argnums names input {i} (`{inputs[i].name}`), "
+                "which is neither floating-point nor complex. Leave it out."
+            )
     state = [
         program.arguments + i for i, entry in enumerate(program.state) if entry.read().requires_grad
     ]
-    return sorted(set(chosen)) + state
+    return sorted(chosen) + state
 
 
 def _is_differentiable(val: Any) -> bool:

@@ -1,6 +1,5 @@
 """The original's arguments as f's inputs, and f's outputs as the original's."""
 
-import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +8,15 @@ from torch import Tensor
 
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx_program import Program, value
+from torchlayers.graph.fx_program import Program
+
+
+def places(argnums: int | Sequence[int] | None, count: int) -> list[int] | None:
+    """argnums as places among the arguments' leaves; None for the default."""
+    if argnums is None:
+        return None
+    chosen = argnums if isinstance(argnums, int) else tuple(argnums)
+    return [] if chosen == () else list(tree.positions("differentiate", chosen, count))
 
 
 class Arguments:
@@ -17,7 +24,6 @@ class Arguments:
         inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._program = program
         self._names = [node.name for node in inputs[: program.arguments]]
-        self._expected = [value(node) for node in inputs[: program.arguments]]
         self._updated = {id(state) for state, _ in program.updates}
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
@@ -26,16 +32,17 @@ class Arguments:
         except TypeError as error:
             raise GraphError(f"torchlayers: a differentiated graph was called: {error}.") from None
         bound.apply_defaults()
-        leaves = _leaves(bound)
-        structure = self._program.structure
-        if len(leaves) != len(self._expected):
+        leaves, structure = tree.flatten(tuple(bound.arguments.values()))
+        expected = self._program.structure
+        if len(leaves) != len(self._names) or (expected is not None and structure != expected):
+            what = "" if expected is None else f", as {tree.describe(expected)}"
             raise GraphError(
-                f"torchlayers: the graph was differentiated for {len(self._expected)} inputs "
-                f"({', '.join(self._names)}), pytrees flattened; got {len(leaves)}"
-                f"{'' if structure is None else f', not {tree.describe(structure)}'}."
+                f"torchlayers: the graph was differentiated for {len(self._names)} inputs "
+                f"({', '.join(self._names)}), pytrees flattened{what}; got {len(leaves)}, as "
+                f"{tree.describe(structure)}."
             )
-        for name, leaf, expected in zip(self._names, leaves, self._expected, strict=True):
-            _check(name, leaf, expected)
+        for name, leaf, like in zip(self._names, leaves, self._program.expected, strict=True):
+            _check(name, leaf, like)
         return leaves + [self._read(state) for state in self._program.state]
 
     def unflatten(self, outputs: Sequence[Any]) -> Any:
@@ -51,13 +58,13 @@ class Arguments:
         return tensor.clone() if id(state) in self._updated else tensor
 
 
-def _leaves(bound: inspect.BoundArguments) -> list[Any]:
-    leaves, _ = tree.flatten(tuple(bound.arguments.values()))
-    return leaves
-
-
 def _check(name: str, leaf: Any, expected: Any) -> None:
-    """A graph is for the shapes it was traced with, where they are not symbolic."""
+    """A graph is for the shapes and numbers it was traced with, where they are not symbolic."""
+    if isinstance(expected, (bool, int, float, complex, str)) and leaf != expected:
+        raise GraphError(
+            f"torchlayers: the graph was differentiated for `{name}`={expected!r}, which is part "
+            f"of it now; got {leaf!r}. Differentiate it again for that."
+        )
     if not isinstance(expected, Tensor):
         return
     if not isinstance(leaf, Tensor):

@@ -29,6 +29,18 @@ aten = torch.ops.aten
 # is left as it was, and what it would have become is a result.
 _WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
 
+# Operators that have a derivative elsewhere and can't have one here, and what to do instead.
+_REFUSED: dict[Any, str] = {
+    torch.ops.higher_order.while_loop: (
+        "how often it runs is known only when it does, and so is how much there is to save. Write "
+        "a loop whose count Python knows, which unrolls, or torch's scan."
+    ),
+    aten.mkldnn_rnn_layer.default: (
+        "it keeps what its derivative needs only where autograd is on, which it is not while the "
+        "forward graph runs. Use torch.export, which takes it apart."
+    ),
+}
+
 # Gradients are taken of values, so what autograd cuts its own saved values off with can go.
 _NO_OPERATION = (aten.detach.default, aten.alias.default)
 
@@ -131,11 +143,10 @@ class _Reverse:
                 continue  # found with the node that made it
             if not any(isinstance(leaf, Tensor) for leaf in tree.leaves(value(node))):
                 continue
-            if node.target is torch.ops.higher_order.while_loop:
+            if node.target in _REFUSED:
                 raise GraphError(
-                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: how "
-                    "often it runs is known only when it does, and so is how much to save. "
-                    "Write a loop whose count Python knows, which unrolls, or torch's scan."
+                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: "
+                    f"{_REFUSED[node.target]}"
                 )
             call = Call(node, self.root, needs)
             flags = self.rules.differentiable_outputs(call)

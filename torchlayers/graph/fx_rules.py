@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
+from torchlayers.graph.fx_program import fresh
 from torchlayers.graph.where import where
 
 aten = torch.ops.aten
@@ -237,17 +238,6 @@ def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
 
 def requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
-    """A fake tensor like this one, which nothing has been done with."""
-    if not isinstance(value, Tensor):
-        return value
-    with mode:
-        fake = torch.empty_strided(
-            value.shape, value.stride(), dtype=value.dtype, device=value.device
-        )
-    return fake.requires_grad_(requires_grad)
 
 
 def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Any:

@@ -36,6 +36,7 @@ def choose(joint: Joint, save: str) -> set[Node]:
     needed = joint.needed()
     in_use = set(needed)
     network = Network()
+    gradients = {node for _, node in joint.gradients}
     outputs = {node for node in joint.outputs if isinstance(node, Node)}
     for node in needed:
         if node in joint.reverse:
@@ -48,7 +49,7 @@ def choose(joint: Joint, save: str) -> set[Node]:
                 network.edge((node, "out"), "sink", None)
             elif user in in_use:
                 network.edge((node, "out"), (user, "in"), None)
-        if node in {g for _, g in joint.gradients}:
+        if node in gradients:
             network.edge((node, "out"), "sink", None)
     forward = network.smallest_cut("source", "sink")
     return {node for node in needed if (node, "in") in forward and (node, "out") not in forward}

@@ -54,6 +54,7 @@ class Gradient:
         flatten: Callable[..., list[Any]],
         unflatten: Callable[[Sequence[Any]], Any],
         saved_bytes: int | None = None,
+        draws_random_numbers: bool = True,
     ) -> None:
         """For the passes that make one.
 
@@ -64,6 +65,8 @@ class Gradient:
             flatten: the original's arguments as f's inputs, or an error that says what is wrong.
             unflatten: f's real outputs as the original would return them. It may also do what
                 the original does beside, as update its buffers.
+            draws_random_numbers: whether f may. Where a derivative takes another run of f, it
+                gets the same ones.
         """
         self.f = f
         self.df = df
@@ -73,6 +76,7 @@ class Gradient:
         self.captured_inputs = tuple(captured_inputs)
         self.captured_outputs = tuple(captured_outputs)
         self.saved_bytes = saved_bytes
+        self.draws_random_numbers = draws_random_numbers
         self.run_f = run_f
         self.run_df = run_df
         self._flatten = flatten
