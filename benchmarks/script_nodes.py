@@ -52,7 +52,7 @@ def measure() -> list[tuple[int, int, float, float]]:
     rows = []
     for count in COUNTS:
         function = chain(count)
-        prepared = _C.prepare_graph(function.graph, None, None).graph
+        prepared = _C.prepare_graph(function.graph, None, False, None).graph
         rows.append(
             (
                 sum(node.kind() != "prim::Constant" for node in prepared.nodes()),

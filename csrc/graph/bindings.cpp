@@ -89,12 +89,15 @@ std::optional<std::vector<c10::IValue>> example_values(
 }
 
 Prepared prepare_from_python(
-    const std::shared_ptr<Graph>& graph, const py::object& module, const py::object& examples) {
+    const std::shared_ptr<Graph>& graph,
+    const py::object& module,
+    bool keep_types,
+    const py::object& examples) {
   c10::IValue self;
   if (!module.is_none()) {
     self = module.cast<torch::jit::Module>()._ivalue();
   }
-  return prepare(*graph, self, example_values(*graph, self.isNone() ? 0 : 1, examples));
+  return prepare(*graph, self, keep_types, example_values(*graph, self.isNone() ? 0 : 1, examples));
 }
 
 void raise_graph_errors() {

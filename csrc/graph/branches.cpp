@@ -44,6 +44,18 @@ Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
   }
 }
 
+// Gradients leave a branch as tensors, so a list from before it has to be taken apart before it.
+void check_lists(const Node& node, const Block& branch, const Gradients& gradients) {
+  for (const Value* list : gradients.lists()) {
+    if (!is_inside(list->node(), branch)) {
+      refuse(
+          node,
+          "a branch takes apart a list that was made before it",
+          "Take the list apart before the branches.");
+    }
+  }
+}
+
 // Values of a branch that its reverse reads become outputs of the whole.
 void expose(Node& node, Block* branch, Block* reverse) {
   Graph& graph = *node.owningGraph();
@@ -87,6 +99,7 @@ void differentiate_branches(Node& node, Gradients& gradients, const Tracked& tra
       }
     }
     sweep(*branch, found[b], tracked);
+    check_lists(node, *branch, found[b]);
     for (Value* value : found[b].values()) {
       const bool known = std::find(outer.begin(), outer.end(), value) != outer.end();
       if (!known && !is_inside(value->node(), *branch)) {

@@ -1,5 +1,6 @@
 #include "differentiable.h"
 
+#include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/symbolic_script.h>
 
 #include <string_view>
@@ -100,6 +101,19 @@ size_t differentiable_outputs(std::string_view name) {
   return found == counts.end() ? SIZE_MAX : found->second;
 }
 
+// x.long(), and the like: there is no gradient through an integer.
+bool gives_integers(const Node& node) {
+  if (node.kind() != c10::aten::to || !node.hasNamedInput("dtype")) {
+    return false;
+  }
+  const auto given = torch::jit::toIValue(node.namedInput("dtype"));
+  if (!given || !given->isInt()) {
+    return false;
+  }
+  const auto dtype = c10::ScalarType(given->toInt());
+  return !c10::isFloatingType(dtype) && !c10::isComplexType(dtype);
+}
+
 } // namespace
 
 bool has_derivative(const Node& node, size_t output) {
@@ -113,7 +127,8 @@ bool has_derivative(const Node& node, size_t output) {
     return true;
   }
   const std::string_view name = node.kind().toUnqualString();
-  return without_derivative().count(name) == 0 && output < differentiable_outputs(name);
+  return without_derivative().count(name) == 0 && !gives_integers(node) &&
+         output < differentiable_outputs(name);
 }
 
 bool is_trimmed(const Node& node) {

@@ -57,6 +57,14 @@ const std::vector<Part>& Gradients::parts(const Value* list) const {
   return found == parts_.end() ? none : found->second;
 }
 
+std::vector<const Value*> Gradients::lists() const {
+  std::vector<const Value*> found;
+  for (const auto& [list, parts] : parts_) {
+    found.push_back(list);
+  }
+  return found;
+}
+
 Value* zero(Graph& graph) {
   return graph.insertNode(graph.createAutogradZero())->output();
 }

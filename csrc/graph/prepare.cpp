@@ -46,10 +46,14 @@ void simplify(std::shared_ptr<Graph>& graph) {
 Prepared prepare(
     const Graph& given,
     const c10::IValue& self,
+    bool keep_types,
     const std::optional<std::vector<c10::IValue>>& examples) {
   Prepared prepared;
   auto graph = std::const_pointer_cast<Graph>(given.shared_from_this())->copy();
   torch::jit::Inline(*graph);
+  if (!keep_types) {
+    torch::jit::EraseShapeInformation(graph);
+  }
   if (!self.isNone()) {
     prepared.bound = lower_module(*graph, self);
   }

@@ -27,11 +27,13 @@ struct Prepared {
   Structure output;
 };
 
-// A copy of the graph, prepared. `self` is the module whose method it is, or None. Examples, one
-// for each input but self, say how long lists are and which dtypes tensors have.
+// A copy of the graph, prepared. `self` is the module whose method it is, or None. A trace writes
+// into its types the one call that it saw; with keep_types they are taken at their word. Examples,
+// one for each input but self, say how long lists are and which dtypes tensors have.
 Prepared prepare(
     const torch::jit::Graph& graph,
     const c10::IValue& self,
+    bool keep_types,
     const std::optional<std::vector<c10::IValue>>& examples);
 
 } // namespace torchlayers::graph

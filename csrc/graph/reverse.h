@@ -29,6 +29,7 @@ class Gradients {
   // Lists of tensors have no gradient of their own, their members do.
   void add_part(torch::jit::Value* list, Part part);
   const std::vector<Part>& parts(const torch::jit::Value* list) const;
+  std::vector<const torch::jit::Value*> lists() const; // those that have parts
 
   // The values that have a gradient, in the order in which it arrived.
   const std::vector<torch::jit::Value*>& values() const {

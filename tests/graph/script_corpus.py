@@ -479,7 +479,30 @@ def loop_with_a_branch(x):
     return x
 
 
+@case(lambda: t(3, 2), lambda: t(2))
+def appending_to_a_list(xs, h):
+    outputs = []
+    for i in range(3):
+        h = torch.tanh(xs[i] + h)
+        outputs.append(h)
+    return torch.stack(outputs), h
+
+
+@case(lambda: t(3), lambda: 2)
+def branch_that_raises(x, n: int):
+    if n > 2:
+        raise ValueError("too many")
+    y = x.sin()
+    assert n > 0
+    return y * n
+
+
 # What gradients do not flow through.
+
+
+@case(lambda: t(3), lambda: t(3) * 3)
+def through_integers(x, y):
+    return x * y.long().to(torch.float64) + (y > 0).to(torch.float64) * x
 
 
 @case(lambda: t(3), lambda: t(3))

@@ -61,6 +61,13 @@ def written_capture(x, counter):
     return y
 
 
+def list_in_a_branch(x, flag: bool):
+    a = x.chunk(2)
+    if flag:
+        return a[0] * 2
+    return x * 2
+
+
 # What the message has to say: the node, the source line, the reason.
 REFUSED = {
     without_a_formula: (
@@ -74,6 +81,7 @@ REFUSED = {
     index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "known only when"),
     list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
+    list_in_a_branch: ("prim::If", "if flag:", "a list that was made before it"),
     written_capture: ("aten::add_", "kept.add_(1)", "the backward graph reads"),
 }
 

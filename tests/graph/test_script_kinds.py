@@ -49,6 +49,12 @@ def test_a_trace():
     agrees(differentiate(torch.jit.trace(function, leaves())))
 
 
+def test_a_trace_says_nothing_of_shapes_and_what_requires_grad():
+    """Its types are those of the one call that was traced."""
+    traced = torch.jit.trace(function, (torch.ones(2, 3), torch.ones(3)))
+    agrees(differentiate(traced))
+
+
 def test_a_raw_graph():
     agrees(differentiate(torch.jit.script(function).graph))
 

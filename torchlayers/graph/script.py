@@ -29,7 +29,8 @@ def differentiate_script(
 
     Args:
         fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a method of
-            such a module, or a ``torch._C.Graph``.
+            such a module, or a ``torch._C.Graph``, whose types are taken at their word: shapes
+            and dtypes that they tell, and what requires grad.
         example_inputs: the arguments of one call. They say which tensors are of integers, and
             so not differentiated by, and how many tensors a list of them holds; a function that
             takes such a list can't be differentiated without. Shapes are not taken from them.
@@ -123,7 +124,9 @@ def _prepare(
         graph, schema, module = method.graph, method.schema, method.owner
     arguments = Arguments(graph, schema)
     examples = None if example_inputs is None else arguments.bind(*example_inputs)
-    prepared = _C.prepare_graph(graph, module, examples)
+    # A raw graph's types are part of what it says; a function's are those of the call traced.
+    keep_types = isinstance(fn_or_graph, torch._C.Graph)
+    prepared = _C.prepare_graph(graph, module, keep_types, examples)
     arguments.structures = prepared.inputs
     arguments.bound = prepared.bound
     arguments.written = prepared.written
