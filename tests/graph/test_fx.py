@@ -144,6 +144,24 @@ def test_in_place_operators_on_the_graphs_own_values():
     torch.testing.assert_close(differentiate(make_fx(function)(x.detach()))(x), function(x))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.exp(), x.exp()),
+        lambda x: (x.exp().view(-1), x.exp()),
+        lambda x: (torch.empty_like(x).copy_(x), x),
+        lambda x: (x.clone(), x.clone()),
+    ],
+    ids=["equal results", "views of equal results", "a copy", "clones"],
+)
+def test_results_that_share_no_memory_still_share_none(function):
+    x = randn(3)
+    first, second = differentiate(make_fx(function)(x))(x)
+    expected = second.clone()
+    first.add_(1)
+    torch.testing.assert_close(second, expected)
+
+
 def test_what_no_grad_cuts_stays_cut():
     class Cut(nn.Module):
         def forward(self, x):

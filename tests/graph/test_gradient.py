@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.func
+from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
@@ -111,6 +112,19 @@ def test_it_is_the_original_under_autograd(gradient):
     assert torch.autograd.gradgradcheck(
         call, inputs, check_fwd_over_rev=True, check_rev_over_rev=True
     )
+
+
+def test_under_no_grad(gradient):
+    x, w = (x.clone().requires_grad_() for x in POINT)
+    with torch.no_grad():
+        value = gradient(x, w)[0]
+        assert not value.requires_grad
+        with forward_ad.dual_level():
+            output = gradient(forward_ad.make_dual(x, w), w)[0]
+            tangent = forward_ad.unpack_dual(output).tangent
+    torch.testing.assert_close(value, function(X, W)[0])
+    expected = tl.jvp(lambda x: function(x, W)[0], (X,), (W,))[1]
+    torch.testing.assert_close(tangent, expected)
 
 
 def squared_and_dropped(x):

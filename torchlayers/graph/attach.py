@@ -33,9 +33,7 @@ Tensors = tuple[Tensor, ...]
 
 def call(gradient: "Gradient", inputs: Sequence[Any]) -> list[Any]:
     """f's real outputs, with autograd attached."""
-    # A compiler is to see the operators and differentiate them as it does all others;
-    # functionalize refuses autograd Functions, and autograd sees the operators through it.
-    if compiled.is_tracing() or any(map(_is_functionalize, _layers())):
+    if _sees_operators():
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
     run = _Run(gradient, inputs)
     given = Forward.apply(run, *run.inputs.tensors(inputs))  # type: ignore[no-untyped-call]
@@ -47,13 +45,20 @@ def call(gradient: "Gradient", inputs: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_functionalize(layer: Any) -> bool:
-    return bool(layer.key() == _functorch.TransformType.Functionalize)
+def _sees_operators() -> bool:
+    """Whether f is better run operator by operator.
 
-
-def _layers() -> list[Any]:
-    """torch.func's layers and ours, which are mirrored there."""
-    return _functorch.get_interpreter_stack() or []
+    A compiler differentiates those as it does all others; functionalize refuses autograd
+    Functions, and autograd sees the operators through it; and where nothing is differentiated
+    or transformed, there is nothing to attach.
+    """
+    if compiled.is_tracing():
+        return True
+    # torch.func's layers and ours, which are mirrored there.
+    layers: list[Any] = _functorch.get_interpreter_stack() or []
+    if not layers:
+        return not torch.is_grad_enabled() and forward_ad._current_level < 0
+    return any(layer.key() == _functorch.TransformType.Functionalize for layer in layers)
 
 
 class _Layout:
@@ -187,7 +192,11 @@ class Forward(Function):
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         run = ctx.run
         given = run.real_cotangents(cotangents, ctx.like)
-        gradients = Backward.apply(run, *given, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        values = (run, *given, *ctx.saved_tensors)
+        if torch.is_grad_enabled():  # someone may differentiate this
+            gradients = Backward.apply(*values)  # type: ignore[no-untyped-call]
+        else:
+            gradients = Backward.forward(*values)
         by_input = dict(zip(run.gradient.output_vjps, run.gradients.fill(gradients), strict=True))
         return None, *(by_input.get(i) for i in run.inputs.places)
 

@@ -7,9 +7,9 @@ import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
-from torchlayers.graph.fx_program import value
+from torchlayers.graph.fx_program import is_view, value
 from torchlayers.graph.fx_reverse import Joint, is_random, reached
-from torchlayers.graph.fx_save import bytes_of, is_view
+from torchlayers.graph.fx_save import bytes_of
 
 aten = torch.ops.aten
 

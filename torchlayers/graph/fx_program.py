@@ -91,6 +91,16 @@ def writes(node: Node) -> bool:
     return node.target._schema.is_mutable or node.target in _WRITES_UNSAID
 
 
+def is_view(node: Node) -> bool:
+    """Whether the operator only looks at its argument in another way."""
+    if not isinstance(node.target, OpOverload):
+        return False
+    if node.target is aten.reshape.default:
+        return True  # stands for view in the graphs made here
+    schema = node.target._schema
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
 def is_plain(module: GraphModule) -> bool:
     """Whether the graph can be taken as it is."""
     return all(map(_is_plain, module.graph.nodes))
@@ -217,13 +227,15 @@ def _copied_value(new: fx.Graph, copied: dict[Node, Any], node: Node) -> Node:
     like, given = value(old), value(source)
     if (like.dtype, like.device) != (given.dtype, given.device):
         options = {"dtype": like.dtype, "device": like.device}
+        converted = given.to(**options)
         found = new.call_function(aten._to_copy.default, (found,), options)
-        found.meta = dict(node.meta)
-        found.meta["val"] = given.to(**options)
+        found.meta = {**node.meta, "val": converted}
     if like.shape != given.shape:
         expanded = value(found).expand(like.shape)
         found = new.call_function(aten.expand.default, (found, list(like.shape)))
         found.meta = {**node.meta, "val": expanded}
+    found = new.call_function(aten.clone.default, (found,))
+    found.meta = dict(node.meta)
     return found
 
 

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from torchlayers import tree
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx_program import Program, value
+from torchlayers.graph.fx_program import Program, is_view, value
 from torchlayers.graph.fx_rules import Call, Rule, Rules, hashable
 from torchlayers.graph.where import where
 
@@ -314,11 +314,12 @@ class _Emitter:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.written: dict[Any, Node] = {}
+        given_away = _given_away(graph)
         for node in list(graph.nodes):
             if node.op != "call_function" or is_random(node):
                 continue
             first = self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
-            if first is not node:  # the program itself computes it twice
+            if first is not node and node not in given_away:  # the program computes it twice
                 node.replace_all_uses_with(first)
                 graph.erase_node(node)
 
@@ -331,6 +332,18 @@ class _Emitter:
                 "call_function", target, args, kwargs, name=name
             )
         return self.written[key]
+
+
+def _given_away(graph: fx.Graph) -> set[Node]:
+    """The results, and what they are views of: the caller may write to each of them."""
+    found: set[Node] = set()
+    for node in next(iter(reversed(graph.nodes))).all_input_nodes:
+        while node not in found:
+            found.add(node)
+            if not is_view(node) and node.target is not operator.getitem:
+                break
+            node = node.all_input_nodes[0]
+    return found
 
 
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

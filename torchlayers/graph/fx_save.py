@@ -15,12 +15,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from torchlayers import tree
 from torchlayers.graph.fx_cut import Network
-from torchlayers.graph.fx_program import value
+from torchlayers.graph.fx_program import is_view, value
 from torchlayers.graph.fx_reverse import Joint, is_random
 
 aten = torch.ops.aten
@@ -61,16 +60,6 @@ def bytes_of(val: Any) -> int | None:
         return 8
     numel = val.numel()
     return numel * val.element_size() if isinstance(numel, int) else None
-
-
-def is_view(node: Node) -> bool:
-    """Whether the operator only looks at its argument in another way."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    if node.target is aten.reshape.default:
-        return True  # stands for view in the graphs made here
-    schema = node.target._schema
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def _cost(node: Node, joint: Joint, outputs: set[Node]) -> int | None:
