@@ -19,14 +19,33 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Writing to a value that gradients flow through would change what other nodes have captured.
-void check_not_written(const Node& node) {
+bool writes_tracked(const Node& node, const Tracked& tracked) {
   const auto* schema = node.maybeSchema();
-  if (schema != nullptr && schema->is_mutable()) {
-    refuse(
-        node,
-        "it writes to a tensor that gradients flow through, and the graph can't be freed of that",
-        "Use the operator that returns a new tensor.");
+  if (schema == nullptr || !schema->is_mutable()) {
+    return false;
+  }
+  for (size_t i = 0; i < node.inputs().size(); ++i) {
+    const auto* alias = schema->arguments()[i].alias_info();
+    if (alias != nullptr && alias->isWrite() && tracked.contains(node.input(i))) {
+      return true;
+    }
+  }
+  return tracked.contains_output_of(node);
+}
+
+// A write changes what other nodes have read, or read later by another name, and a gradient that
+// went by the names would be wrong.
+void check_nothing_tracked_is_written(Block& block, const Tracked& tracked) {
+  for (Node* node : block.nodes()) {
+    if (writes_tracked(*node, tracked)) {
+      refuse(
+          *node,
+          "it writes to what gradients flow through, and the graph can't be freed of that",
+          "Use the operator that returns a new tensor.");
+    }
+    for (Block* inner : node->blocks()) {
+      check_nothing_tracked_is_written(*inner, tracked);
+    }
   }
 }
 
@@ -72,7 +91,6 @@ void differentiate_operator(Node& node, Gradients& gradients, const Tracked& tra
   if (std::all_of(arrived.begin(), arrived.end(), [](Value* v) { return v == nullptr; })) {
     return;
   }
-  check_not_written(node);
   for (auto& cotangent : arrived) {
     cotangent = cotangent == nullptr ? zero(*node.owningGraph()) : cotangent;
   }
@@ -130,6 +148,7 @@ Reverse add_reverse(Graph& graph, const Tracked& tracked, ScriptGradient& result
   Node* node = graph.create(prim::Reverse, 0);
   Reverse reverse{node, node->addBlock(), {}};
   const WithInsertPoint guard(reverse.block);
+  check_nothing_tracked_is_written(*graph.block(), tracked);
   result.df_input_vjps = outputs_requiring_grad(graph, tracked);
   for (const size_t i : result.df_input_vjps) {
     Value* output = graph.outputs()[i];

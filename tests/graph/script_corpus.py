@@ -145,6 +145,12 @@ def more_activations(x):
 
 
 @case(lambda: t(8))
+def activations_with_parameters(x):
+    y = F.gelu(x, approximate="tanh") + F.softplus(x, 2.0, 1.0) + F.threshold(x, 0.1, 0.2)
+    return y + F.hardtanh(x, -0.3, 0.4) + F.elu(x, 0.7) + F.celu(x, 1.5) + F.hardshrink(x, 0.2)
+
+
+@case(lambda: t(8))
 def hard_activations(x):
     return F.hardswish(x) + F.hardsigmoid(x) + F.relu6(x) + F.softshrink(x) + F.hardshrink(x)
 

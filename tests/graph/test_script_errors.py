@@ -61,6 +61,19 @@ def written_capture(x, counter):
     return y
 
 
+def written_through_a_view(x, y):
+    z = x.clone()
+    z[0] = y.sum()
+    return z * 2
+
+
+def appended_at_run_time(x, n: int):
+    parts = [x]
+    for _ in range(n):
+        parts.append(x * 2)
+    return torch.cat(parts)
+
+
 def list_in_a_branch(x, flag: bool):
     a = x.chunk(2)
     if flag:
@@ -81,6 +94,8 @@ REFUSED = {
     index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "known only when"),
     list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
+    written_through_a_view: ("aten::copy_", "z[0] = y.sum()", "writes to"),
+    appended_at_run_time: ("aten::append", "parts.append(x * 2)", "writes to"),
     list_in_a_branch: ("prim::If", "if flag:", "a list that was made before it"),
     written_capture: ("aten::add_", "kept.add_(1)", "the backward graph reads"),
 }
