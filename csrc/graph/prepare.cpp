@@ -27,14 +27,15 @@ namespace {
 
 void simplify(std::shared_ptr<Graph>& graph) {
   // A turn of one may uncover work for another: a loop's bound is a constant after a length is.
-  for (int turn = 0; turn < 2; ++turn) {
+  bool changed = true;
+  for (int turn = 0; turn < 3 && changed; ++turn) {
     torch::jit::ConstantPropagation(graph);
-    torch::jit::UnrollConstantLoops(graph);
     torch::jit::LowerSimpleTuples(graph);
-    torch::jit::RemoveListMutation(graph);
-    torch::jit::PeepholeOptimizeListIdioms(graph);
+    changed = torch::jit::UnrollConstantLoops(graph);
+    changed |= torch::jit::RemoveListMutation(graph);
+    changed |= torch::jit::PeepholeOptimizeListIdioms(graph);
   }
-  torch::jit::ConstantPropagation(graph);
+  torch::jit::LowerSimpleTuples(graph);
   torch::jit::RemoveTensorMutation(graph);
   torch::jit::CanonicalizeOps(graph);
   torch::jit::EliminateCommonSubexpression(graph); // the same value is captured once
