@@ -1,4 +1,4 @@
-// The extension module torchlayers._C: the only file that knows Python.
+// The extension module torchlayers._C: with graph/bindings.cpp all that knows Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/utils/pybind.h>
@@ -7,6 +7,7 @@
 #include "errors.h"
 #include "fallbacks.h"
 #include "function.h"
+#include "graph/bindings.h"
 #include "keys.h"
 #include "stack.h"
 #include "trace.h"
@@ -317,6 +318,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       });
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);
+
+  graph::bind(m);
 
   m.attr("FRONT_KEY") = c10::toString(kFront);
   m.attr("BACK_KEY") = c10::toString(kBack);

@@ -1,0 +1,12 @@
+// Constants are copied to where they are used, not captured.
+#pragma once
+
+#include <torch/csrc/jit/ir/ir.h>
+
+namespace torchlayers::graph {
+
+// Copies the constants that a reverse block reads into it, and the lists that are put together
+// of values: their members are captured instead.
+void lift_constants(torch::jit::Block& reverse);
+
+} // namespace torchlayers::graph

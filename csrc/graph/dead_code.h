@@ -1,0 +1,14 @@
+// What nobody reads goes.
+#pragma once
+
+#include "reverse.h"
+
+namespace torchlayers::graph {
+
+// Removes the reverse block's dead nodes, and the dead outputs of the nodes inside it.
+void remove_dead(torch::jit::Block& reverse);
+
+// The same for the forward graph; then the gradients forget what is gone from either.
+void remove_dead(torch::jit::Graph& graph, Reverse& reverse);
+
+} // namespace torchlayers::graph

@@ -1,0 +1,76 @@
+// The steps, in order. Each has a file.
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/passes/update_differentiable_graph_requires_grad.h>
+
+#include <sstream>
+
+#include "captures.h"
+#include "constants.h"
+#include "dead_code.h"
+#include "gradient.h"
+#include "lift.h"
+#include "reverse.h"
+#include "sizes.h"
+#include "tracked.h"
+
+namespace torchlayers::graph {
+
+using torch::jit::Graph;
+
+namespace {
+
+// Prints the graph after a step, if that was asked for.
+class Diary {
+ public:
+  Diary(ScriptGradient& result, bool keep) : result_(result), keep_(keep) {}
+
+  template <class... Printable>
+  void write(const char* step, const Printable&... printed) {
+    if (keep_) {
+      std::ostringstream text;
+      (text << ... << printed);
+      result_.steps.emplace_back(step, text.str());
+    }
+  }
+
+ private:
+  ScriptGradient& result_;
+  bool keep_;
+};
+
+} // namespace
+
+ScriptGradient differentiate(const Graph& prepared, bool keep_steps) {
+  ScriptGradient result;
+  Diary diary(result, keep_steps);
+  result.f = std::const_pointer_cast<Graph>(prepared.shared_from_this())->copy();
+  const torch::jit::WithInsertPoint guard(result.f->block());
+  diary.write("prepared", *result.f);
+
+  const Tracked tracked(*result.f);
+  auto reverse = add_reverse(*result.f, tracked, result);
+  torch::jit::LowerSimpleTuples(result.f->block());
+  diary.write("reversed", *result.f, *reverse.node);
+
+  lift_constants(*reverse.block);
+  diary.write("constants lifted", *result.f, *reverse.node);
+
+  fold_sizes(*reverse.block);
+  merge_sizes(*result.f->block());
+  remove_dead(*reverse.block);
+  place_sizes(*result.f->block(), *reverse.block);
+  diary.write("sizes placed", *result.f, *reverse.node);
+
+  remove_dead(*result.f, reverse);
+  diary.write("dead code removed", *result.f, *reverse.node);
+
+  check_captures_keep(*result.f, *reverse.block);
+  lift_reverse(result, reverse);
+  pack_results(*result.df);
+  // f runs on tensors whose own graph is not looked at, so profiled types may say otherwise.
+  torch::jit::UpdateDifferentiableGraphRequiresGrad(result.f, false);
+  diary.write("lifted", *result.f, *result.df);
+  return result;
+}
+
+} // namespace torchlayers::graph

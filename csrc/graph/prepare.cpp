@@ -1,0 +1,76 @@
+#include "prepare.h"
+
+#include <torch/csrc/jit/passes/canonicalize_graph_fuser_ops.h>
+#include <torch/csrc/jit/passes/common_subexpression_elimination.h>
+#include <torch/csrc/jit/passes/constant_propagation.h>
+#include <torch/csrc/jit/passes/dead_code_elimination.h>
+#include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/passes/loop_unrolling.h>
+#include <torch/csrc/jit/passes/lower_tuples.h>
+#include <torch/csrc/jit/passes/peephole_list_idioms.h>
+#include <torch/csrc/jit/passes/remove_mutation.h>
+#include <torch/csrc/jit/passes/shape_analysis.h>
+
+#include "buffers.h"
+#include "lower_module.h"
+#include "rewrites.h"
+#include "structure.h"
+
+namespace torchlayers::graph {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+using torch::jit::WithInsertPoint;
+
+namespace {
+
+void simplify(std::shared_ptr<Graph>& graph) {
+  // A turn of one may uncover work for another: a loop's bound is a constant after a length is.
+  bool changed = true;
+  for (int turn = 0; turn < 3 && changed; ++turn) {
+    torch::jit::ConstantPropagation(graph);
+    torch::jit::LowerSimpleTuples(graph);
+    changed = torch::jit::UnrollConstantLoops(graph);
+    changed |= torch::jit::RemoveListMutation(graph);
+    changed |= torch::jit::PeepholeOptimizeListIdioms(graph);
+  }
+  torch::jit::LowerSimpleTuples(graph);
+  torch::jit::RemoveTensorMutation(graph);
+  torch::jit::CanonicalizeOps(graph);
+  torch::jit::EliminateCommonSubexpression(graph); // the same value is captured once
+  torch::jit::EliminateDeadCode(graph->block());
+}
+
+} // namespace
+
+Prepared prepare(
+    const Graph& given,
+    const c10::IValue& self,
+    bool keep_types,
+    const std::optional<std::vector<c10::IValue>>& examples) {
+  Prepared prepared;
+  auto graph = std::const_pointer_cast<Graph>(given.shared_from_this())->copy();
+  torch::jit::Inline(*graph);
+  if (!keep_types) {
+    torch::jit::EraseShapeInformation(graph);
+  }
+  if (!self.isNone()) {
+    prepared.bound = lower_module(*graph, self);
+  }
+  const size_t bound = prepared.bound.size();
+  prepared.inputs = flatten_inputs(*graph, examples);
+  prepared.inputs.resize(prepared.inputs.size() - bound);
+  rewrite(*graph);
+  simplify(graph);
+  prepared.output = flatten_outputs(*graph);
+  prepared.written = return_buffers(*graph, bound);
+  torch::jit::EliminateDeadCode(graph->block());
+  if (examples) {
+    torch::jit::PropagateInputShapes(graph);
+  }
+  prepared.graph = graph;
+  return prepared;
+}
+
+} // namespace torchlayers::graph

@@ -1,0 +1,100 @@
+#include "rewrites.h"
+
+#include <string>
+#include <unordered_map>
+
+#include "insert.h"
+#include "script_source.h"
+
+namespace torchlayers::graph {
+
+using torch::jit::Block;
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+using torch::jit::WithInsertPoint;
+namespace prim = c10::prim;
+
+namespace {
+
+// TorchScript in terms of the operator's arguments, named as in its schema.
+const std::unordered_map<std::string, std::string>& compositions() {
+  static const std::unordered_map<std::string, std::string> table{
+      {"aten::max_pool1d",
+       "torch.max_pool2d(self.unsqueeze(-2), [1, kernel_size[0]], "
+       "[1, stride[0] if len(stride) > 0 else kernel_size[0]], [0, padding[0]], "
+       "[1, dilation[0]], ceil_mode).squeeze(-2)"},
+      {"aten::avg_pool1d",
+       "torch.avg_pool2d(self.unsqueeze(-2), [1, kernel_size[0]], "
+       "[1, stride[0] if len(stride) > 0 else kernel_size[0]], [0, padding[0]], ceil_mode, "
+       "count_include_pad).squeeze(-2)"},
+      {"aten::binary_cross_entropy_with_logits",
+       "reduced(weighted((1 - target) * self - "
+       "positive_weight(target, pos_weight) * torch.log_sigmoid(self), weight), reduction)"},
+      {"aten::kl_div",
+       "reduced(torch.exp(target) * (target - self) if log_target else "
+       "torch.xlogy(target, target) - target * self, reduction)"},
+      {"aten::cosine_similarity",
+       "(x1 * x2).sum(dim) / (x1.norm(2, dim).clamp_min(eps) * x2.norm(2, dim).clamp_min(eps))"},
+      {"aten::prelu", "prelu(self, weight)"},
+      {"aten::pad", "padded(self, pad, mode, value)"},
+      {"aten::nll_loss_nd", "nll(self, target, weight, reduction, ignore_index)"},
+      {"aten::cross_entropy_loss",
+       "cross_entropy(self, target, weight, reduction, ignore_index, label_smoothing)"},
+      {"aten::group_norm", "group_norm(input, num_groups, weight, bias, eps)"},
+      {"aten::instance_norm",
+       "instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, "
+       "eps, cudnn_enabled)"},
+      {"aten::scaled_dot_product_attention",
+       "attention(query, key, value, attn_mask, dropout_p, is_causal, scale)"},
+  };
+  return table;
+}
+
+void rewrite_node(Node& node, const std::string& composition) {
+  Graph& graph = *node.owningGraph();
+  const auto used = names_in(composition);
+  std::vector<Parameter> parameters;
+  std::vector<Value*> arguments;
+  for (size_t i = 0; i < node.inputs().size(); ++i) {
+    const auto& argument = node.schema().arguments()[i];
+    if (std::find(used.begin(), used.end(), argument.name()) != used.end()) {
+      parameters.push_back({argument.name(), argument.type()->annotation_str()});
+      arguments.push_back(node.input(i));
+    }
+  }
+  const auto body = compiled(parameters, "    return " + composition + "\n");
+  const WithInsertPoint here(&node);
+  const auto values = insert_formula(graph, *body, arguments, node);
+  node.output()->replaceAllUsesWith(values.at(0));
+  node.destroy();
+}
+
+void rewrite_block(Block& block) {
+  for (auto it = block.nodes().begin(); it != block.nodes().end();) {
+    Node* node = *it++;
+    for (Block* inner : node->blocks()) {
+      rewrite_block(*inner);
+    }
+    const auto found = compositions().find(node->kind().toQualString());
+    if (found != compositions().end() && node->maybeSchema() != nullptr) {
+      rewrite_node(*node, found->second);
+    }
+  }
+}
+
+} // namespace
+
+std::vector<std::string> composition_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, composition] : compositions()) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+void rewrite(Graph& graph) {
+  rewrite_block(*graph.block());
+}
+
+} // namespace torchlayers::graph

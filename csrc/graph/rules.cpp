@@ -1,0 +1,210 @@
+#include "rules.h"
+
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <unordered_map>
+
+#include "insert.h"
+#include "script_source.h"
+
+namespace torchlayers::graph {
+
+using torch::jit::Graph;
+using torch::jit::Node;
+using torch::jit::Value;
+using torch::jit::WithInsertPoint;
+namespace aten = c10::aten;
+namespace prim = c10::prim;
+
+namespace {
+
+const std::unordered_map<std::string, Rule>& all_rules() {
+  static const auto* rules = [] {
+    auto* table = new std::unordered_map<std::string, Rule>();
+    for (const auto& family :
+         {elementwise_rules(),
+          reduction_rules(),
+          shape_rules(),
+          linear_algebra_rules(),
+          neural_rules(),
+          loss_rules()}) {
+      for (const auto& rule : family) {
+        TORCH_INTERNAL_ASSERT(table->emplace(rule.op, rule).second, "two rules for ", rule.op);
+      }
+    }
+    return table;
+  }();
+  return *rules;
+}
+
+// A number written after a name: 2 in "grad2", 0 in "grad"; npos where the rest is no number.
+size_t number_after(const std::string& name, const std::string& stem) {
+  if (name.rfind(stem, 0) != 0) {
+    return std::string::npos;
+  }
+  const auto digits = name.substr(stem.size());
+  if (digits.empty()) {
+    return 0;
+  }
+  return digits.find_first_not_of("0123456789") == std::string::npos ? std::stoul(digits)
+                                                                     : std::string::npos;
+}
+
+// One use of a rule: finds the value that each name stands for. NOTE [The names in a rule].
+class Names {
+ public:
+  Names(Node& node, at::ArrayRef<Value*> cotangents, const std::function<bool(Value*)>& is_needed)
+      : node_(node), cotangents_(cotangents), is_needed_(is_needed) {
+    for (size_t i = 0; i < node.inputs().size(); ++i) {
+      const auto& argument = node.schema().arguments()[i];
+      known_[argument.name()] = {node.input(i), argument.type()->annotation_str()};
+    }
+    for (size_t i = 0; i < node.outputs().size(); ++i) {
+      define("result" + (i == 0 ? "" : std::to_string(i)), node.output(i));
+    }
+  }
+
+  void define(const std::string& name, Value* value) {
+    known_[name] = {value, value->type()->annotation_str()};
+  }
+
+  // The value, made in the forward graph where it is not there yet; nullptr for other names
+  // (torch, True, and the helpers).
+  Value* find(const std::string& name, std::string& type) {
+    const auto grad = number_after(name, "grad");
+    if (grad != std::string::npos) {
+      type = "Tensor";
+      return cotangents_.at(grad);
+    }
+    const auto known = known_.find(name);
+    if (known == known_.end()) {
+      Value* made = make(name);
+      if (made == nullptr) {
+        return nullptr;
+      }
+      define(name, made);
+      return find(name, type);
+    }
+    type = known->second.second;
+    return known->second.first;
+  }
+
+ private:
+  // What the forward graph has to say about a value, for its derivative.
+  Value* make(const std::string& name) {
+    const auto underscore = name.rfind('_');
+    if (underscore == std::string::npos) {
+      return nullptr;
+    }
+    const auto known = known_.find(name.substr(0, underscore));
+    if (known == known_.end()) {
+      return nullptr;
+    }
+    Value* value = known->second.first;
+    Graph& graph = *node_.owningGraph();
+    const auto suffix = name.substr(underscore + 1);
+    if (suffix == "needed") {
+      return graph.insertConstant(is_needed_(value));
+    }
+    const WithInsertPoint forward(node_.next());
+    if (suffix == "size") {
+      return graph.insert(aten::size, {value});
+    }
+    if (suffix == "dtype") {
+      return graph.insert(prim::dtype, {value});
+    }
+    if (suffix == "device") {
+      return graph.insert(prim::device, {value});
+    }
+    if (suffix == "reduced") {
+      return graph.insert(
+          aten::_size_if_not_equal,
+          {graph.insert(aten::size, {value}),
+           graph.insert(aten::size, {known_.at("result").first})});
+    }
+    return nullptr;
+  }
+
+  Node& node_;
+  at::ArrayRef<Value*> cotangents_;
+  const std::function<bool(Value*)>& is_needed_;
+  std::unordered_map<std::string, std::pair<Value*, std::string>> known_;
+};
+
+std::vector<Value*> insert_source(Node& node, Names& names, const std::string& source) {
+  std::vector<Parameter> parameters;
+  std::vector<Value*> arguments;
+  for (const auto& name : names_in(source)) {
+    std::string type;
+    if (Value* value = names.find(name, type)) {
+      parameters.push_back({name, type});
+      arguments.push_back(value);
+    }
+  }
+  const auto body = compiled(parameters, "    return " + source + "\n");
+  return insert_formula(*node.owningGraph(), *body, arguments, node);
+}
+
+// The outputs of the rule's forward operator, which comes in the node's place.
+std::vector<Value*> replaced(const Rule& rule, Node& node, Names& names) {
+  const auto equals = rule.forward.find(" = ");
+  const WithInsertPoint after(node.next());
+  auto values = insert_source(node, names, rule.forward.substr(equals + 3));
+  const auto defined = names_in(rule.forward.substr(0, equals));
+  for (size_t i = 0; i < defined.size(); ++i) {
+    names.define(defined[i], values.at(i));
+  }
+  values.resize(node.outputs().size());
+  return values;
+}
+
+} // namespace
+
+std::vector<std::string> rule_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : all_rules()) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+const Rule* rule_for(const Node& node) {
+  const auto* schema = node.maybeSchema();
+  if (schema == nullptr) {
+    return nullptr;
+  }
+  const auto& name = schema->operator_name();
+  const auto found = all_rules().find(
+      name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
+  return found == all_rules().end() ? nullptr : &found->second;
+}
+
+NodeGradient insert_rule(
+    const Rule& rule,
+    Node& node,
+    at::ArrayRef<Value*> cotangents,
+    const std::function<bool(Value*)>& is_needed) {
+  Names names(node, cotangents, is_needed);
+  NodeGradient gradient;
+  gradient.inputs.resize(node.inputs().size(), nullptr);
+  gradient.outputs = rule.forward.empty() ? node.outputs().vec() : replaced(rule, node, names);
+  for (const auto& derivative : rule.derivatives) {
+    std::vector<size_t> places;
+    bool needed = false;
+    for (const auto& input : names_in(derivative.inputs)) {
+      const auto place = node.schema().argumentIndexWithName(input);
+      TORCH_INTERNAL_ASSERT(place, rule.op, " has no argument ", input);
+      places.push_back(*place);
+      needed |= is_needed(node.input(*place));
+    }
+    if (needed) {
+      const auto values = insert_source(node, names, derivative.expression);
+      for (size_t i = 0; i < places.size(); ++i) {
+        gradient.inputs[places[i]] = values.at(i);
+      }
+    }
+  }
+  return gradient;
+}
+
+} // namespace torchlayers::graph

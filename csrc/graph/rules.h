@@ -1,0 +1,59 @@
+// Derivatives that torch's symbolic gradients leave out, as a table: a line an operator.
+//
+// NOTE [The names in a rule]
+// A derivative is TorchScript. Its names are the operator's arguments as in its schema, and
+//   grad, grad1, ...   the cotangents of its outputs
+//   result, result1 …  its outputs
+//   x_size             what x.size() was in the forward graph
+//   x_reduced          None, or x's size where the result was broadcast to another
+//   x_dtype, x_device  what they were
+//   x_needed           whether x requires grad (a constant)
+// and what the rule's forward line defines. Whatever a derivative names is what it captures,
+// so it names sizes where sizes do.
+#pragma once
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "node_gradient.h"
+
+namespace torchlayers::graph {
+
+struct Derivative {
+  std::string inputs; // "self", or several that one expression gives: "input, weight"
+  std::string expression;
+};
+
+struct Rule {
+  std::string op; // as in "aten::slice.Tensor"
+  std::vector<Derivative> derivatives;
+  // "result, saved = torch.other_operator(...)": replaces the operator by one that returns more.
+  std::string forward = "";
+};
+
+using Rules = std::vector<Rule>;
+Rules elementwise_rules();
+Rules reduction_rules();
+Rules shape_rules();
+Rules linear_algebra_rules();
+Rules neural_rules();
+Rules loss_rules();
+
+// The operators that have one, for the tests: a rule that none of them uses is a failure.
+std::vector<std::string> rule_names();
+
+// The rule for this node's operator, or nullptr.
+const Rule* rule_for(const torch::jit::Node& node);
+
+// Inserts the derivatives of the inputs that are asked for at the graph's insert point, and
+// what they read of the forward pass beside the node.
+NodeGradient insert_rule(
+    const Rule& rule,
+    torch::jit::Node& node,
+    at::ArrayRef<torch::jit::Value*> cotangents,
+    const std::function<bool(torch::jit::Value*)>& is_needed);
+
+} // namespace torchlayers::graph

@@ -1,0 +1,25 @@
+// Products of vectors and matrices that torch's symbolic gradients leave out.
+#include "../rules.h"
+
+namespace torchlayers::graph {
+
+Rules linear_algebra_rules() {
+  return {
+      // torch has a formula, of a hundred nodes that find out who is a vector.
+      {"aten::matmul",
+       {{"self", "torchlayers.matmul_backward_self(grad, other, self_size)"},
+        {"other", "torchlayers.matmul_backward_other(grad, self, other_size)"}}},
+      {"aten::outer", {{"self", "grad.mv(vec2)"}, {"vec2", "grad.t().mv(self)"}}},
+      {"aten::addmv",
+       {{"self", "torch._grad_sum_to_size(grad * beta, self_reduced)"},
+        {"mat", "torch.outer(grad, vec) * alpha"},
+        {"vec", "mat.t().mv(grad) * alpha"}}},
+      {"aten::baddbmm",
+       {{"self", "torch._grad_sum_to_size(grad * beta, self_reduced)"},
+        {"batch1", "grad.bmm(batch2.transpose(1, 2)) * alpha"},
+        {"batch2", "batch1.transpose(1, 2).bmm(grad) * alpha"}}},
+      {"aten::trace", {{"self", "torch.trace_backward(grad, self_size)"}}},
+  };
+}
+
+} // namespace torchlayers::graph

@@ -1,0 +1,39 @@
+// Sums, extrema, norms and what runs along a dimension.
+#include "../rules.h"
+
+namespace torchlayers::graph {
+
+Rules reduction_rules() {
+  return {
+      {"aten::sum", {{"self", "as_before(grad.expand(self_size), dtype, self_dtype)"}}},
+      {"aten::sum.dim_IntList",
+       {{"self", "as_before(spread(grad, self_size, dim, keepdim), dtype, self_dtype)"}}},
+      {"aten::amax",
+       {{"self",
+         "evenly_along(spread(grad, self_size, dim, keepdim), "
+         "(self == spread(result, self_size, dim, keepdim)).to(grad), dim)"}}},
+      {"aten::amin",
+       {{"self",
+         "evenly_along(spread(grad, self_size, dim, keepdim), "
+         "(self == spread(result, self_size, dim, keepdim)).to(grad), dim)"}}},
+      {"aten::max", {{"self", "evenly(grad, (self == result).to(grad))"}}},
+      {"aten::min", {{"self", "evenly(grad, (self == result).to(grad))"}}},
+      {"aten::max.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
+      {"aten::min.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
+      {"aten::kthvalue", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
+      {"aten::median.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
+      {"aten::mode", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
+      {"aten::topk", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
+      {"aten::sort", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
+      {"aten::cumsum", {{"self", "as_before(reversed_cumsum(grad, dim), dtype, self_dtype)"}}},
+      {"aten::logcumsumexp",
+       {{"self", "reversed_cumsum(grad * torch.exp(-result), dim) * torch.exp(self)"}}},
+      {"aten::norm.Scalar", {{"self", "norm_backward(grad, self, result, float(p))"}}},
+      {"aten::norm.ScalarOpt_dim",
+       {{"self", "norm_dim_backward(grad, self, result, order(p), self_size, dim, keepdim)"}}},
+      {"aten::linalg_vector_norm",
+       {{"self", "norm_dim_backward(grad, self, result, float(ord), self_size, dim, keepdim)"}}},
+  };
+}
+
+} // namespace torchlayers::graph

@@ -1,0 +1,27 @@
+// Compiles TorchScript source that is part of this package.
+#pragma once
+
+#include <torch/csrc/jit/ir/ir.h>
+
+#include <string>
+#include <vector>
+
+namespace torchlayers::graph {
+
+struct Parameter {
+  std::string name;
+  std::string type; // as TorchScript writes it: "List[int]"
+};
+
+// Functions that derivatives and compositions share, in TorchScript (helpers.cpp).
+const char* helper_functions();
+
+// The graph of a function with this body, calls inlined. It may call the helpers.
+// Graphs are kept: the same source is compiled once.
+std::shared_ptr<torch::jit::Graph> compiled(
+    const std::vector<Parameter>& parameters, const std::string& body);
+
+// The identifiers in some source, each once, in order; attributes (after a dot) are left out.
+std::vector<std::string> names_in(const std::string& source);
+
+} // namespace torchlayers::graph

@@ -1,0 +1,152 @@
+"""TorchScript graphs: the corpus has eager autograd's values and gradients, by every way to run."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from tests.graph.script_corpus import FUNCTIONS, MODULES, Case
+from torchlayers import _C
+from torchlayers.graph import differentiate
+from torchlayers.graph import script as script_module
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+CORPUS = {**FUNCTIONS, **MODULES}
+
+# What torch's own pass can't differentiate, and so has no count of captures for.
+pass_refuses = (RuntimeError, IndexError)
+
+
+class Example:
+    """One case: the original, its script, and leaves to differentiate by."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(0)
+        self.original = case.make()
+        self.args = pytree.tree_map(_leaf, case.args())
+        self.script = torch.jit.script(self.original)
+        parameters = self.original.parameters() if isinstance(self.original, nn.Module) else ()
+        tensors = [x for x in pytree.tree_leaves(self.args) if isinstance(x, Tensor)]
+        self.leaves = [x for x in (*tensors, *parameters) if x.requires_grad]
+
+    def differentiated(self) -> Any:
+        return differentiate(self.script, self.args)
+
+    def run(self, function: Any) -> Any:
+        torch.manual_seed(1)
+        return function(*self.args)
+
+    def gradients(self, outputs: Any, cotangents: list[Tensor]) -> list[Tensor]:
+        found = torch.autograd.grad(
+            differentiable(outputs), self.leaves, cotangents, allow_unused=True
+        )
+        return [
+            torch.zeros_like(leaf) if gradient is None else gradient
+            for leaf, gradient in zip(self.leaves, found, strict=True)
+        ]
+
+
+def _leaf(value: Any) -> Any:
+    floating = isinstance(value, Tensor) and value.is_floating_point()
+    return value.requires_grad_() if floating else value
+
+
+def differentiable(outputs: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(outputs) if isinstance(x, Tensor) and x.requires_grad]
+
+
+@pytest.fixture(params=CORPUS)
+def example(request):
+    return Example(CORPUS[request.param])
+
+
+def test_the_corpus_is_large_enough():
+    assert len(CORPUS) >= 60
+
+
+def test_calling_it_is_calling_the_original(example):
+    expected = example.run(example.original)
+    actual = example.run(example.differentiated())
+    torch.testing.assert_close(pytree.tree_leaves(actual), pytree.tree_leaves(expected))
+    cotangents = [torch.randn_like(x) for x in differentiable(expected)]
+    torch.testing.assert_close(
+        example.gradients(actual, cotangents), example.gradients(expected, cotangents)
+    )
+
+
+def test_forward_and_backward_by_hand(example):
+    gradient = example.differentiated()
+    expected = example.run(example.original)
+    outputs, captures = example.run(gradient.forward)
+    assert all(x.grad_fn is None for x in differentiable(outputs))
+    torch.testing.assert_close(pytree.tree_leaves(outputs), pytree.tree_leaves(expected))
+
+    flat = pytree.tree_leaves(expected)
+    cotangents = {i: torch.randn_like(flat[i]) for i in gradient.differentiable_outputs}
+    given = gradient.backward(captures, *cotangents.values())
+    found = dict(zip(gradient.output_vjps, given, strict=True))
+    wanted = torch.autograd.grad(
+        [flat[i] for i in cotangents if flat[i].requires_grad],
+        example.leaves,
+        [c for i, c in cotangents.items() if flat[i].requires_grad],
+        allow_unused=True,
+    )
+    inputs = gradient._flatten(*example.args)
+    by_leaf = {id(inputs[i]): g for i, g in found.items() if g is not None}
+    for leaf, gradient_of_leaf in zip(example.leaves, wanted, strict=True):
+        zeros = torch.zeros_like(leaf)
+        torch.testing.assert_close(
+            by_leaf.get(id(leaf), zeros),
+            zeros if gradient_of_leaf is None else gradient_of_leaf,
+        )
+
+
+def test_the_input_graph_is_not_changed(example):
+    before = str(example.script.graph)
+    example.differentiated()
+    assert str(example.script.graph) == before
+
+
+def test_no_more_tensors_are_captured_than_torch_captures(example):
+    """torch's pass is given the graph that ours is given: prepared, so that it can take it."""
+    prepared, _ = script_module._prepare(example.script, example.args, None)
+    try:
+        theirs = torch._C._jit_differentiate(prepared.graph)
+    except pass_refuses as refusal:
+        assert "differentiat" in str(refusal)
+        return
+    ours = _C.differentiate_graph(prepared.graph, False)
+    assert captured_tensors(ours) <= captured_tensors(theirs)
+
+
+def captured_tensors(gradient: Any) -> int:
+    """Captured values that are or hold tensors, by the types in f."""
+    inputs, outputs = list(gradient.f.inputs()), list(gradient.f.outputs())
+    values = [inputs[i] for i in gradient.df_input_captured_inputs]
+    values += [outputs[i] for i in gradient.df_input_captured_outputs]
+    return sum("Tensor" in str(value.type()) for value in values)
+
+
+def operators_of(nodes: Any) -> Iterator[str]:
+    for node in nodes:
+        yield node.schema().split("(")[0]
+        for block in node.blocks():
+            yield from operators_of(block.nodes())
+
+
+def test_every_rule_is_in_the_corpus():
+    """A rule that no case uses is one that nobody has checked."""
+    used: set[str] = set()
+    for case in CORPUS.values():
+        example = Example(case)
+        method = example.script
+        graph = (method.forward if isinstance(method, nn.Module) else method).graph.copy()
+        torch._C._jit_pass_inline(graph)
+        used.update(operators_of(graph.nodes()))
+        prepared, _ = script_module._prepare(example.script, example.args, None)
+        used.update(operators_of(prepared.graph.nodes()))
+    assert set(_C.operators_with_rules()) - used == set()

@@ -1,0 +1,100 @@
+"""Python's arguments as a TorchScript graph's inputs, and its outputs as Python's results."""
+
+import collections
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.graph.errors import GraphError
+
+
+class Arguments:
+    """How a graph is called: its signature, and how arguments make its flat inputs."""
+
+    structures: Sequence[_C.Structure]  # one for each argument
+    bound: Sequence[Any]  # a module's tensors: the last inputs
+    written: Sequence[int]  # those that a call changes
+
+    def __init__(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema | None) -> None:
+        if schema is None:
+            names = [value.debugName() for value in graph.inputs()]
+            self._signature = inspect.Signature(
+                [
+                    inspect.Parameter(f"input_{i}", inspect.Parameter.POSITIONAL_ONLY)
+                    for i, _ in enumerate(names)
+                ]
+            )
+        else:
+            self._signature = inspect.Signature(
+                [_parameter(argument) for argument in schema.arguments if argument.name != "self"]
+            )
+
+    def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """One value for each argument, defaults filled in."""
+        try:
+            call = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise GraphError(
+                f"torchlayers: the differentiated function takes {self._signature}: {error}."
+            ) from None
+        call.apply_defaults()
+        return list(call.arguments.values())
+
+    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The inputs of the forward graph."""
+        flat: list[Any] = []
+        for name, structure, value in zip(
+            self._signature.parameters, self.structures, self.bind(*args, **kwargs), strict=True
+        ):
+            _disassemble(structure, value, name, flat)
+        bound = list(self.bound)
+        for i in self.written:
+            bound[i] = bound[i].clone()  # a derivative may ask what it was
+        return [*flat, *bound]
+
+
+def _parameter(argument: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        argument.name,
+        inspect.Parameter.KEYWORD_ONLY
+        if argument.kwarg_only
+        else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=argument.default_value if argument.has_default_value() else inspect.Parameter.empty,
+    )
+
+
+def _disassemble(structure: _C.Structure, value: Any, name: str, flat: list[Any]) -> None:
+    if structure.kind == "value":
+        if isinstance(value, Tensor) and value.is_complex():
+            raise GraphError(
+                f"torchlayers: argument {name} is complex, and the gradients of TorchScript "
+                "graphs are for real tensors. Pass real and imaginary parts, or differentiate "
+                "with torchlayers.vjp."
+            )
+        flat.append(value)
+        return
+    if not isinstance(value, (tuple, list)) or len(value) != len(structure.parts):
+        got = f"{len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__
+        raise GraphError(
+            f"torchlayers: the graph was differentiated for a {structure.kind} of "
+            f"{len(structure.parts)} as argument {name}, got {got}. Differentiate it again with "
+            "example_inputs like these."
+        )
+    for i, (part, member) in enumerate(zip(structure.parts, value, strict=True)):
+        _disassemble(part, member, f"{name}[{i}]", flat)
+
+
+def assemble(structure: _C.Structure, values: Iterator[Any]) -> Any:
+    """Flat outputs as the original returns them."""
+    if structure.kind == "value":
+        return next(values)
+    members = [assemble(part, values) for part in structure.parts]
+    if structure.kind == "list":
+        return members
+    if structure.kind == "tuple":
+        return tuple(members)
+    return collections.namedtuple(structure.kind, structure.fields)(*members)
