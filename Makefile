@@ -47,11 +47,12 @@ bench: $(VENV)/built
 sanitize: $(VENV)/built
 	SANITIZE=address $(BIN)/python setup.py build_ext \
 	  --build-lib build/sanitized --build-temp build/sanitizing
-	cp torchlayers/*.py build/sanitized/torchlayers/
+	cp -r torchlayers/*.py torchlayers/autograd_function torchlayers/graph build/sanitized/torchlayers/
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  $(BIN)/python -P -m pytest -p no:xdist --import-mode=append -k "not leak and not environment" \
-	  tests/test_stack.py tests/test_nesting.py tests/test_escaped.py tests/test_custom_op.py
+	  tests/test_stack.py tests/test_nesting.py tests/test_escaped.py tests/test_custom_op.py \
+	  tests/autograd_function/test_errors.py tests/autograd_function/test_old_style.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info torchlayers/_C*.so

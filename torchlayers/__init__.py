@@ -1,6 +1,7 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
 
 from torchlayers import autograd_function as autograd_function
+from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers.functionalize import functionalize as functionalize
 from torchlayers.grad import grad as grad
@@ -29,6 +30,7 @@ __all__ = [
     "functionalize",
     "grad",
     "grad_and_value",
+    "graph",
     "hessian",
     "jacfwd",
     "jacrev",

@@ -93,7 +93,9 @@ def test_the_bytes_are_those_of_what_is_saved():
 
 
 @pytest.mark.parametrize(
-    "part", [lambda x: x[:1], lambda x: x.split(1)[0], lambda x: x.t()[:2]], ids=str
+    "part",
+    [lambda x: x[:1], lambda x: x.split(1)[0], lambda x: x.t()[:2]],
+    ids=["slice", "split", "transposed"],
 )
 def test_a_part_of_a_temporary_does_not_keep_all_of_it(part):
     gradient = differentiate(make_fx(lambda x: part(x.exp().neg()).tanh().sin())(ROWS))
