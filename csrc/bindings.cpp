@@ -281,6 +281,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return wrapper != nullptr && wrapper->is_immutable();
   });
 
+  m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
+          check_from_outside(tensor, *top_layer());
+        }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("make_dual", wrap_pybind_function(&make_dual));

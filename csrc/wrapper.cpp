@@ -8,6 +8,27 @@ namespace torchlayers {
 
 namespace {
 
+using at::functorch::TensorWrapper;
+
+// torch keeps a wrapper's life handle to itself; an explicit instantiation may name it.
+template <auto Handle>
+struct Reveal {
+  friend const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper) {
+    return wrapper.*Handle;
+  }
+};
+template struct Reveal<&TensorWrapper::is_alive_>;
+const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
+
+[[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
+  raise(
+      "a tensor of grad or jvp (level ",
+      level,
+      ") of another thread was used in ",
+      layer.name(),
+      ". There it is active, here it is not. Pass its value, or run the transform on this thread.");
+}
+
 [[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
   raise(
       what,
@@ -26,6 +47,12 @@ bool is_of_another_batch(const at::functorch::BatchedTensorImpl& batched, const 
 }
 
 } // namespace
+
+bool is_of_this_stack(const TensorWrapper& wrapper, int64_t level) {
+  const auto& entries = mirror();
+  const auto place = static_cast<size_t>(level - 1);
+  return place < entries.size() && entries[place].interpreter().is_alive_ptr() == life_of(wrapper);
+}
 
 at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   at::Tensor value = tensor;
@@ -48,11 +75,14 @@ at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
     if (!level) {
       return lift(without_dead_wrappers(tensor), layer);
     }
-    if (*level == layer.level()) {
-      return tensor;
-    }
     if (*level > layer.level()) {
       raise_escaped("a tensor of grad or jvp", *level, layer);
+    }
+    if (!is_of_this_stack(*wrapper, *level)) {
+      raise_of_another_thread(*level, layer);
+    }
+    if (*level == layer.level()) {
+      return tensor;
     }
   } else {
     check_not_escaped(tensor, layer);
@@ -95,6 +125,9 @@ void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
   if (level && *level >= layer.level()) {
     raise_escaped("a tensor of grad or jvp", *level, layer);
   }
+  if (level && !is_of_this_stack(*wrapper, *level)) {
+    raise_of_another_thread(*level, layer);
+  }
 }
 
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
@@ -105,6 +138,9 @@ void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
       any_dead = any_dead || !level;
       if (level && *level >= layer.level()) { // this layer wraps nothing itself
         raise_escaped("a tensor of grad or jvp", *level, layer);
+      }
+      if (level && !is_of_this_stack(*wrapper, *level)) {
+        raise_of_another_thread(*level, layer);
       }
     } else {
       check_not_escaped(tensor, layer);

@@ -16,6 +16,12 @@ inline at::functorch::TensorWrapper* wrapper_of(const at::Tensor& tensor) {
              : nullptr;
 }
 
+// NOTE [Whose level]
+// A level is a place on a stack, and every thread has a stack of its own: the level 1 of
+// one thread is not that of another. A wrapper holds the life handle of its layer, which
+// tells them apart.
+bool is_of_this_stack(const at::functorch::TensorWrapper& wrapper, int64_t level);
+
 // The value inside wrappers whose transform has ended; other tensors as they are.
 at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 

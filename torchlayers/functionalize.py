@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import compiled, tree
+from torchlayers import _C, compiled, tree
 from torchlayers.errors import TransformError
 from torchlayers.stack import FunctionalizeEntry, transformed
 
@@ -69,6 +69,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
 def functional(tensor: Tensor, level: int) -> Tensor:
     """The tensor as a functionalize layer of this level tracks it."""
+    _C.check_from_outside(tensor)
     wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
     return wrapped
 
