@@ -132,7 +132,9 @@ Operator::Operator(const c10::OperatorHandle& op)
       has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_custom(op.schema().getNamespace() != "aten"),
-      has_custom_autograd(is_custom && op.hasKernelForDispatchKey(DispatchKey::Autograd)),
+      has_custom_autograd(
+          is_custom && op.schema().getNamespace() != "prims" &&
+          op.hasKernelForDispatchKey(DispatchKey::Autograd)),
       is_pointwise(find_pointwise(op)),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       aliased_result(num_args) {

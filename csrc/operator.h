@@ -42,7 +42,7 @@ struct Operator {
   bool is_composite;
   // Not torch's own: a kernel written in Python may apply an autograd.Function.
   bool is_custom;
-  // Not torch's own, and with a derivative of its own.
+  // Not of aten or prims, and with a derivative of its own.
   bool has_custom_autograd;
   // torch's own, of one result whose elements come from the arguments' at their places.
   bool is_pointwise;
