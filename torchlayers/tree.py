@@ -22,6 +22,7 @@ from torchlayers.errors import ArgnumsError, OutputError
 
 __all__ = [
     "TreeSpec",
+    "as_tuple",
     "broadcast",
     "check_outputs",
     "describe",
@@ -147,6 +148,11 @@ def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int
             f"torchlayers: {api}: argnums={argnums} must be unique, but name an argument twice."
         )
     return tuple(places)
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """What a Function's method returned, as a tuple: one output is returned bare."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def pick(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:

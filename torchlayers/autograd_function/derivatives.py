@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.autograd import Function
 
+from torchlayers import tree
 from torchlayers.autograd_function import once
 from torchlayers.errors import FunctionError, MissingDerivativeError
 
@@ -59,7 +60,7 @@ def is_boxed(function: Any) -> bool:
 
 def _check_count(function: Any, result: Any, inputs: int) -> None:
     """torch takes more gradients than there are inputs if those are None."""
-    results = result if isinstance(result, tuple) else (result,)
+    results = tree.as_tuple(result)
     if len(results) < inputs or any(extra is not None for extra in results[inputs:]):
         raise FunctionError(
             f"torchlayers: {function.__name__}.backward returned {len(results)} "

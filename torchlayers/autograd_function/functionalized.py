@@ -92,7 +92,6 @@ def _generate(function: Function, keeps_views: bool) -> Function:
     def forward(*operands: Any) -> Any:
         versions = [getattr(operand, "_version", None) for operand in operands]
         outputs, wrapped, raw_outputs = run(function.forward, *operands)
-        is_single = not isinstance(outputs, tuple)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
@@ -103,10 +102,11 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         }
         written = {
             i: places[id(output)]
-            for i, output in enumerate((raw_outputs,) if is_single else raw_outputs)
+            for i, output in enumerate(tree.as_tuple(raw_outputs))
             if id(output) in places
         }
-        return (*((outputs,) if is_single else outputs), _Written(written, is_single))
+        is_single = not isinstance(outputs, tuple)
+        return (*tree.as_tuple(outputs), _Written(written, is_single))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         *results, written = outputs
@@ -126,12 +126,12 @@ def _generate(function: Function, keeps_views: bool) -> Function:
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         results = run(jvp_of_one, ctx, *tangents)[0]
-        return (*(results if isinstance(results, tuple) else (results,)), None)
+        return (*tree.as_tuple(results), None)
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
-        is_single = not isinstance(outputs, tuple)
-        return (*((outputs,) if is_single else outputs), _Written({}, is_single)), (*out_dims, None)
+        written = _Written({}, is_single=not isinstance(outputs, tuple))
+        return (*tree.as_tuple(outputs), written), (*out_dims, None)
 
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     made: Function = generated.function_class(

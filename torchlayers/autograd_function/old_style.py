@@ -86,7 +86,7 @@ class _TakesNotes:
     def noted(self, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
         """The outputs, the tensors made in between, and the notes."""
         is_single = not isinstance(result, tuple)
-        outputs = [result] if is_single else list(result)
+        outputs = list(tree.as_tuple(result))
         count = len(outputs)
         dirty = [id(tensor) for tensor in self._calls.get("mark_dirty", ())]
         for i, output in enumerate(outputs):
@@ -184,13 +184,11 @@ def _generate(function: Function) -> Function:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         kept: _Kept = getattr(ctx, _KEPT)
         results = jvp_of_old(ctx, *kept.materialized(tangents, kept.inputs))
-        own = results if isinstance(results, tuple) else (results,)
-        return (*own, *(None,) * (kept.all_outputs - kept.notes.outputs))
+        return (*tree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
 
     def vmap(info: vmapify.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
         outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
-        own = outputs if isinstance(outputs, tuple) else (outputs,)
         try:
             with VmapEntry(*info) as level:
                 kept, dims = unbatched(forward(*batched(operands, in_dims)), level)
@@ -204,7 +202,7 @@ def _generate(function: Function) -> Function:
                 ]
             )
         count = kept[-1].outputs
-        return (*own, *kept[count:]), (*out_dims, *dims[count:])
+        return (*tree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
 
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     new_style: Function = generated.function_class(

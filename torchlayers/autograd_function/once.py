@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from torchlayers import tree
 from torchlayers.errors import FunctionError
 
 _functorch: Any = torch._C._functorch
@@ -30,7 +31,7 @@ def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ..
         for value in (*grads, *ctx.saved_tensors)
         if isinstance(value, Tensor) and _is_tracked_below(value)
     ]
-    results = result if isinstance(result, tuple) else (result,)
+    results = tree.as_tuple(result)
     tensors = [value for value in results if isinstance(value, Tensor)]
     if not sources or not tensors:
         return result

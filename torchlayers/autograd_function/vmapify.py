@@ -135,9 +135,8 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     def forward(*operands: Any) -> Any:
         with VmapEntry(*info) as level:
             outputs = function.forward(*batched(operands, in_dims))
-            is_single = not isinstance(outputs, tuple)
-            values, out_dims = unbatched((outputs,) if is_single else outputs, level)
-        return (*values, Dims(out_dims, is_single))
+            values, out_dims = unbatched(tree.as_tuple(outputs), level)
+        return (*values, Dims(out_dims, is_single=not isinstance(outputs, tuple)))
 
     # NOTE [setup_context runs under vmap]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
@@ -160,9 +159,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
             one_sample = OneSample(ctx, level)
             samples = batched(grads, kept.out_dims.tree)
             gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
-            if not isinstance(gradients, tuple):
-                gradients = (gradients,)
-            values, dims = unbatched(gradients, level)
+            values, dims = unbatched(tree.as_tuple(gradients), level)
         return tuple(
             reductify(value, dim, in_dim, info.batch_size, shape)
             for value, dim, in_dim, shape in zip(
@@ -177,9 +174,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
             results = jvp_of_one(
                 one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))
             )
-            if not isinstance(results, tuple):
-                results = (results,)
-            values, dims = unbatched(results, level)
+            values, dims = unbatched(tree.as_tuple(results), level)
         out_tangents = tuple(
             reductify_tangent(value, dim, out_dim, info.batch_size)
             for value, dim, out_dim in zip(values, dims, kept.out_dims.tree, strict=True)
