@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "keys.h"
+#include "rules/rule.h"
 
 namespace torchlayers {
 namespace {
@@ -137,6 +138,7 @@ Operator::Operator(const c10::OperatorHandle& op)
           op.hasKernelForDispatchKey(DispatchKey::Autograd)),
       is_pointwise(find_pointwise(op)),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
+      rule(Table::find(op.operator_name())),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
     if (is_written(schema().arguments()[i])) {

@@ -3,11 +3,14 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace torchlayers {
+
+class Rule;
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
@@ -49,6 +52,10 @@ struct Operator {
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
+
+  // What it does to tangents; null where torch's autograd is to tell. A rule from Python
+  // may come at any time.
+  mutable std::atomic<const Rule*> rule;
 
   // The arguments whose sizes or strides this operator may change.
   std::vector<size_t> written_args;
