@@ -1,7 +1,6 @@
 // A layer: one transform at one level.
 #pragma once
 
-#include <ATen/core/stack.h>
 #include <ATen/functorch/DynamicLayer.h>
 
 #include <atomic>
@@ -16,7 +15,6 @@ namespace torchlayers {
 
 class Rule;
 
-using Args = torch::jit::Stack;
 using Randomness = at::functorch::RandomnessType;
 
 // A layer sees every operator twice: on the way in (process), and on the way to
@@ -83,6 +81,7 @@ class AutogradLayer : public Layer {
 
   // The modes for the layers below while this operator runs there.
   Modes modes_below_caller(const Operator& op) const;
+  void refuse_to_mutate_captured(const Operator& op, const Args& args) const;
   void lift(const Operator& op, Args& args) const;
 
  private:
@@ -150,6 +149,7 @@ class JvpLayer final : public AutogradLayer {
  private:
   Modes modes_below(Modes here) const override;
   void follow(const Rule& rule, const Operator& op, Args& args);
+  void follow_in_place(const Rule& rule, const Operator& op, Args& args);
   void leave_to_autograd(const Operator& op, Args& args);
 
   bool previous_forward_grad_mode_;

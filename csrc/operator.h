@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
 #include <atomic>
 #include <cstdint>
@@ -11,6 +12,9 @@
 namespace torchlayers {
 
 class Rule;
+
+// The values that end with an operator's arguments, and then with its results.
+using Args = torch::jit::Stack;
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
@@ -32,6 +36,8 @@ struct Operator {
 
   // The first argument is written and returned, and no other argument aliases.
   bool is_in_place;
+  // The operator without side effects that an in-place one is named after, if there is one.
+  std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).

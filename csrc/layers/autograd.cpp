@@ -17,26 +17,6 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer& layer) {
-  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
-  if (!target.defined()) {
-    return;
-  }
-  auto* wrapper = wrapper_of(target);
-  if (wrapper && wrapper->level() == layer.level() && !wrapper->is_immutable()) {
-    return;
-  }
-  check_not_escaped(target, layer);
-  raise(
-      layer.name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
-}
-
 // The results that share memory with a tensor from outside the transform, and so
 // are immutable too.
 c10::SmallVector<size_t, 2> results_of_immutable(const Operator& op, const Args& args) {
@@ -68,6 +48,26 @@ void AutogradLayer::lift(const Operator& op, Args& args) const {
   });
 }
 
+void AutogradLayer::refuse_to_mutate_captured(const Operator& op, const Args& args) const {
+  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
+  if (!target.defined()) {
+    return;
+  }
+  auto* wrapper = wrapper_of(target);
+  if (wrapper && wrapper->level() == level() && !wrapper->is_immutable()) {
+    return;
+  }
+  check_not_escaped(target, *this);
+  raise(
+      name(),
+      " can't let the in-place operator ",
+      op.name(),
+      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
+      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
+      "statistics "
+      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+}
+
 // Of the modes that the operator was called with. A custom operator's own autograd kernel,
 // an autograd.Function, has turned recording off for its level, not for those below.
 Modes AutogradLayer::modes_below_caller(const Operator& op) const {
@@ -84,7 +84,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
     return;
   }
   if (op.is_in_place) {
-    refuse_to_mutate_captured(op, args, *this);
+    refuse_to_mutate_captured(op, args);
   }
   lift(op, args);
   allow_only(kAutogradLayerKeys);

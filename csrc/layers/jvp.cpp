@@ -5,6 +5,7 @@
 
 #include "../args.h"
 #include "../errors.h"
+#include "../keys.h"
 #include "../layer.h"
 #include "../rules/rule.h"
 #include "../stack.h"
@@ -103,21 +104,24 @@ bool JvpLayer::takes_apart(const Operator& op) const {
 }
 
 void JvpLayer::process(const Operator& op, Args& args) {
-  const Rule* rule = op.rule;
-  if (op.aliases || (op.is_custom && rule == nullptr) || !Modes::of_thread().forward_grad ||
-      c10::InferenceMode::is_enabled()) {
+  const bool may_follow = Modes::of_thread().forward_grad && !c10::InferenceMode::is_enabled() &&
+                          (!op.is_custom || op.rule != nullptr);
+  const Rule* rule = op.functional ? Operator::of(*op.functional).rule : op.rule;
+  if (!may_follow || (op.aliases && !(op.functional && rule != nullptr))) {
     leave_to_autograd(op, args);
     return;
   }
   const Asked asked(args, op.num_args, *this);
   if (asked.is_recorded) {
     leave_to_autograd(op, args);
-  } else if (!asked.any_tangent) {
+  } else if (!asked.any_tangent && !op.aliases) {
     send_down(op, args); // nothing to differentiate
-  } else if (rule != nullptr && asked.is_strided) {
-    follow(*rule, op, args);
-  } else {
+  } else if (!asked.any_tangent || rule == nullptr || !asked.is_strided) {
     leave_to_autograd(op, args);
+  } else if (op.aliases) {
+    follow_in_place(*rule, op, args);
+  } else {
+    follow(*rule, op, args);
   }
 }
 
@@ -141,6 +145,39 @@ void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
     ++tangent;
     return result;
   });
+}
+
+// What is written to a dual tensor is written to its tangent too, whose views are views of
+// it; a tensor that has none yet, and what it is a view of, is given one.
+void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args) {
+  refuse_to_mutate_captured(op, args);
+  trace("rule", op, *this);
+  const at::Tensor target = args[args.size() - op.num_args].toTensor();
+  const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  const at::Tensor& written = tangents[0];
+  at::Tensor tangent;
+  {
+    WithoutTop below(*this);
+    WithModes modes(modes_below_caller(op));
+    Args copied(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+    Call call(Operator::of(*op.functional), copied, tangents);
+    rule.push_forward(call);
+    tangent = call.finish()[0];
+    op.handle.callBoxed(&args);
+    if (written.defined()) {
+      tangent.defined() ? written.copy_(tangent) : written.zero_();
+    } else if (tangent.defined() && tangent.scalar_type() != target.scalar_type()) {
+      tangent = tangent.to(target.scalar_type());
+    }
+  }
+  if (!written.defined() && tangent.defined()) {
+    const at::Tensor wrapped = wrap(tangent, *this, /*is_immutable=*/false);
+    allow_only(kAutogradLayerKeys);
+    target._set_fw_grad(wrapped, kDualLevel, /*is_inplace_op=*/true);
+  }
+  torch::autograd::impl::bump_version(target);
+  wrapper_of(target)->refreshMetadata();
+  args.back() = target;
 }
 
 // A derivative that is registered from Python (torch.library's register_autograd) is of

@@ -147,7 +147,7 @@ at::Tensor Call::fitted(at::Tensor tangent, const at::Tensor& result) const {
     return is_own ? tangent : tangent.clone();
   }
   at::Tensor laid_out = at::_new_zeros_with_same_feature_meta(tangent, result);
-  laid_out.copy_(tangent);
+  laid_out.copy_(tangent); // broadcasts
   return laid_out;
 }
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "../layer.h"
+#include "../operator.h"
 
 namespace torchlayers {
 

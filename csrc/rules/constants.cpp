@@ -19,7 +19,7 @@ void add_constants(Table& rules) {
            "sign",          "heaviside",     "floor_divide",   "floor_divide.Scalar",
            "zeros_like",    "ones_like",     "full_like",      "empty_like",
            "new_zeros",     "new_ones",      "new_full",       "new_empty",
-           "new_empty_strided",
+           "new_empty_strided", "fill.Scalar",   "zero",
        }) {
     CONSTANT(name);
   }

@@ -46,6 +46,8 @@ void add_shapes(Table& rules) {
        }) {
     LINEAR(name);
   }
+  TERMS("copy", {1, TERM(t)});
+  TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
   WRITTEN("stack", joined);
   WRITTEN("block_diag", joined);
