@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "../args.h"
+#include "../decompose.h"
 #include "../errors.h"
 #include "../keys.h"
 #include "../layer.h"
@@ -20,6 +21,12 @@ using at::functorch::TransformType;
 
 // torch's forward AD numbers nested dual levels; the dispatcher's layers all use the first.
 constexpr uint64_t kDualLevel = 0;
+
+// What torch says where a derivative formula is missing.
+bool is_missing_formula(const c10::NotImplementedError& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.find("Trying to use forward AD with") != std::string::npos;
+}
 
 // The tangent of a tensor at a layer's level, wrapped like it; undefined if none.
 const at::Tensor& tangent_of(const at::Tensor& tensor) {
@@ -77,7 +84,23 @@ std::vector<at::Tensor> unwrap_duals(const Operator& op, Args& args, int64_t lev
   return tangents;
 }
 
+// Where torch has no formula: what the operator is made of comes to the front, as if the
+// user had called it.
+void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
+  thread_keys() = Processing::of(layer)->keys_outside();
+  if (!decompose(op, args)) {
+    raise_not_implemented(
+        layer.name(),
+        " can't differentiate ",
+        op.name(),
+        ": torch has neither a forward-mode formula nor a decomposition for it. Give it a rule "
+        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+  }
+}
+
 } // namespace
+
+bool (*decompose)(const Operator&, Args&) = [](const Operator&, Args&) { return false; };
 
 JvpLayer::JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode)
     : AutogradLayer(Kind::Jvp),
@@ -185,7 +208,17 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
 void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
   const bool may_lose_tangents =
       op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
-  AutogradLayer::process(op, args);
+  const Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  try {
+    AutogradLayer::process(op, args);
+  } catch (const c10::NotImplementedError& error) {
+    if (op.aliases || !is_missing_formula(error)) {
+      throw;
+    }
+    args.insert(args.end(), kept.begin(), kept.end());
+    decompose_or_refuse(op, args, *this);
+    return;
+  }
   if (may_lose_tangents && !Asked(args, op.num_returns, *this).any_tangent) {
     visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
       if (result.is_floating_point() || result.is_complex()) {
