@@ -62,9 +62,10 @@ def compare(
 
 def check_same(peers: Mapping[str, Work]) -> None:
     """Raises AssertionError unless all peers return finite results, equal up to rounding."""
-    (first, expected), *others = [(name, work()) for name, work in peers.items()]
-    _check_finite(first, expected)
-    for name, actual in others:
+    results = [(name, work()) for name, work in peers.items()]
+    for first, expected in results[:1]:
+        _check_finite(first, expected)
+    for name, actual in results[1:]:
         torch.testing.assert_close(
             actual,
             expected,
