@@ -11,7 +11,7 @@ from torch import Tensor
 import torchlayers
 from benchmarks.chains import FUNC, OURS, RAW, Workload, peers, workloads
 from benchmarks.networks import Network, cnn, mlp
-from benchmarks.operators import survey
+from benchmarks.operators import CALLS, survey
 from benchmarks.timing import Effort, Timing, Work, compare
 
 FORWARD_AD, PLAIN = "torch's forward AD", "the plain function"
@@ -35,6 +35,11 @@ class Comparison:
         """Microseconds of each."""
         seconds = compare(self.peers, effort, self.beside)
         return {name: timing.scaled(MICRO / self.divisor) for name, timing in seconds.items()}
+
+
+def judged(ratio: float, bar: float) -> list[str]:
+    """Two cells of a table: what was measured, and the most that it should be."""
+    return [f"{ratio:.2f}" if ratio <= bar else f"{ratio:.2f}, missed", f"{bar:.2f}"]
 
 
 def of_chain() -> list[Comparison]:
@@ -73,6 +78,12 @@ def of_operators() -> list[Comparison]:
         )
         for operator in survey()
     ]
+
+
+def of_nothing() -> Comparison:
+    """The survey's calls without their operators: entering the transform, and leaving it."""
+    nothing = Workload("nothing", lambda x: x, torch.ones(1, 4), CALLS)
+    return Comparison(nothing.name, _jvps(nothing), divisor=nothing.divisor)
 
 
 def of_memory() -> dict[str, dict[str, Work]]:

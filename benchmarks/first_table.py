@@ -29,10 +29,7 @@ class Row:
         ]
 
     def _time(self, peer: str) -> str:
-        if peer not in self.timings:
-            return ""
-        timing = self.timings[peer]
-        return f"{timing.median:.2f} ({timing.spread:.2f})"
+        return str(self.timings.get(peer, ""))
 
     def _ratio(self, peer: str) -> str:
         if peer not in self.timings:

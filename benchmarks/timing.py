@@ -31,6 +31,9 @@ class Timing:
         lower, median, upper = statistics.quantiles(measurements, n=4, method="inclusive")
         return cls(median, upper - lower)
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.spread:.2f})"
+
     def scaled(self, factor: float) -> "Timing":
         return Timing(self.median * factor, self.spread * factor)
 
