@@ -37,7 +37,7 @@ class Row:
         return f"{self.timings[OURS].median / self.timings[peer].median:.2f}"
 
 
-def measure(quick: bool) -> str:
+def measure(quick: bool) -> dict[str, str]:
     """The table, with the machine and the import times under it."""
     effort, pairs = (Effort(9, 0.001), 2) if quick else (Effort(101, 0.003), 9)
     works = [(load, name, work) for load in workloads() for name, work in peers(load).items()]
@@ -53,7 +53,7 @@ def measure(quick: bool) -> str:
             ours.append(fresh.measure(with_torchlayers=True))
             advance()
     rows.append(_plain_row(alone, ours))
-    return f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."
+    return {"benchmarks.md": f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."}
 
 
 def _row(workload: Workload, transform: str, seconds: dict[str, Timing]) -> Row:
@@ -87,4 +87,4 @@ def _markdown(rows: list[Row]) -> str:
 
 
 if __name__ == "__main__":
-    page.run(__doc__ or "", measure, "benchmarks.md", "first table")
+    page.run(__doc__ or "", measure, "first table")

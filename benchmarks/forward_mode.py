@@ -1,7 +1,7 @@
 """Forward mode: jvp, and what is made of it, beside torch.func and torch's forward AD.
 
-``python -m benchmarks.forward_mode`` prints the section and writes it into
-docs/benchmarks.md; with ``--quick`` it is rough, and printed only.
+``python -m benchmarks.forward_mode`` prints the tables and writes them into
+docs/benchmarks.md and docs/forward-mode.md; with ``--quick`` they are rough, and printed only.
 """
 
 from benchmarks import machine, page
@@ -23,8 +23,8 @@ MEMORY_BAR = 1.00
 KIBI = 2**10
 
 
-def measure(quick: bool) -> str:
-    """All tables of the section, with the machine under them."""
+def measure(quick: bool) -> dict[str, str]:
+    """The tables for each page, with the machine under them."""
     long, short = Effort(101, 0.003), Effort(51, 0.002)
     if quick:
         long, short = Effort(9, 0.001), Effort(5, 0.001)
@@ -40,8 +40,12 @@ def measure(quick: bool) -> str:
             advance()
     survey = Survey(timings, of_nothing().measure(long))
     header = ["what", "over", "that, µs", f"{OURS}, µs", "ratio", "bar", f"{FUNC}'s ratio"]
-    tables = [page.table(header, lines + survey.lines()), _memory()]
-    return "\n\n".join([*tables, survey.zero_tensors(), survey.table(), f"{machine.describe()}."])
+    tables = [page.table(header, lines + survey.lines()), _memory(), survey.table()]
+    where = f"{machine.describe()}."
+    return {
+        "benchmarks.md": "\n\n".join([*tables, where]),
+        "forward-mode.md": f"{survey.zero_tensors()}\n\n{where}",
+    }
 
 
 def _lines(comparison: Comparison, timings: dict[str, Timing]) -> list[list[str]]:
@@ -66,4 +70,4 @@ def _memory() -> str:
 
 
 if __name__ == "__main__":
-    page.run(__doc__ or "", measure, "benchmarks.md", "forward mode")
+    page.run(__doc__ or "", measure, "forward mode")

@@ -12,16 +12,16 @@ import torch
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def run(description: str, measure: Callable[[bool], str], page: str, name: str) -> None:
-    """The command: prints what is measured and, without ``--quick``, puts it on the page."""
+def run(description: str, measure: Callable[[bool], dict[str, str]], name: str) -> None:
+    """The command: prints what is measured and, without ``--quick``, puts it on its pages."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a rough table, printed only")
     quick = parser.parse_args().quick
     torch.set_num_threads(1)
-    text = measure(quick)
-    print(text)
-    if not quick:
-        write(page, name, text)
+    for page, text in measure(quick).items():
+        print(text)
+        if not quick:
+            write(page, name, text)
 
 
 def write(page: str, name: str, text: str) -> None:
