@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks import machine
-from benchmarks.graph_memory import write
+from benchmarks import machine, page
 from torchlayers.graph import differentiate
 
 PICTURE = Path(__file__).parent / "graph_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000)
 REPETITIONS = 5
-BEGIN, END = "<!-- nodes: begin -->", "<!-- nodes: end -->"
 
 
 def chain(nodes: int) -> GraphModule:
@@ -91,7 +89,7 @@ def main() -> None:
         lines.append(f"| {forward:,} | {backward:,} | {compute:.2f} | {memory:.2f} |")
     text = "\n".join([*lines, "", f"({machine.describe()})"])
     print(text)
-    write(text, BEGIN, END)
+    page.write("graph-fx.md", "nodes", text)
     draw(rows)
 
 

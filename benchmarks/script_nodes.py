@@ -12,15 +12,13 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from benchmarks import machine
+from benchmarks import machine, page
 from torchlayers import _C
 from torchlayers.graph import differentiate
 
-PAGE = Path(__file__).parent.parent / "docs" / "graph.md"
 PICTURE = Path(__file__).parent / "script_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000)
 REPETITIONS = 5
-BEGIN, END = "<!-- nodes: begin -->", "<!-- nodes: end -->"
 
 BLOCK = """
     y = (torch.matmul(x, weight) + bias).relu()
@@ -91,9 +89,7 @@ def main() -> None:
         lines.append(f"| {nodes:,} | {backward:,} | {ours:.3f} | {theirs:.3f} |")
     text = "\n".join([*lines, "", f"({machine.describe()})"])
     print(text)
-    page = PAGE.read_text()
-    head, tail = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
-    PAGE.write_text(f"{head}\n\n{text}\n\n{tail}")
+    page.write("graph.md", "nodes", text)
     draw(rows)
 
 
