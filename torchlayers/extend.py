@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
+from torch._library.custom_ops import CustomOpDef
 
 from torchlayers import _C
 from torchlayers.errors import RuleError
@@ -70,18 +71,18 @@ def jvp_rule(
 
 
 def _overload(op: Any) -> torch._ops.OpOverload:
-    if isinstance(op, torch.library.CustomOpDef):
+    if isinstance(op, CustomOpDef):
         return op._opoverload
     if isinstance(op, torch._ops.OpOverload):
         return op
     if isinstance(op, torch._ops.OpOverloadPacket):
-        overloads = op.overloads()
+        overloads: list[str] = op.overloads()  # type: ignore[no-untyped-call]
         if len(overloads) == 1:
             found: torch._ops.OpOverload = getattr(op, overloads[0])
             return found
         raise RuleError(
             f"torchlayers: jvp_rule: {op} has the overloads {', '.join(overloads)}. Name one: "
-            f"torch.ops.{str(op)}.{overloads[0]}."
+            f"torch.ops.{op!s}.{overloads[0]}."
         )
     raise RuleError(
         f"torchlayers: jvp_rule takes an operator (torch.ops.mylib.name, or what "

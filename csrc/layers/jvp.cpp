@@ -1,5 +1,6 @@
 // jvp. What an operator does to tangents is read from its rule, on the values of the
 // layers below; an operator without a rule goes through torch's forward AD.
+#include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -67,6 +68,20 @@ void set_tangent(const at::Tensor& tensor, const at::Tensor& tangent) {
   meta->fw_grad_->set_value(tangent, kDualLevel);
 }
 
+// Lets torch know that a result is a view of this tensor, so that a write to either is seen
+// by both, and by their tangents.
+at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& result) {
+  using torch::autograd::CreationMeta;
+  return torch::autograd::as_view(
+      base,
+      result,
+      /*is_bw_differentiable=*/true,
+      /*is_fw_differentiable=*/true,
+      /*view_func=*/nullptr,
+      /*rev_view_func=*/nullptr,
+      at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE);
+}
+
 // Unwraps the arguments, and returns the tangents of the tensors among them, unwrapped too.
 std::vector<at::Tensor> unwrap_duals(const Operator& op, Args& args, int64_t level) {
   std::vector<at::Tensor> tangents;
@@ -129,8 +144,12 @@ bool JvpLayer::takes_apart(const Operator& op) const {
 void JvpLayer::process(const Operator& op, Args& args) {
   const bool may_follow = Modes::of_thread().forward_grad && !c10::InferenceMode::is_enabled() &&
                           (!op.is_custom || op.rule != nullptr);
-  const Rule* rule = op.functional ? Operator::of(*op.functional).rule : op.rule;
-  if (!may_follow || (op.aliases && !(op.functional && rule != nullptr))) {
+  const bool writes = !op.written_args.empty();
+  const Rule* rule = op.rule;
+  if (writes) {
+    rule = op.functional ? Operator::of(*op.functional).rule.load() : nullptr;
+  }
+  if (!may_follow || (op.aliases && rule == nullptr)) {
     leave_to_autograd(op, args);
     return;
   }
@@ -141,7 +160,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
     send_down(op, args); // nothing to differentiate
   } else if (!asked.any_tangent || rule == nullptr || !asked.is_strided) {
     leave_to_autograd(op, args);
-  } else if (op.aliases) {
+  } else if (writes) {
     follow_in_place(*rule, op, args);
   } else {
     follow(*rule, op, args);
@@ -150,6 +169,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
 
 void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
+  const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
   const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
   Call call(op, args, tangents);
   std::vector<at::Tensor> results;
@@ -162,6 +182,9 @@ void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
   auto tangent = results.begin();
   change_tensors(args, op.num_returns, [&](const at::Tensor& value, size_t) {
     at::Tensor result = wrap(value, *this, /*is_immutable=*/false);
+    if (base.defined()) {
+      result = as_view_of(base, result);
+    }
     if (tangent->defined()) {
       set_tangent(result, wrap(*tangent, *this, /*is_immutable=*/false));
     }
@@ -208,13 +231,15 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
 void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
   const bool may_lose_tangents =
       op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
-  const Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  const size_t start = args.size() - op.num_args;
+  const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
   try {
     AutogradLayer::process(op, args);
   } catch (const c10::NotImplementedError& error) {
     if (op.aliases || !is_missing_formula(error)) {
       throw;
     }
+    args.resize(start);
     args.insert(args.end(), kept.begin(), kept.end());
     decompose_or_refuse(op, args, *this);
     return;

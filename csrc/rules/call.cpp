@@ -138,6 +138,9 @@ bool Call::is_of_argument(const at::Tensor& tensor) const {
 // In-place operators and views of a dual tensor do to its tangent what they do to it: the
 // tangent has to be laid out alike, and nobody else's.
 at::Tensor Call::fitted(at::Tensor tangent, const at::Tensor& result) const {
+  if (op_.aliases) {
+    return tangent; // the same view as its primal
+  }
   if (tangent.scalar_type() != result.scalar_type()) {
     tangent = tangent.to(result.scalar_type());
   }

@@ -46,6 +46,26 @@ void add_shapes(Table& rules) {
        }) {
     LINEAR(name);
   }
+  for (const char* view : {
+           "view",
+           "_reshape_alias",
+           "expand",
+           "transpose.int",
+           "t",
+           "permute",
+           "unsqueeze",
+           "squeeze",
+           "squeeze.dim",
+           "squeeze.dims",
+           "select.int",
+           "slice.Tensor",
+           "diagonal",
+           "unfold",
+           "view_as_real",
+           "view_as_complex",
+       }) {
+    LINEAR(view);
+  }
   TERMS("copy", {1, TERM(t)});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);

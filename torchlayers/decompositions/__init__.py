@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from torchlayers import grid_sample
+from torchlayers.decompositions import attention, distances, grid_sample
 
 Decomposition = Callable[..., Any]
 
@@ -29,20 +28,19 @@ def _of_torch() -> dict[tuple[str, str], Decomposition]:
     }
 
 
-def _cdist(x1: Tensor, x2: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
-    """Distances between the rows: (…, P, M) and (…, R, M) to (…, P, R)."""
-    return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, dim=-1)
-
-
-def _pdist(x: Tensor, p: float = 2) -> Tensor:
-    """Distances between the rows of one matrix, each pair once: (N, M) to (N(N-1)/2,)."""
-    i, j = torch.triu_indices(len(x), len(x), 1, device=x.device)
-    return torch.linalg.vector_norm(x[i] - x[j], p, dim=-1)
-
-
 _OURS: dict[str, Decomposition] = {
-    "aten::_cdist_forward": _cdist,
-    "aten::_pdist_forward": _pdist,
+    "aten::_cdist_forward": distances.cdist,
+    "aten::_cdist_backward": distances.cdist_backward,
+    "aten::_pdist_forward": distances.pdist,
+    "aten::_pdist_backward": distances.pdist_backward,
     "aten::grid_sampler_2d": grid_sample.grid_sampler,
+    "aten::grid_sampler_2d_backward": grid_sample.grid_sampler_backward,
     "aten::grid_sampler_3d": grid_sample.grid_sampler,
+    "aten::grid_sampler_3d_backward": grid_sample.grid_sampler_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": attention.flash_for_cpu,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention.flash_for_cpu_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
 }

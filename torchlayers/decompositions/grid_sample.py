@@ -6,13 +6,19 @@ Keys, "Cubic convolution interpolation for digital image processing" (1981), wit
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchlayers.grad import vjp
+
 _LINEAR, _NEAREST, _CUBIC = range(3)
 _ZEROS, _BORDER, _REFLECTION = range(3)
 _KEYS = -0.75
+
+# A pixel's place along a dimension, and its weight there.
+Tap = tuple[Tensor, Tensor | float]
 
 
 def grid_sampler(
@@ -47,7 +53,9 @@ def grid_sampler(
                 _pad(index, size, padding, align_corners).round()
                 for index, size in zip(indices, sizes, strict=True)
             ]
-        term = _gather(image, indices) * (weight.unsqueeze(1) if torch.is_tensor(weight) else weight)
+        term = _gather(image, indices)
+        if isinstance(weight, Tensor):
+            term = term * weight.unsqueeze(1)
         result = term if result is None else result + term
     assert result is not None
     return result
@@ -77,17 +85,17 @@ def _reflect(place: Tensor, low: float, span: float) -> Tensor:
     return torch.where(flips % 2 == 0, extra + low, span - extra + low)
 
 
-def _linear_taps(place: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _linear_taps(place: Tensor) -> list[Tap]:
     below = place.detach().floor()
     fraction = place - below
     return [(below, 1 - fraction), (below + 1, fraction)]
 
 
-def _nearest_tap(place: Tensor) -> list[tuple[Tensor, float]]:
+def _nearest_tap(place: Tensor) -> list[Tap]:
     return [(place.detach().round(), 1.0)]
 
 
-def _cubic_taps(place: Tensor) -> list[tuple[Tensor, Tensor]]:
+def _cubic_taps(place: Tensor) -> list[Tap]:
     below = place.detach().floor()
     fraction = place - below
     return [(below + k, _keys((fraction - k).abs(), near=k in (0, 1))) for k in (-1, 0, 1, 2)]
@@ -111,3 +119,24 @@ def _gather(image: Tensor, indices: list[Tensor]) -> Tensor:
     pixels = image.flatten(2).gather(2, flat.flatten(1).unsqueeze(1).expand(-1, channels, -1))
     pixels = pixels.reshape(batch, channels, *flat.shape[1:])
     return torch.where(inside.unsqueeze(1), pixels, pixels.new_zeros(()))
+
+
+def grid_sampler_backward(
+    gradient: Tensor,
+    image: Tensor,
+    grid: Tensor,
+    interpolation: int,
+    padding: int,
+    align_corners: bool,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, ...]:
+    """The gradients of grid_sampler by image and grid, where the mask asks for them."""
+
+    def sampled(image: Tensor, grid: Tensor) -> Tensor:
+        return grid_sampler(image, grid, interpolation, padding, align_corners)
+
+    pulled: Any = vjp(sampled, image, grid)[1]
+    return tuple(
+        found if wanted else None
+        for found, wanted in zip(pulled(gradient), output_mask, strict=True)
+    )
