@@ -199,21 +199,28 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();
-  const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
-  const at::Tensor& written = tangents[0];
+  std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  const at::Tensor written = tangents[0];
   at::Tensor tangent;
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
+    // The layers below may have to know what was there before.
     Args copied(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-    Call call(Operator::of(*op.functional), copied, tangents);
-    rule.push_forward(call);
-    tangent = call.finish()[0];
-    op.handle.callBoxed(&args);
+    const at::Tensor value = copied[0].toTensor();
+    copied[0] = value.clone();
     if (written.defined()) {
-      tangent.defined() ? written.copy_(tangent) : written.zero_();
-    } else if (tangent.defined() && tangent.scalar_type() != target.scalar_type()) {
-      tangent = tangent.to(target.scalar_type());
+      tangents[0] = written.clone();
+    }
+    Call call(Operator::of(*op.functional), copied, tangents);
+    call.write_to(op, value);
+    rule.push_forward(call);
+    if (!written.defined()) {
+      tangent = call.finish()[0];
+    } else if (const at::Tensor given = call.given(0); given.defined()) {
+      written.copy_(given);
+    } else {
+      written.zero_();
     }
   }
   if (!written.defined() && tangent.defined()) {
@@ -223,7 +230,8 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
   }
   torch::autograd::impl::bump_version(target);
   wrapper_of(target)->refreshMetadata();
-  args.back() = target;
+  args.resize(args.size() - op.num_args);
+  args.emplace_back(target);
 }
 
 // A derivative that is registered from Python (torch.library's register_autograd) is of

@@ -33,23 +33,38 @@ const at::Tensor& holder_of(const at::Tensor& tensor) {
   return tensor;
 }
 
+bool is_symbolic(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+         holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
 bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
   return !tensor.has_storage() || !other.has_storage() ||
-         tensor.storage().nbytes() == other.storage().nbytes();
+         tensor.storage().nbytes() / tensor.itemsize() ==
+             other.storage().nbytes() / other.itemsize();
 }
 
 // As torch's forward AD asks of a tangent, its views being the views of its primal.
 bool is_laid_out_like(const at::Tensor& tensor, const at::Tensor& other) {
-  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
-      other.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
-    return false;
-  }
   if (tensor.layout() != at::kStrided || other.layout() != at::kStrided) {
     return true;
   }
-  return tensor.strides() == other.strides() && !tensor.is_conj() && !tensor.is_neg() &&
-         tensor.storage_offset() == other.storage_offset() &&
-         has_memory_like(holder_of(tensor), holder_of(other));
+  if (tensor.is_conj() || tensor.is_neg() || tensor.sym_strides() != other.sym_strides()) {
+    return false;
+  }
+  return is_symbolic(tensor) || is_symbolic(other) ||
+         (tensor.storage_offset() == other.storage_offset() &&
+          has_memory_like(holder_of(tensor), holder_of(other)));
+}
+
+// A copy laid out like the other, broadcast to it.
+at::Tensor copy_like(const at::Tensor& tensor, const at::Tensor& other) {
+  const bool is_plain = tensor.scalar_type() == other.scalar_type() && !is_symbolic(tensor) &&
+                        !is_symbolic(other);
+  at::Tensor copy =
+      is_plain ? at::_new_zeros_with_same_feature_meta(tensor, other)
+               : tensor.new_empty_strided_symint(other.sym_sizes(), other.sym_strides());
+  return copy.copy_(tensor);
 }
 
 } // namespace
@@ -77,7 +92,17 @@ bool Call::has_tangents(size_t i) const {
 
 void Call::run() {
   results_.assign(args_.begin() + static_cast<std::ptrdiff_t>(first_), args_.end());
-  op_.handle.callBoxed(&results_);
+  if (in_place_ == nullptr) {
+    op_.handle.callBoxed(&results_);
+  } else {
+    results_[0] = target_;
+    in_place_->handle.callBoxed(&results_);
+  }
+}
+
+void Call::write_to(const Operator& in_place, const at::Tensor& target) {
+  in_place_ = &in_place;
+  target_ = target;
 }
 
 void Call::have_run(Args results) {
@@ -141,30 +166,33 @@ at::Tensor Call::fitted(at::Tensor tangent, const at::Tensor& result) const {
   if (op_.aliases) {
     return tangent; // the same view as its primal
   }
-  if (tangent.scalar_type() != result.scalar_type()) {
-    tangent = tangent.to(result.scalar_type());
+  // A tangent may be of a wider dtype than its primal from the start, and stays so.
+  const auto dtype = c10::promoteTypes(tangent.scalar_type(), result.scalar_type());
+  if (tangent.scalar_type() != dtype) {
+    tangent = tangent.to(dtype);
   }
   const bool is_own = !is_of_argument(tangent);
   const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();
   if (has_size && is_laid_out_like(tangent, result)) {
     return is_own ? tangent : tangent.clone();
   }
-  at::Tensor laid_out = at::_new_zeros_with_same_feature_meta(tangent, result);
-  laid_out.copy_(tangent); // broadcasts
-  return laid_out;
+  return copy_like(tangent, result);
+}
+
+at::Tensor Call::given(size_t result) const {
+  for (const auto& [place, tangent] : given_) {
+    if (place == result) {
+      return tangent;
+    }
+  }
+  return {};
 }
 
 std::vector<at::Tensor> Call::finish() {
   std::vector<at::Tensor> fitting;
   visit_tensors(
       results_, op_.num_returns, [&](const at::Tensor& result) {
-        const size_t place = fitting.size();
-        at::Tensor tangent;
-        for (auto& [given_place, given] : given_) {
-          if (given_place == place) {
-            tangent = std::move(given);
-          }
-        }
+        at::Tensor tangent = given(fitting.size());
         const bool is_differentiable = result.is_floating_point() || result.is_complex();
         fitting.push_back(
             tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());

@@ -68,6 +68,9 @@ class Call {
 
   // Calls the operator on its arguments, whose results are then there.
   void run();
+  // Makes this the call of an in-place operator by that name: the arguments hold copies of
+  // what it writes to, and `run` runs it on the original.
+  void write_to(const Operator& in_place, const at::Tensor& target);
   // Takes results that were computed another way.
   void have_run(Args results);
   const at::Tensor& result(size_t i = 0) const {
@@ -89,6 +92,8 @@ class Call {
   // Puts the results in the arguments' place, and hands over the tangents of the tensors
   // among them, in their order: each of its result's size, dtype and strides, and its own.
   std::vector<at::Tensor> finish();
+  // The tangent that a result was given, as it is.
+  at::Tensor given(size_t result) const;
 
  private:
   at::Tensor fitted(at::Tensor tangent, const at::Tensor& result) const;
@@ -97,6 +102,8 @@ class Call {
   static const at::Tensor undefined_;
 
   const Operator& op_;
+  const Operator* in_place_ = nullptr;
+  at::Tensor target_;
   Args& args_;
   size_t first_;
   const std::vector<at::Tensor>& tangents_;
