@@ -37,8 +37,7 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
     return std::nullopt;
   }
   const auto name = schema.name().substr(0, schema.name().size() - 1);
-  const auto found =
-      c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
+  const auto found = c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
   if (!found || found->schema().arguments().size() != schema.arguments().size() ||
       found->schema().is_mutable()) {
     return std::nullopt;

@@ -197,9 +197,8 @@ void register_rule(const std::string& name, const std::string& overload, py::obj
 
 bool decompose_in_python(const Operator& op, Args& args) {
   py::gil_scoped_acquire gil;
-  const py::object function =
-      py::module_::import("torchlayers.decompositions")
-          .attr("find")(op.schema().name(), op.schema().overload_name());
+  const py::object function = py::module_::import("torchlayers.decompositions")
+                                  .attr("find")(op.schema().name(), op.schema().overload_name());
   if (function.is_none()) {
     return false;
   }

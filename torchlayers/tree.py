@@ -12,10 +12,10 @@ from torch.utils._pytree import (
     tree_flatten,
     tree_flatten_with_path,
     tree_structure,
+    tree_unflatten,
 )
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils._pytree import tree_map as map_leaves
-from torch.utils._pytree import tree_unflatten
 from torch.utils._pytree import treespec_pprint as describe
 
 from torchlayers.errors import ArgnumsError, OutputError

@@ -23,7 +23,11 @@ Tensor sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
 }
 
 Tensor softplus_curvature(
-    const Tensor& t, const Tensor& g, const Tensor& x, const Scalar& beta, const Scalar& threshold) {
+    const Tensor& t,
+    const Tensor& g,
+    const Tensor& x,
+    const Scalar& beta,
+    const Scalar& threshold) {
   const Tensor scaled = x * beta;
   const Tensor s = scaled.sigmoid();
   return at::where(scaled > threshold, 0, t * g * s * (1 - s) * beta);
@@ -62,9 +66,8 @@ Tensor elu_curvature(const Tensor& t, const Call& call) {
   const Scalar scale = call.scalar(2);
   const Scalar rate = call.scalar(3);
   const bool is_result = call.flag(4);
-  const Tensor slope = is_result
-                           ? g * t * rate
-                           : g * t * rate * rate * scale * alpha * (of * rate).exp();
+  const Tensor slope =
+      is_result ? g * t * rate : g * t * rate * rate * scale * alpha * (of * rate).exp();
   return at::where(of < 0, slope, 0);
 }
 

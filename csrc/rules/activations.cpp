@@ -40,8 +40,7 @@ void add_activations(Table& rules) {
       "elu", at::elu_backward(t, c.scalar(1), c.scalar(2), c.scalar(3), /*is_result=*/false, x));
   ELEMENTWISE(
       "celu",
-      at::elu_backward(
-          t, c.scalar(1), 1, 1 / c.scalar(1).toDouble(), /*is_result=*/false, x));
+      at::elu_backward(t, c.scalar(1), 1, 1 / c.scalar(1).toDouble(), /*is_result=*/false, x));
   ELEMENTWISE("selu", at::elu_backward(t, kSeluAlpha, kSeluScale, 1, /*is_result=*/false, x));
   ELEMENTWISE("hardshrink", at::hardshrink_backward(t, x, c.scalar(1)));
   ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x));
@@ -53,9 +52,7 @@ void add_activations(Table& rules) {
   ELEMENTWISE("threshold", at::threshold_backward(t, x, c.scalar(1)));
   ELEMENTWISE("glu", at::glu_jvp(y, x, t, c.integer(1)));
   TERMS(
-      "_prelu_kernel",
-      {0, TERM(at::where(x >= 0, t, c[1] * t))},
-      {1, TERM(prelu_of_weight(t, x))});
+      "_prelu_kernel", {0, TERM(at::where(x >= 0, t, c[1] * t))}, {1, TERM(prelu_of_weight(t, x))});
   WRITTEN("log_sigmoid_forward", log_sigmoid);
 }
 

@@ -53,7 +53,7 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
   if (exponent.equal(2)) {
     return 2 * t * x;
   }
-  const Scalar one_less = exponent.isComplex() ? Scalar(exponent.toComplexDouble() - 1.0)
+  const Scalar one_less = exponent.isComplex()         ? Scalar(exponent.toComplexDouble() - 1.0)
                           : exponent.isFloatingPoint() ? Scalar(exponent.toDouble() - 1)
                                                        : Scalar(exponent.toLong() - 1);
   return t * (exponent * x.pow(one_less));
@@ -66,9 +66,9 @@ Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
 // 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied.
 Tensor power_exponent(
     const Tensor& t, const Tensor& base, const Tensor& exponent, const Tensor& power) {
-  const Tensor is_positive =
-      exponent.is_complex() ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
-                            : exponent >= 0;
+  const Tensor is_positive = exponent.is_complex()
+                                 ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
+                                 : exponent >= 0;
   return t * at::where((base == 0).logical_and(is_positive), 0, power * base.log());
 }
 
@@ -96,9 +96,7 @@ void where(Call& call) {
 }
 
 Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
-  const auto at_least = [&] {
-    return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar();
-  };
+  const auto at_least = [&] { return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar(); };
   const auto at_most = [&] {
     return high.isTensor() ? x <= high.toTensor() : x <= high.toScalar();
   };
@@ -137,15 +135,9 @@ void add_binary(Table& rules) {
       {0, TERM(t)},
       {1, TERM(times(t / c[2], c.scalar(3)))},
       {2, TERM(-times(t * (c[1] / c[2]) / c[2], c.scalar(3)))});
+  TERMS("lerp.Scalar", {0, TERM(t - t * c.scalar(2))}, {1, TERM(t * c.scalar(2))});
   TERMS(
-      "lerp.Scalar",
-      {0, TERM(t - t * c.scalar(2))},
-      {1, TERM(t * c.scalar(2))});
-  TERMS(
-      "lerp.Tensor",
-      {0, TERM(t * (1 - c[2]))},
-      {1, TERM(t * c[2])},
-      {2, TERM(t * (c[1] - c[0]))});
+      "lerp.Tensor", {0, TERM(t * (1 - c[2]))}, {1, TERM(t * c[2])}, {2, TERM(t * (c[1] - c[0]))});
 
   ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
   TERMS(
@@ -159,9 +151,7 @@ void add_binary(Table& rules) {
       {1, TERM(-t * c[0] / (c[0] * c[0] + c[1] * c[1]))});
   TERMS("hypot", {0, TERM(t * (c[0] / y))}, {1, TERM(t * (c[1] / y))});
   TERMS(
-      "logaddexp",
-      {0, TERM(by_logistic(t, c[0] - c[1]))},
-      {1, TERM(by_logistic(t, c[1] - c[0]))});
+      "logaddexp", {0, TERM(by_logistic(t, c[0] - c[1]))}, {1, TERM(by_logistic(t, c[1] - c[0]))});
   TERMS(
       "logaddexp2",
       {0, TERM(t / (1 + (c[1] - c[0]).exp2()))},
@@ -174,9 +164,7 @@ void add_binary(Table& rules) {
   TERMS("fmod.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "trunc"))});
   ELEMENTWISE("remainder.Scalar", t);
   ELEMENTWISE("fmod.Scalar", t);
-  TERMS(
-      "copysign.Tensor",
-      {0, TERM((t * (y / c[0])).masked_fill(c[0] == 0, 0))});
+  TERMS("copysign.Tensor", {0, TERM((t * (y / c[0])).masked_fill(c[0] == 0, 0))});
   ELEMENTWISE("copysign.Scalar", (t * (y / x)).masked_fill(x == 0, 0));
 
   TERMS(
@@ -209,10 +197,7 @@ void add_binary(Table& rules) {
 
   WRITTEN("where.self", where);
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
-  TERMS(
-      "masked_fill.Tensor",
-      {0, TERM(t.masked_fill(c[1], 0))},
-      {2, TERM(at::where(c[1], t, 0))});
+  TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});
 }
 
 } // namespace torchlayers

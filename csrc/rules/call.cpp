@@ -59,11 +59,11 @@ bool is_laid_out_like(const at::Tensor& tensor, const at::Tensor& other) {
 
 // A copy laid out like the other, broadcast to it.
 at::Tensor copy_like(const at::Tensor& tensor, const at::Tensor& other) {
-  const bool is_plain = tensor.scalar_type() == other.scalar_type() && !is_symbolic(tensor) &&
-                        !is_symbolic(other);
-  at::Tensor copy =
-      is_plain ? at::_new_zeros_with_same_feature_meta(tensor, other)
-               : tensor.new_empty_strided_symint(other.sym_sizes(), other.sym_strides());
+  const bool is_plain =
+      tensor.scalar_type() == other.scalar_type() && !is_symbolic(tensor) && !is_symbolic(other);
+  at::Tensor copy = is_plain
+                        ? at::_new_zeros_with_same_feature_meta(tensor, other)
+                        : tensor.new_empty_strided_symint(other.sym_sizes(), other.sym_strides());
   return copy.copy_(tensor);
 }
 
@@ -190,13 +190,12 @@ at::Tensor Call::given(size_t result) const {
 
 std::vector<at::Tensor> Call::finish() {
   std::vector<at::Tensor> fitting;
-  visit_tensors(
-      results_, op_.num_returns, [&](const at::Tensor& result) {
-        at::Tensor tangent = given(fitting.size());
-        const bool is_differentiable = result.is_floating_point() || result.is_complex();
-        fitting.push_back(
-            tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
-      });
+  visit_tensors(results_, op_.num_returns, [&](const at::Tensor& result) {
+    at::Tensor tangent = given(fitting.size());
+    const bool is_differentiable = result.is_floating_point() || result.is_complex();
+    fitting.push_back(
+        tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
+  });
   args_.resize(first_);
   for (c10::IValue& value : results_) {
     args_.push_back(std::move(value));

@@ -7,11 +7,11 @@
 
 #include "rule.h"
 
-#define TERM(expression)                                                    \
-  [](const at::Tensor& t, [[maybe_unused]] const Call& c) -> at::Tensor {   \
-    [[maybe_unused]] const at::Tensor& x = c[0];                            \
-    [[maybe_unused]] const at::Tensor& y = c.result();                      \
-    return expression;                                                      \
+#define TERM(expression)                                                  \
+  [](const at::Tensor& t, [[maybe_unused]] const Call& c) -> at::Tensor { \
+    [[maybe_unused]] const at::Tensor& x = c[0];                          \
+    [[maybe_unused]] const at::Tensor& y = c.result();                    \
+    return expression;                                                    \
   }
 
 // Elementwise in its first argument: its derivative there, times t.

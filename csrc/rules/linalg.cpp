@@ -27,8 +27,8 @@ void cholesky(Call& call) {
   const bool is_upper = call.flag(1);
   const Tensor factor = is_upper ? call.result(0).mH() : call.result(0);
   const Tensor left = at::linalg_solve_triangular(factor, call.tangent(0), /*upper=*/false);
-  const Tensor both = at::linalg_solve_triangular(
-      factor.mH(), left, /*upper=*/true, /*left=*/false);
+  const Tensor both =
+      at::linalg_solve_triangular(factor.mH(), left, /*upper=*/true, /*left=*/false);
   const Tensor tangent = factor.matmul(lower_half(both));
   call.set_tangent(0, is_upper ? tangent.mH() : tangent);
 }
@@ -40,8 +40,7 @@ void eigh(Call& call) {
   const Tensor values = found[0].toTensor();
   const Tensor vectors = found[1].toTensor();
   const bool wants_vectors = call.flag(2);
-  call.have_run(
-      {values, wants_vectors ? vectors : at::empty({0}, a.options())});
+  call.have_run({values, wants_vectors ? vectors : at::empty({0}, a.options())});
   const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
   const Tensor diagonal = rotated.diagonal(0, -2, -1);
   call.set_tangent(0, rotated.is_complex() ? at::real(diagonal).clone() : diagonal.clone());
@@ -90,8 +89,7 @@ void solve_triangular(Call& call) {
   }
   if (call.has_tangent(0)) {
     const int64_t offset = unitriangular ? 1 : 0;
-    const Tensor t =
-        upper ? call.tangent(0).triu(offset) : call.tangent(0).tril(-offset);
+    const Tensor t = upper ? call.tangent(0).triu(offset) : call.tangent(0).tril(-offset);
     const Tensor product = left ? t.matmul(x) : x.matmul(t);
     right = right.defined() ? right - product : -product;
   }

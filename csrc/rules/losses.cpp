@@ -39,8 +39,7 @@ void mse_loss(Call& call) {
 
 void smooth_l1_loss(Call& call) {
   of_difference(call, [&](const Tensor& t) {
-    return at::smooth_l1_loss_backward(
-        t, call[0], call[1], at::Reduction::None, call.number(3));
+    return at::smooth_l1_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3));
   });
 }
 
@@ -55,8 +54,7 @@ Tensor weighted(const Tensor& elements, const Tensor& weight) {
 }
 
 Tensor cross_entropy_of_input(const Tensor& t, const Call& call) {
-  const auto weight =
-      call[2].defined() ? std::optional<Tensor>(call[2]) : std::optional<Tensor>();
+  const auto weight = call[2].defined() ? std::optional<Tensor>(call[2]) : std::optional<Tensor>();
   return reduce(
       at::binary_cross_entropy_backward(t, call[0], call[1], weight, at::Reduction::None),
       call.integer(3));
@@ -71,16 +69,14 @@ Tensor cross_entropy_of_target(const Tensor& t, const Call& call) {
 Tensor with_logits_of_input(const Tensor& t, const Call& call) {
   const Tensor& target = call[1];
   const Tensor p = call[0].sigmoid();
-  const Tensor slope = call[3].defined()
-                           ? (call[3] * target + 1 - target) * p - call[3] * target
-                           : p - target;
+  const Tensor slope =
+      call[3].defined() ? (call[3] * target + 1 - target) * p - call[3] * target : p - target;
   return reduce(weighted(t * slope, call[2]), call.integer(4));
 }
 
 Tensor with_logits_of_target(const Tensor& t, const Call& call) {
   const Tensor& x = call[0];
-  const Tensor slope =
-      call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
+  const Tensor slope = call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
   return reduce(weighted(t * slope, call[2]), call.integer(4));
 }
 
@@ -139,12 +135,8 @@ void add_losses(Table& rules) {
   WRITTEN("nll_loss_forward", nll_loss);
   WRITTEN("nll_loss2d_forward", nll_loss);
   TERMS("binary_cross_entropy", {0, cross_entropy_of_input}, {1, cross_entropy_of_target});
-  TERMS(
-      "binary_cross_entropy_with_logits",
-      {0, with_logits_of_input},
-      {1, with_logits_of_target});
-  TERMS(
-      "soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
+  TERMS("binary_cross_entropy_with_logits", {0, with_logits_of_input}, {1, with_logits_of_target});
+  TERMS("soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
 
   LINEAR("nll_loss_backward");
   LINEAR("nll_loss2d_backward");

@@ -35,8 +35,8 @@ struct Standardised {
   }
 
   // Of x * weight + bias.
-  Tensor affine(const Tensor& weight, const Tensor& weight_tangent, const Tensor& bias_tangent)
-      const {
+  Tensor affine(
+      const Tensor& weight, const Tensor& weight_tangent, const Tensor& bias_tangent) const {
     return sum_of(
         {x_tangent.defined() && weight.defined() ? x_tangent * weight : x_tangent,
          weight_tangent.defined() ? x * weight_tangent : Tensor(),
@@ -53,10 +53,8 @@ void layer_norm(Call& call) {
     dims.push_back(-i);
   }
   const Tensor& x = call[0];
-  const Standardised standard(
-      x, tangent_or_none(call, 0), call.result(1), call.result(2), dims);
-  call.set_tangent(
-      0, standard.affine(call[2], tangent_or_none(call, 2), tangent_or_none(call, 3)));
+  const Standardised standard(x, tangent_or_none(call, 0), call.result(1), call.result(2), dims);
+  call.set_tangent(0, standard.affine(call[2], tangent_or_none(call, 2), tangent_or_none(call, 3)));
   call.set_tangent(1, standard.mean_tangent);
   call.set_tangent(2, standard.scale_tangent);
 }

@@ -29,8 +29,7 @@ void one_of(Call& call) {
 template <size_t Dim>
 void many_of(Call& call) {
   call.run();
-  call.set_tangent(
-      0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
+  call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
 }
 
 // Where several elements are the extreme one, each has an equal share.
@@ -67,8 +66,7 @@ void aminmax(Call& call) {
   const std::vector<int64_t> dims =
       call.arg(1).isNone() ? std::vector<int64_t>() : std::vector<int64_t>{call.integer(1)};
   for (size_t i : {0, 1}) {
-    call.set_tangent(
-        i, shared_along(call.tangent(0), call[0], call.result(i), dims, call.flag(2)));
+    call.set_tangent(i, shared_along(call.tangent(0), call[0], call.result(i), dims, call.flag(2)));
   }
 }
 

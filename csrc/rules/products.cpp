@@ -35,35 +35,45 @@ void add_product(Call& call, const Product& product, const Fused& fused) {
 }
 
 void addmm(Call& call) {
-  add_product(call, [](const Tensor& a, const Tensor& b) { return at::mm(a, b); },
+  add_product(
+      call,
+      [](const Tensor& a, const Tensor& b) { return at::mm(a, b); },
       [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
         return at::addmm(s, a, b, 1, alpha);
       });
 }
 
 void addmv(Call& call) {
-  add_product(call, [](const Tensor& a, const Tensor& b) { return at::mv(a, b); },
+  add_product(
+      call,
+      [](const Tensor& a, const Tensor& b) { return at::mv(a, b); },
       [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
         return at::addmv(s, a, b, 1, alpha);
       });
 }
 
 void baddbmm(Call& call) {
-  add_product(call, [](const Tensor& a, const Tensor& b) { return at::bmm(a, b); },
+  add_product(
+      call,
+      [](const Tensor& a, const Tensor& b) { return at::bmm(a, b); },
       [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
         return at::baddbmm(s, a, b, 1, alpha);
       });
 }
 
 void addbmm(Call& call) {
-  add_product(call, [](const Tensor& a, const Tensor& b) { return at::bmm(a, b).sum(0); },
+  add_product(
+      call,
+      [](const Tensor& a, const Tensor& b) { return at::bmm(a, b).sum(0); },
       [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
         return at::addbmm(s, a, b, 1, alpha);
       });
 }
 
 void addr(Call& call) {
-  add_product(call, [](const Tensor& a, const Tensor& b) { return at::outer(a, b); },
+  add_product(
+      call,
+      [](const Tensor& a, const Tensor& b) { return at::outer(a, b); },
       [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
         return at::addr(s, a, b, 1, alpha);
       });

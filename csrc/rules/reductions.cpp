@@ -125,8 +125,8 @@ void vector_norm(Call& call) {
     call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme));
   } else {
     const Tensor size = x.abs();
-    const Tensor powers = order < 1 ? size.pow(order - 1).masked_fill(size == 0, 0)
-                                    : size.pow(order - 1);
+    const Tensor powers =
+        order < 1 ? size.pow(order - 1).masked_fill(size == 0, 0) : size.pow(order - 1);
     const Tensor sum = over.sum(powers * real_product(x.sgn(), t));
     call.set_tangent(0, (sum / y.pow(order - 1)).masked_fill(y == 0, 0));
   }

@@ -62,8 +62,7 @@ void add_unary(Table& rules) {
   ELEMENTWISE("special_erfcx", t * (2 * x * y - 2 / kSqrtPi));
   ELEMENTWISE("special_entr", -t * (x.log() + 1));
   ELEMENTWISE("special_ndtri", t * std::sqrt(2 * M_PI) * (y * y / 2).exp());
-  ELEMENTWISE(
-      "special_log_ndtr", t * std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2));
+  ELEMENTWISE("special_log_ndtr", t * std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2));
   ELEMENTWISE("lgamma", t * x.digamma());
   ELEMENTWISE("digamma", t * at::polygamma(1, x));
   TERMS("polygamma", {1, TERM(t * at::polygamma(c.integer(0) + 1, c[1]))});

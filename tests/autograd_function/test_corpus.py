@@ -76,8 +76,6 @@ FUNCTIONALIZE = {
 }
 
 
-
-
 def pairs(transforms):
     return [
         pytest.param(case, transform, id=f"{name}: {case.name}")
@@ -160,7 +158,7 @@ def test_as_torch_func_has_it(case, name):
         if close(call(torch.func), expected):
             assert case.name in LINEAR or case.name in ("NumpySort", "NumpyTake")
     else:
-        agree(call, rounded="jvp" in name or "hessian" in name)
+        agree(call)
 
 
 # Those whose jvp depends on nothing but the tangent, and calls no operator that records it.
