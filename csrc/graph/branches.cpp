@@ -113,7 +113,7 @@ void differentiate_branches(Node& node, Gradients& gradients, const Tracked& tra
       Value* gradient = found[b].find(value);
       choice->blocks()[b]->registerOutput(gradient == nullptr ? zero(graph) : gradient);
     }
-    lift_constants(*choice->blocks()[b]);
+    lift_constants(*node.blocks()[b], *choice->blocks()[b]);
     expose(node, node.blocks()[b], choice->blocks()[b]);
   }
   for (Value* value : outer) {
