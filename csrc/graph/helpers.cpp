@@ -23,6 +23,16 @@ def as_before(grad, changed: Optional[int], dtype: int):
         return grad
     return grad.to(dtype)
 
+def is_integral(dtype: int):
+    # torch's numbers: the old integers, bool, and the unsigned ones that came later.
+    return dtype <= 4 or dtype == 11 or (dtype >= 27 and dtype <= 29)
+
+def converted(grad, device: Device, dtype: int, through: int):
+    # Nothing flows back through integers, though a float may have come of them since.
+    if is_integral(through):
+        return torch.zeros_like(grad, dtype=dtype, device=device)
+    return grad.to(device, dtype)
+
 def placed(grad, index, size: List[int], dim: int, keepdim: bool):
     if not keepdim and len(size) > 0:
         grad = grad.unsqueeze(dim)

@@ -511,6 +511,11 @@ def through_integers(x, y):
     return x * y.long().to(torch.float64) + (y > 0).to(torch.float64) * x
 
 
+@case(lambda: t(3), lambda: t(3) * 3, lambda: ints(3, 3))
+def through_the_dtype_of_integers(x, y, i):
+    return x * y.to(i) + x * y.type_as(i) + y.type_as(x) * y.to(x)
+
+
 @case(lambda: t(3), lambda: t(3))
 def under_no_grad(x, y):
     with torch.no_grad():
