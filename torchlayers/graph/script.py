@@ -67,7 +67,7 @@ def differentiate_script(
         run_f=f.run,
         run_df=df.run,
         flatten=arguments.flatten,
-        unflatten=lambda outputs: _returned(prepared, outputs),
+        unflatten=lambda outputs, args, kwargs: _returned(prepared, outputs),
     )
 
 
