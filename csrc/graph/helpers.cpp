@@ -50,6 +50,19 @@ def evenly_along(grad, where, dim: List[int]):
 def reversed_cumsum(grad, dim: int):
     return grad.flip([dim]).cumsum(dim).flip([dim])
 
+def product_of_others(x, dim: int):
+    # Not a quotient of the product: elements may be zero.
+    if x.numel() < 2 or x.dim() == 0:
+        return torch.ones_like(x)
+    ones = torch.ones_like(x.narrow(dim, 0, 1))
+    rest = x.size(dim) - 1
+    before = torch.cat([ones, x.narrow(dim, 0, rest)], dim).cumprod(dim)
+    after = torch.cat([ones, x.flip([dim]).narrow(dim, 0, rest)], dim).cumprod(dim).flip([dim])
+    return before * after
+
+def gathered(grad, index, size: List[int], dim: int):
+    return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter_add(dim, index, grad)
+
 def scattered(grad, size: List[int], indices: List[Optional[Tensor]]):
     zeros = torch.zeros(size, dtype=grad.dtype, device=grad.device)
     return torch.index_put(zeros, indices, grad, True)
@@ -214,6 +227,29 @@ def instance_norm(input, weight: Optional[Tensor], bias: Optional[Tensor],
         input.reshape(shape), None, None, None, None, True, momentum, eps, cudnn_enabled)
     normal = normal.reshape(input.size())
     return scaled_by_channel(normal, weight, bias)
+
+def tiled(self, dims: List[int]):
+    ones: List[int] = []
+    for _ in range(self.dim() - len(dims)):
+        ones.append(1)
+    return self.repeat(ones + dims)
+
+def stacked_horizontally(tensors: List[Tensor]):
+    dim = 0 if tensors[0].dim() < 2 else 1
+    return torch.cat([torch.atleast_1d(tensor) for tensor in tensors], dim)
+
+def rms_norm(input, normalized_shape: List[int], weight: Optional[Tensor], eps: Optional[float]):
+    # The precision of double, 7, and of float, in which the narrower ones are computed.
+    epsilon = 2.220446049250313e-16 if input.dtype == 7 else 1.1920928955078125e-07
+    if eps is not None:
+        epsilon = eps
+    dims: List[int] = []
+    for i in range(len(normalized_shape)):
+        dims.append(-1 - i)
+    normal = input * torch.rsqrt((input * input).mean(dims, True) + epsilon)
+    if weight is not None:
+        normal = normal * weight
+    return normal
 
 def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, is_causal: bool,
               scale: Optional[float]):

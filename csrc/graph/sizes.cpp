@@ -67,8 +67,9 @@ void fold(Node& node) {
 std::string key_of(const Node& node) {
   std::string key = node.kind().toQualString();
   for (const Value* input : node.inputs()) {
-    const auto number = torch::jit::constant_as<int64_t>(input);
-    key += number ? " =" + std::to_string(*number) : " " + std::to_string(input->unique());
+    const auto constant = torch::jit::toIValue(input);
+    key += constant && constant->isInt() ? " =" + std::to_string(constant->toInt())
+                                         : " " + std::to_string(input->unique());
   }
   return key;
 }

@@ -688,6 +688,69 @@ def native_norms(x, w, b):
     return y * torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0]
 
 
+@case(lambda: t(3, 4), lambda: t(3))
+def products(x, y):
+    z = torch.cat([y, torch.zeros(1, dtype=torch.float64)]) + y.prod()
+    return x.prod() * x.prod(1) + x.prod(0, keepdim=True).sum() * z.prod() + z.prod(0)
+
+
+@case(lambda: t(3, 4))
+def running_products_and_extrema(x):
+    y = torch.cat([x, torch.zeros(1, 4, dtype=torch.float64), x])
+    return y.cumprod(0) * torch.cummax(y, 0)[0] + torch.cummin(y, 1)[0]
+
+
+@case(lambda: t(3, 4), lambda: t(2, 4), lambda: t(4), lambda: ints(3, 2))
+def scattered_and_added(x, y, z, i):
+    a = x.index_add(0, i, y, alpha=2) + torch.index_put(x, [i], z)
+    b = torch.index_put(x, [i], y, accumulate=True)
+    c = x * 2
+    c[i] = z
+    return a * b + c
+
+
+@case(lambda: t(3, 4), lambda: t(3, 2), lambda: ints(3, 3, 1))
+def scattered_along_a_dimension(x, y, i):
+    z = x.scatter(1, i, y[:, :1]) * x.scatter(1, i, 2.0)
+    return z + x.scatter_add(1, torch.cat([i, i], 1), y)
+
+
+@case(lambda: t(3, 4), lambda: t(4), lambda: t(3, 2))
+def views_written_elsewhere(x, y, z):
+    return torch.select_scatter(x, y, 0, -1) * torch.slice_scatter(x, z, 1, 0, 4, 2)
+
+
+@case(lambda: t(3, 4), lambda: t(3, 2), lambda: t(3))
+def stacked_in_three_ways(x, y, z):
+    a = torch.hstack([x, y]).sum(0) * torch.hstack([z, z.exp()])
+    b = torch.vstack([x, x[0]]).sum() + torch.dstack([x, x * x])
+    return a.sum() * b + torch.atleast_1d(x.sum()) * torch.atleast_2d(z).sum()
+
+
+@case(lambda: t(2, 3))
+def tiled(x):
+    return x.tile([2]) * x.tile([1, 2]) + x.tile([3, 1, 1]).sum()
+
+
+@case(lambda: t(3, 4))
+def variances_with_their_means(x):
+    a, b = torch.var_mean(x, 1)
+    c, d = torch.var_mean(x, unbiased=False)
+    e, f = torch.std_mean(x, 1, keepdim=True)
+    g, h = torch.std_mean(x)
+    return a * b + c * d + e * f + g * h
+
+
+@case(lambda: t(2, 3, 4), lambda: t(3, 4))
+def rms_norms(x, w):
+    return F.rms_norm(x, [3, 4], w) * F.rms_norm(x, [4], eps=0.1)
+
+
+@case(lambda: t(3, 3), lambda: positive(3))
+def inverse_and_digamma(x, y):
+    return torch.linalg.inv(x) * torch.digamma(y)
+
+
 def module(name: str, make: Callable[[], nn.Module], *makers: Callable[[], Any], **extra: Any):
     MODULES[name] = Case(
         lambda: make().to(torch.float64), lambda: tuple(m() for m in makers), **extra

@@ -57,6 +57,7 @@ Rules elementwise_rules() {
       unary("aten::atanh", "grad / (1 - self * self)"),
       unary("aten::erfinv", "grad * 0.886226925452758 * (result * result).exp()"),
       unary("aten::lgamma", "grad * torch.digamma(self)"),
+      unary("aten::digamma", "grad * torch.polygamma(1, self)"),
       unary("aten::sign", "torch.zeros_like(grad)"),
       unary("aten::sgn", "torch.zeros_like(grad)"),
       unary("aten::clamp_min", "grad * (self >= min).to(grad)"),
