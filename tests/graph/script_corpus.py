@@ -746,6 +746,14 @@ def rms_norms(x, w):
     return F.rms_norm(x, [3, 4], w) * F.rms_norm(x, [4], eps=0.1)
 
 
+@case(lambda: t(3, 4), lambda: t(4, 5), lambda: t(2, 3, 4), lambda: t(1, 4))
+def einsums(x, y, z, w):
+    a = torch.einsum("ij,jk->ik", x, y) + torch.einsum("ij , kl", x, x)[0, 0, 0, 0]
+    b = torch.einsum("...ij,...jk->...ik", z, y) * torch.einsum("i...,j->...", x, y.sum(1)).sum()
+    c = torch.einsum("ij,ij,ij->j", x, w, x) + torch.einsum("b...jk,l->b...", z, y[0])[:1]
+    return a * b + torch.einsum("i,i->", c, c) * torch.einsum("ab", x).sum()
+
+
 @case(lambda: t(3, 3), lambda: positive(3))
 def inverse_and_digamma(x, y):
     return torch.linalg.inv(x) * torch.digamma(y)

@@ -48,6 +48,10 @@ def list_goes_on(x):
     return torch.cat(x.split(2), 1)
 
 
+def einsum_of_a_diagonal(x):
+    return torch.einsum("ii->i", x)
+
+
 def list_without_a_formula(x, y):
     a, b = torch.meshgrid([x, y])
     return a * b
@@ -93,6 +97,7 @@ REFUSED = {
     written_slice: ("aten::copy_", "y[0] = x.sum()", "writes to"),
     index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "known only when"),
     list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
+    einsum_of_a_diagonal: ("aten::einsum", 'return torch.einsum("ii->i", x)', "no formula"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
     written_through_a_view: ("aten::copy_", "z[0] = y.sum()", "writes to"),
     appended_at_run_time: ("aten::append", "parts.append(x * 2)", "writes to"),
