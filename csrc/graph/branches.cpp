@@ -32,6 +32,8 @@ Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
       return graph.insertConstant(0.0);
     case c10::TypeKind::BoolType:
       return graph.insertConstant(false);
+    case c10::TypeKind::DeviceObjType:
+      return graph.insertConstant(c10::Device(c10::kCPU));
     case c10::TypeKind::ListType:
       return graph
           .insertNode(graph.createList(type->expectRef<c10::ListType>().getElementType(), {}))

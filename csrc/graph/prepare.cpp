@@ -18,6 +18,7 @@
 #include "rewrites.h"
 #include "structure.h"
 #include "tracked.h"
+#include "writes.h"
 
 namespace torchlayers::graph {
 
@@ -76,6 +77,7 @@ Prepared prepare(
   prepared.inputs.resize(prepared.inputs.size() - bound);
   rewrite(*graph);
   simplify(graph);
+  remove_writes(*graph->block());
   prepared.output = flatten_outputs(*graph);
   prepared.written = return_buffers(*graph, bound);
   torch::jit::EliminateDeadCode(graph->block());

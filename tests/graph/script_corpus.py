@@ -536,6 +536,43 @@ def written_in_place(x):
     return y.relu_()
 
 
+@case(lambda: t(3, 4), lambda: t(4))
+def written_in_parts(x, y):
+    z = x * 2
+    z[0] = y
+    z[1:, 1] += y.sum()
+    z[:, 2:] -= z[:, :2]
+    w = z + 1
+    z.add_(1)
+    z[-1][2] = 0.5
+    z[:1, 1:2].zero_()
+    z[2, 3:].fill_(2.0)
+    first = z[0]
+    first += y
+    first *= 2
+    z[1].relu_()
+    return z * w
+
+
+@case(lambda: t(3, 2), lambda: t(2))
+def written_step_by_step(xs, h):
+    outputs = torch.zeros_like(xs)
+    for i in range(3):
+        h = torch.tanh(xs[i] + h)
+        outputs[i] = h
+    return outputs
+
+
+@case(lambda: t(3, 2), lambda: True)
+def written_in_a_branch(x, flag: bool):
+    if flag:
+        y = x * 3
+        y[0] = x[1]
+    else:
+        y = x.sin()
+    return y * x
+
+
 @case(lambda: t(4, 3), lambda: ints(4, 2))
 def embedding(weight, i):
     return F.embedding(i, weight) * 2
