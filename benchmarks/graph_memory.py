@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,12 +16,10 @@ from functorch.compile import (
 from torch import Tensor
 from torch.fx import Node
 
-from benchmarks import machine
+from benchmarks import report
 from benchmarks.graph_models import Model, models
 from torchlayers.graph import Gradient, differentiate
 
-PAGE = Path(__file__).parent.parent / "docs" / "graph-fx.md"
-BEGIN, END = "<!-- memory: begin -->", "<!-- memory: end -->"
 PARTITIONERS = {
     "min-compute": default_partition,
     "min-memory": min_cut_rematerialization_partition,
@@ -60,32 +57,21 @@ def _size(node: Node) -> int:
 
 
 def table() -> str:
-    lines = [
-        "| | default partitioner | min-compute | min-cut partitioner | min-memory |",
-        "|---|--:|--:|--:|--:|",
-    ]
+    rows = []
     for name, make in models().items():
         torch.manual_seed(0)
         model = make()
-        cells = []
+        sizes = []
         for save, partition in PARTITIONERS.items():
-            cells += [bytes_of_partitioner(model, partition), ours(model, save).saved_bytes]
-        lines.append(f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
-    return "\n".join(lines)
+            sizes += [bytes_of_partitioner(model, partition), ours(model, save).saved_bytes]
+        rows.append([name, *(f"{size:,}" for size in sizes)])
+    columns = ("", "default partitioner", "min-compute", "min-cut partitioner", "min-memory")
+    return report.table(columns, rows)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    text = f"{table()}\n\n({machine.describe()})"
-    print(text)
-    write(text, BEGIN, END)
-
-
-def write(text: str, begin: str, end: str) -> None:
-    """Puts the text on the page, between its marks."""
-    page = PAGE.read_text()
-    head, tail = page[: page.index(begin) + len(begin)], page[page.index(end) :]
-    PAGE.write_text(f"{head}\n\n{text}\n\n{tail}")
+    report.publish(table(), "graph-fx.md", "memory")
 
 
 if __name__ == "__main__":
