@@ -60,7 +60,7 @@ class Write {
 
   bool is_removable() const {
     return is_fresh(*root_) && root_->node()->owningBlock() == node_.owningBlock() &&
-           is_not_seen_by_others(*root_);
+           is_in_the_roots_grad_mode() && is_not_seen_by_others(*root_);
   }
 
   void remove() {
@@ -87,6 +87,16 @@ class Write {
   }
 
  private:
+  // Autograd does not see a write under no_grad: gradients go on through the root as it was.
+  bool is_in_the_roots_grad_mode() const {
+    for (const Node* node = root_->node(); node != &node_; node = node->next()) {
+      if (node->kind() == prim::Enter || node->kind() == prim::Exit) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   // Later uses of the root itself and of the target are given the new tensor. Other names of that
   // memory must not be used any more, and lists and branches may keep one for later.
   bool is_not_seen_by_others(const Value& value) const {

@@ -573,6 +573,17 @@ def written_in_a_branch(x, flag: bool):
     return y * x
 
 
+@case(lambda: t(3, 2))
+def written_under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        y[0] = 3.0
+        z = x * 2
+        z[1] = x[0]
+    y.detach()[1] = 2.0
+    return y + x * z
+
+
 @case(lambda: t(4, 3), lambda: ints(4, 2))
 def embedding(weight, i):
     return F.embedding(i, weight) * 2

@@ -64,6 +64,13 @@ def written_capture(x, counter):
     return y
 
 
+def written_past_autograd(x):
+    y = x * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y
+
+
 def written_with_a_view_kept(x, y):
     z = x.clone()
     first = z[0]
@@ -99,6 +106,7 @@ REFUSED = {
     list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
     einsum_of_a_diagonal: ("aten::einsum", 'return torch.einsum("ii->i", x)', "no formula"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
+    written_past_autograd: ("aten::mul_", "y.mul_(3)", "writes to"),
     written_with_a_view_kept: ("aten::copy_", "z[:1] = y.sum()", "writes to"),
     appended_at_run_time: ("aten::append", "parts.append(x * 2)", "writes to"),
     list_in_a_branch: ("prim::If", "if flag:", "a list that was made before it"),
