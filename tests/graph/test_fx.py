@@ -411,6 +411,12 @@ def turns_its_argument(x):
     return x.t_() * 2
 
 
+def written_past_autograd(x):
+    y = x * 2
+    y.detach()[0] = 3.0
+    return y + x
+
+
 def has_no_derivative(x):
     return torch.igamma(x, x * 2)
 
@@ -429,7 +435,12 @@ MISUSES = {
     "a write to an argument past autograd": (
         lambda: differentiate(make_fx(lambda x: x.detach().mul_(2) + x)(randn(2))),
         GraphError,
-        "writes to the graph's argument `x_1` past autograd. Return the new value instead.",
+        "node `mul_` (aten.mul_.Tensor), which records no source line, writes past autograd to the",
+    ),
+    "a write past autograd to what is read later": (
+        lambda: differentiate(make_fx(written_past_autograd)(randn(2))),
+        GraphError,
+        "writes past autograd to the memory of `mul`, through which gradients flow. Return the",
     ),
     "shapes that no one knows": (
         lambda: differentiate(fx.symbolic_trace(lambda x: x.sin())),

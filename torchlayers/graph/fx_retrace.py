@@ -250,29 +250,45 @@ def _names_used(module: GraphModule, node: Node) -> list[str]:
 
 
 def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
-    """Refuses writes to arguments that a copy at the end can't make."""
+    """Refuses writes that functionalize makes something else of, without a word."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     names = dict(zip(inputs, arguments, strict=False))  # the state comes after them
-    for node in graph.nodes:
-        if not writes(node):
-            continue
-        changed, detached = node.args[0], False
-        while isinstance(changed, Node) and is_view(changed):
-            detached |= changed.target is aten.detach.default
-            changed = changed.args[0]
-        if changed not in names:
-            continue
-        if detached:
+    for node in filter(writes, graph.nodes):
+        changed, rest = _memory_of(node)
+        if rest is not None and (changed in names or _is_read_after(rest, node)):
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, writes to the graph's argument "
-                f"`{names[changed]}` past autograd. Return the new value instead."
+                f"torchlayers: differentiate: {where(node)}, writes past autograd to the memory of "
+                f"`{names.get(changed, changed.name)}`, through which gradients flow. Return the "
+                "new value instead."
             )
-        # Functionalize drops it without a word.
-        if torch.Tag.inplace_view in node.target.tags:
+        if changed in names and torch.Tag.inplace_view in node.target.tags:
             raise GraphError(
                 f"torchlayers: differentiate: {where(node)}, changes the shape of the graph's "
                 f"argument `{names[changed]}` in place. Return the new shape instead."
             )
+
+
+def _memory_of(write: Node) -> tuple[Any, list[Node] | None]:
+    """The node that made what is written to; and where that is detached first, the views from
+    that node to the detached one, the last first."""
+    changed: Any = write.args[0]
+    path: list[Node] | None = None
+    while isinstance(changed, Node) and is_view(changed):
+        path = [] if changed.target is aten.detach.default else path
+        if path is not None:
+            path.append(changed)
+        changed = changed.args[0]
+    return changed, path and [*path, changed]
+
+
+def _is_read_after(path: list[Node], write: Node) -> bool:
+    """Whether what shares memory with a detached tensor is used when that has been written to."""
+    detached, *others = path
+    if others[-1].op == "placeholder":
+        return False  # state
+    return any(
+        user > write for node in others for user in node.users if user not in (detached, *others)
+    )
 
 
 def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
