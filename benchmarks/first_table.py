@@ -4,22 +4,12 @@
 with ``--quick`` it is rough, and printed only.
 """
 
-import argparse
-import contextlib
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import torch
-
-from benchmarks import fresh, machine
+from benchmarks import fresh, machine, page
 from benchmarks.chains import FUNC, OURS, PEERS, RAW, Workload, peers, workloads
 from benchmarks.timing import Effort, Timing, compare
 
-PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- first table: begin -->", "<!-- first table: end -->"
 MICRO, MILLI = 1e6, 1e3
 
 
@@ -39,10 +29,7 @@ class Row:
         ]
 
     def _time(self, peer: str) -> str:
-        if peer not in self.timings:
-            return ""
-        timing = self.timings[peer]
-        return f"{timing.median:.2f} ({timing.spread:.2f})"
+        return str(self.timings.get(peer, ""))
 
     def _ratio(self, peer: str) -> str:
         if peer not in self.timings:
@@ -50,22 +37,11 @@ class Row:
         return f"{self.timings[OURS].median / self.timings[peer].median:.2f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a rough table, printed only")
-    quick = parser.parse_args().quick
-    torch.set_num_threads(1)
-    effort, pairs = (Effort(9, 0.001), 2) if quick else (Effort(101, 0.003), 9)
-    table = measure(effort, pairs)
-    print(table)
-    if not quick:
-        write(table)
-
-
-def measure(effort: Effort, pairs: int) -> str:
+def measure(quick: bool) -> dict[str, str]:
     """The table, with the machine and the import times under it."""
+    effort, pairs = (Effort(9, 0.001), 2) if quick else (Effort(101, 0.003), 9)
     works = [(load, name, work) for load in workloads() for name, work in peers(load).items()]
-    with progress(len(works) + pairs) as advance:
+    with page.progress(len(works) + pairs) as advance:
         rows = []
         for workload, transform, work in works:
             seconds = compare(work, effort)
@@ -77,7 +53,7 @@ def measure(effort: Effort, pairs: int) -> str:
             ours.append(fresh.measure(with_torchlayers=True))
             advance()
     rows.append(_plain_row(alone, ours))
-    return f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."
+    return {"benchmarks.md": f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."}
 
 
 def _row(workload: Workload, transform: str, seconds: dict[str, Timing]) -> Row:
@@ -107,31 +83,8 @@ def _imports(ours: list[dict[str, float]]) -> str:
 
 def _markdown(rows: list[Row]) -> str:
     header = ["what", *(f"{peer}, µs" for peer in PEERS), f"{OURS} / raw", f"{OURS} / {FUNC}"]
-    lines = [header, ["---"] + ["--:"] * (len(header) - 1), *(row.cells() for row in rows)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
-def write(table: str) -> None:
-    """Puts the table between the markers of docs/benchmarks.md."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, marker, after = rest.partition(END)
-    if not marker:
-        raise ValueError(f"{PAGE.name} lacks the markers {BEGIN} and {END}.")
-    PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
-
-
-@contextlib.contextmanager
-def progress(total: int) -> Iterator[Callable[[], Any]]:
-    """A bar, or dots where tqdm is not installed; calling what it yields advances it."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield lambda: print(".", end="", file=sys.stderr, flush=True)
-        print(file=sys.stderr)
-        return
-    with tqdm(total=total) as bar:
-        yield bar.update
+    return page.table(header, [row.cells() for row in rows])
 
 
 if __name__ == "__main__":
-    main()
+    page.run(__doc__ or "", measure, "first table")

@@ -16,7 +16,7 @@ from functorch.compile import (
 from torch import Tensor
 from torch.fx import Node
 
-from benchmarks import report
+from benchmarks import machine, page
 from benchmarks.graph_models import Model, models
 from torchlayers.graph import Gradient, differentiate
 
@@ -66,12 +66,14 @@ def table() -> str:
             sizes += [bytes_of_partitioner(model, partition), ours(model, save).saved_bytes]
         rows.append([name, *(f"{size:,}" for size in sizes)])
     columns = ("", "default partitioner", "min-compute", "min-cut partitioner", "min-memory")
-    return report.table(columns, rows)
+    return page.table(columns, rows)
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    report.publish(table(), "graph-fx.md", "memory")
+    text = f"{table()}\n\n({machine.describe()})"
+    print(text)
+    page.write("graph-fx.md", "memory", text)
 
 
 if __name__ == "__main__":

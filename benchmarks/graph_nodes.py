@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks import report
+from benchmarks import growth, machine, page
 from benchmarks.timing import least_seconds
 from torchlayers.graph import differentiate
 
@@ -54,12 +54,14 @@ def main() -> None:
     rows = measure()
     columns = ("forward nodes", "backward nodes", "min-compute, s", "min-memory, s")
     cells = [(f"{f:,}", f"{b:,}", f"{c:.2f}", f"{m:.2f}") for f, b, c, m in rows]
-    report.publish(report.table(columns, cells), "graph-fx.md", "nodes")
+    text = f"{page.table(columns, cells)}\n\n({machine.describe()})"
+    print(text)
+    page.write("graph-fx.md", "nodes", text)
     curves = {
         "min-compute": [(row[0], row[2]) for row in rows],
         "min-memory": [(row[0], row[3]) for row in rows],
     }
-    report.draw_growth(PICTURE, curves)
+    growth.draw(PICTURE, curves)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks import report
+from benchmarks import growth, machine, page
 from benchmarks.timing import least_seconds
 from torchlayers import _C
 from torchlayers.graph import differentiate
@@ -74,14 +74,16 @@ def main() -> None:
         for row in rows
     ]
     columns = ("nodes", "nodes of df", "torchlayers, s", "copying f and df, s", "torch's pass, s")
-    report.publish(report.table(columns, cells), "graph.md", "nodes")
+    text = f"{page.table(columns, cells)}\n\n({machine.describe()})"
+    print(text)
+    page.write("graph.md", "nodes", text)
     curves = {
         "torchlayers, to a Gradient": [(row.nodes, row.ours) for row in rows],
         "torch's own pass, the graphs alone": [
             (row.nodes, row.theirs) for row in rows if row.theirs is not None
         ],
     }
-    report.draw_growth(PICTURE, curves)
+    growth.draw(PICTURE, curves)
 
 
 if __name__ == "__main__":

@@ -32,26 +32,34 @@ class Timing:
         lower, median, upper = statistics.quantiles(measurements, n=4, method="inclusive")
         return cls(median, upper - lower)
 
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.spread:.2f})"
+
     def scaled(self, factor: float) -> "Timing":
         return Timing(self.median * factor, self.spread * factor)
 
 
-def compare(peers: Mapping[str, Work], effort: Effort) -> dict[str, Timing]:
+def compare(
+    peers: Mapping[str, Work], effort: Effort, beside: Mapping[str, Work] | None = None
+) -> dict[str, Timing]:
     """Seconds a call of each peer, measured only once all are known to do the same work.
 
-    A round times one block of calls of every peer, so that a machine that slows down does
+    What is beside the peers does other work, and is timed with them.
+
+    A round times one block of calls of each, so that a machine that slows down does
     so for all of them; every round starts with another peer.
 
     Raises:
         AssertionError: two peers return different results.
     """
     check_same(peers)
-    calls = {name: _calls_per_block(work, effort.block) for name, work in peers.items()}
-    measured: dict[str, list[float]] = {name: [] for name in peers}
-    names = list(peers)
+    works = {**peers, **(beside or {})}
+    calls = {name: _calls_per_block(work, effort.block) for name, work in works.items()}
+    measured: dict[str, list[float]] = {name: [] for name in works}
+    names = list(works)
     for _ in range(effort.rounds):
         for name in names:
-            measured[name].append(_seconds_per_call(peers[name], calls[name]))
+            measured[name].append(_seconds_per_call(works[name], calls[name]))
         names.append(names.pop(0))
     return {name: Timing.of(seconds) for name, seconds in measured.items()}
 
@@ -68,9 +76,10 @@ def least_seconds(work: Work, repetitions: int) -> float:
 
 def check_same(peers: Mapping[str, Work]) -> None:
     """Raises AssertionError unless all peers return finite results, equal up to rounding."""
-    (first, expected), *others = [(name, work()) for name, work in peers.items()]
-    _check_finite(first, expected)
-    for name, actual in others:
+    results = [(name, work()) for name, work in peers.items()]
+    for first, expected in results[:1]:
+        _check_finite(first, expected)
+    for name, actual in results[1:]:
         torch.testing.assert_close(
             actual,
             expected,

@@ -1,4 +1,5 @@
-// The extension module torchlayers._C: with graph/bindings.cpp all that knows Python.
+// The extension module torchlayers._C: with python_operators.cpp and graph/bindings.cpp all
+// that knows Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/utils/pybind.h>
@@ -9,6 +10,7 @@
 #include "function.h"
 #include "graph/bindings.h"
 #include "keys.h"
+#include "python_operators.h"
 #include "stack.h"
 #include "trace.h"
 #include "transforms.h"
@@ -322,6 +324,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);
 
+  bind_operators(m);
   graph::bind(m);
 
   m.attr("FRONT_KEY") = c10::toString(kFront);

@@ -16,4 +16,10 @@ template <class... Parts>
   TORCH_CHECK(false, "torchlayers: ", parts..., python_location());
 }
 
+// The same as a NotImplementedError.
+template <class... Parts>
+[[noreturn]] void raise_not_implemented(const Parts&... parts) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false, "torchlayers: ", parts..., python_location());
+}
+
 } // namespace torchlayers

@@ -1,7 +1,6 @@
 // A layer: one transform at one level.
 #pragma once
 
-#include <ATen/core/stack.h>
 #include <ATen/functorch/DynamicLayer.h>
 
 #include <atomic>
@@ -14,7 +13,8 @@
 
 namespace torchlayers {
 
-using Args = torch::jit::Stack;
+class Rule;
+
 using Randomness = at::functorch::RandomnessType;
 
 // A layer sees every operator twice: on the way in (process), and on the way to
@@ -79,12 +79,16 @@ class AutogradLayer : public Layer {
  protected:
   using Layer::Layer;
 
+  // The modes for the layers below while this operator runs there.
+  Modes modes_below_caller(const Operator& op) const;
+  void refuse_to_mutate_captured(const Operator& op, const Args& args) const;
+  void lift(const Operator& op, Args& args) const;
+
  private:
   // True while nothing at this level needs recording. NOTE [The backward phase].
   virtual bool is_transparent_to(const Operator&) const {
     return false;
   }
-  void lift(const Operator& op, Args& args) const;
 };
 
 class GradLayer final : public AutogradLayer {
@@ -132,6 +136,7 @@ class JvpLayer final : public AutogradLayer {
  public:
   JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode);
   void process(const Operator& op, Args& args) override;
+  bool takes_apart(const Operator& op) const override;
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
   bool previous_forward_grad_mode() const {
@@ -143,6 +148,9 @@ class JvpLayer final : public AutogradLayer {
 
  private:
   Modes modes_below(Modes here) const override;
+  void follow(const Rule& rule, const Operator& op, Args& args);
+  void follow_in_place(const Rule& rule, const Operator& op, Args& args);
+  void leave_to_autograd(const Operator& op, Args& args);
 
   bool previous_forward_grad_mode_;
   bool previous_inference_mode_;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "keys.h"
+#include "rules/rule.h"
 
 namespace torchlayers {
 namespace {
@@ -28,6 +29,21 @@ bool find_in_place(const c10::FunctionSchema& schema) {
     }
   }
   return is_written(schema.returns()[0]);
+}
+
+// add of add_; the same arguments, and a new tensor for a result.
+std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema) {
+  if (!find_in_place(schema) || schema.name().back() != '_') {
+    return std::nullopt;
+  }
+  const auto name = schema.name().substr(0, schema.name().size() - 1);
+  const auto found =
+      c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
+  if (!found || found->schema().arguments().size() != schema.arguments().size() ||
+      found->schema().is_mutable()) {
+    return std::nullopt;
+  }
+  return found;
 }
 
 std::optional<size_t> find_aliased_result(const c10::FunctionSchema& schema, size_t arg) {
@@ -122,6 +138,7 @@ Operator::Operator(const c10::OperatorHandle& op)
       num_args(op.schema().arguments().size()),
       num_returns(op.schema().returns().size()),
       is_in_place(find_in_place(op.schema())),
+      functional(find_functional(op.schema())),
       aliases(false),
       reads_number(is_any_of(
           op.operator_name().name,
@@ -137,6 +154,7 @@ Operator::Operator(const c10::OperatorHandle& op)
           op.hasKernelForDispatchKey(DispatchKey::Autograd)),
       is_pointwise(find_pointwise(op)),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
+      rule(Table::find(op.operator_name())),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
     if (is_written(schema().arguments()[i])) {

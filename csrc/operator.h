@@ -2,12 +2,19 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace torchlayers {
+
+class Rule;
+
+// The values that end with an operator's arguments, and then with its results.
+using Args = torch::jit::Stack;
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
@@ -29,6 +36,8 @@ struct Operator {
 
   // The first argument is written and returned, and no other argument aliases.
   bool is_in_place;
+  // The operator without side effects that an in-place one is named after, if there is one.
+  std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
@@ -49,6 +58,10 @@ struct Operator {
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
+
+  // What it does to tangents; null where torch's autograd is to tell. A rule from Python
+  // may come at any time.
+  mutable std::atomic<const Rule*> rule;
 
   // The arguments whose sizes or strides this operator may change.
   std::vector<size_t> written_args;

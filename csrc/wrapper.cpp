@@ -69,25 +69,28 @@ at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) 
   return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
 }
 
-at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
-  if (auto* wrapper = wrapper_of(tensor)) {
-    const auto level = wrapper->level();
-    if (!level) {
-      return lift(without_dead_wrappers(tensor), layer);
-    }
-    if (*level > layer.level()) {
-      raise_escaped("a tensor of grad or jvp", *level, layer);
-    }
-    if (!is_of_this_stack(*wrapper, *level)) {
-      raise_of_another_thread(*level, layer);
-    }
-    if (*level == layer.level()) {
-      return tensor;
-    }
-  } else {
+bool is_at_level(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
     check_not_escaped(tensor, layer);
+    return false;
   }
-  return wrap(tensor, layer, /*is_immutable=*/true);
+  const auto level = wrapper->level();
+  if (*level > layer.level()) {
+    raise_escaped("a tensor of grad or jvp", *level, layer);
+  }
+  if (!is_of_this_stack(*wrapper, *level)) {
+    raise_of_another_thread(*level, layer);
+  }
+  return *level == layer.level();
+}
+
+at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper != nullptr && !wrapper->is_alive()) {
+    return lift(without_dead_wrappers(tensor), layer);
+  }
+  return is_at_level(tensor, layer) ? tensor : wrap(tensor, layer, /*is_immutable=*/true);
 }
 
 at::Tensor unwrap(const at::Tensor& tensor, int64_t level) {

@@ -29,6 +29,10 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 // immutable if the value belongs to someone outside the transform.
 at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable);
 
+// Whether the tensor is a wrapper of this layer's level. Throws on a tensor of a level
+// above, or of another thread's stack. Dead wrappers are to be taken off first.
+bool is_at_level(const at::Tensor& tensor, const Layer& layer);
+
 // The tensor at this layer's level: itself if it is there already, else wrapped
 // as a captured, immutable one. Throws on a tensor of a level above.
 at::Tensor lift(const at::Tensor& tensor, const Layer& layer);

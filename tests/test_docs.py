@@ -17,7 +17,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\))$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["custom-functions.md"])
+@pytest.mark.parametrize("page", ["custom-functions.md", "forward-mode.md"])
 def test_programs_give_what_they_state(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     namespace: dict[str, object] = {}

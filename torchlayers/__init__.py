@@ -1,12 +1,14 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
 
 from torchlayers import autograd_function as autograd_function
+from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers.functionalize import functionalize as functionalize
 from torchlayers.grad import grad as grad
 from torchlayers.grad import grad_and_value as grad_and_value
 from torchlayers.grad import vjp as vjp
+from torchlayers.hvp import hvp as hvp
 from torchlayers.jacobian import hessian as hessian
 from torchlayers.jacobian import jacfwd as jacfwd
 from torchlayers.jacobian import jacrev as jacrev
@@ -26,12 +28,14 @@ __all__ = [
     "autograd_function",
     "current_stack",
     "debug_unwrap",
+    "extend",
     "functional_call",
     "functionalize",
     "grad",
     "grad_and_value",
     "graph",
     "hessian",
+    "hvp",
     "jacfwd",
     "jacrev",
     "jvp",

@@ -49,6 +49,10 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
     """An autograd.Function has no backward, or no jvp, and one was needed."""
 
 
+class RuleError(TransformError, ValueError):
+    """A rule can't be registered for this operator."""
+
+
 class DimensionError(ValueError):
     """vmap's in_dims, out_dims or batch sizes don't fit the tensors."""
 

@@ -81,7 +81,7 @@ def jvp_by_argnums(
         )
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
-    flat_primals, spec = tree.flatten(tree.pick(primals, places))
+    flat_primals, spec = tree.flatten(primals if argnums is None else tree.pick(primals, places))
     flat_tangents, tangent_spec = tree.flatten(tangents)
     if spec != tangent_spec:
         raise StructureError(
@@ -91,10 +91,12 @@ def jvp_by_argnums(
     _check_pairs(api, primals, places, flat_primals, flat_tangents)
     _load_decompositions()
     with JvpEntry() as level:
-        rest = tree.map_tensors(
-            lambda leaf: _C.wrap_argument(leaf, False),
-            tuple(None if i in places else primal for i, primal in enumerate(primals)),
-        )
+        rest = primals
+        if len(places) < len(primals):
+            rest = tree.map_tensors(
+                lambda leaf: _C.wrap_argument(leaf, False),
+                tuple(None if i in places else primal for i, primal in enumerate(primals)),
+            )
         try:
             flat_duals = [
                 _make_dual(p, t) for p, t in zip(flat_primals, flat_tangents, strict=True)

@@ -15,7 +15,7 @@ from torch.utils._pytree import (
 )
 from torch.utils._pytree import tree_leaves as leaves
 from torch.utils._pytree import tree_map as map_leaves
-from torch.utils._pytree import tree_unflatten as unflatten
+from torch.utils._pytree import tree_unflatten
 from torch.utils._pytree import treespec_pprint as describe
 
 from torchlayers.errors import ArgnumsError, OutputError
@@ -41,20 +41,45 @@ __all__ = [
     "unflatten",
 ]
 
-_LEAF = tree_structure(0)
 _CONTAINERS = (tuple, list, dict)
+
+# The common trees, a tensor and a short tuple of tensors, do without the pytree machinery.
+_LEAF = tree_structure(0)
+_TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
-    if type(tree) is Tensor:  # the common case, without the pytree machinery
+    if type(tree) is Tensor:
         return [tree], _LEAF
+    if _is_flat(tree):
+        return list(tree), _TUPLES[len(tree)]
     return tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    if len(leaves) == spec.num_leaves:
+        if spec is _LEAF:
+            return leaves[0]
+        if spec is _TUPLES[min(len(leaves), len(_TUPLES) - 1)]:
+            return tuple(leaves)
+    return tree_unflatten(leaves, spec)
+
+
+def _is_flat(tree: Any) -> bool:
+    if type(tree) is not tuple or len(tree) >= len(_TUPLES):
+        return False
+    for leaf in tree:
+        if type(leaf) is not Tensor:
+            return False
+    return True
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """The tree with every tensor changed, and everything else as it is."""
     if type(tree) is Tensor:
         return change(tree)
+    if _is_flat(tree):
+        return tuple([change(leaf) for leaf in tree])
     return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 

@@ -1,4 +1,4 @@
-// grad and jvp. Both let torch's autograd work on wrappers of their level; the
+// What grad and jvp share, and grad. Both let torch's autograd work on wrappers of their level; the
 // values inside the wrappers belong to the layers below.
 #include <c10/util/SmallVector.h>
 
@@ -16,45 +16,6 @@ namespace {
 
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
-
-void refuse_to_mutate_captured(const Operator& op, const Args& args, const Layer& layer) {
-  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
-  if (!target.defined()) {
-    return;
-  }
-  auto* wrapper = wrapper_of(target);
-  if (wrapper && wrapper->level() == layer.level() && !wrapper->is_immutable()) {
-    return;
-  }
-  check_not_escaped(target, layer);
-  raise(
-      layer.name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
-}
-
-bool any_tangent(const Args& values, size_t count, const Layer& layer) {
-  bool any = false;
-  visit_tensors(values, count, [&](const at::Tensor& tensor) {
-    const auto* wrapper = wrapper_of(tensor);
-    any = any || (wrapper && wrapper->level() == layer.level() && tensor._fw_grad(0).defined());
-  });
-  return any;
-}
-
-// The modes that the operator was called with. A custom operator's own autograd kernel,
-// an autograd.Function, has turned recording off for its level, not for those below.
-Modes modes_of_caller(const Operator& op, const Layer& layer) {
-  Modes modes = op.is_custom ? Processing::of(layer)->modes_outside() : Modes::of_thread();
-  if (const auto* function = FunctionsOfOneLevel::running_jvp_on(layer)) {
-    modes.forward_grad = function->modes_outside().forward_grad;
-  }
-  return modes;
-}
 
 // The results that share memory with a tensor from outside the transform, and so
 // are immutable too.
@@ -87,13 +48,43 @@ void AutogradLayer::lift(const Operator& op, Args& args) const {
   });
 }
 
+void AutogradLayer::refuse_to_mutate_captured(const Operator& op, const Args& args) const {
+  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
+  if (!target.defined()) {
+    return;
+  }
+  auto* wrapper = wrapper_of(target);
+  if (wrapper && wrapper->level() == level() && !wrapper->is_immutable()) {
+    return;
+  }
+  check_not_escaped(target, *this);
+  raise(
+      name(),
+      " can't let the in-place operator ",
+      op.name(),
+      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
+      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
+      "statistics "
+      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+}
+
+// Of the modes that the operator was called with. A custom operator's own autograd kernel,
+// an autograd.Function, has turned recording off for its level, not for those below.
+Modes AutogradLayer::modes_below_caller(const Operator& op) const {
+  Modes modes = op.is_custom ? Processing::of(*this)->modes_outside() : Modes::of_thread();
+  if (const auto* function = FunctionsOfOneLevel::running_jvp_on(*this)) {
+    modes.forward_grad = function->modes_outside().forward_grad;
+  }
+  return modes_below(modes);
+}
+
 void AutogradLayer::process(const Operator& op, Args& args) {
   if (is_transparent_to(op)) {
     send_down(op, args);
     return;
   }
   if (op.is_in_place) {
-    refuse_to_mutate_captured(op, args, *this);
+    refuse_to_mutate_captured(op, args);
   }
   lift(op, args);
   allow_only(kAutogradLayerKeys);
@@ -129,7 +120,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   // 4. Call the operator on the layers below.
   {
     WithoutTop below(*this);
-    WithModes modes(modes_below(modes_of_caller(op, *this)));
+    WithModes modes(modes_below_caller(op));
     op.handle.callBoxed(&args);
   }
   // 5. Wrap the results.
@@ -196,44 +187,6 @@ InBackward::~InBackward() {
   if (layer_) {
     --layer_->backwards_running_;
   }
-}
-
-JvpLayer::JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode)
-    : AutogradLayer(Kind::Jvp),
-      previous_forward_grad_mode_(previous_forward_grad_mode),
-      previous_inference_mode_(previous_inference_mode) {}
-
-DynamicLayer JvpLayer::mirrored(int64_t level) const {
-  return DynamicLayer(
-      TransformType::Jvp,
-      level,
-      std::nullopt,
-      std::nullopt,
-      std::nullopt,
-      previous_forward_grad_mode_);
-}
-
-// A derivative that is registered from Python (torch.library's register_autograd) is of
-// reverse mode alone, and does not say so in forward mode: the tangent would be zero.
-void JvpLayer::process(const Operator& op, Args& args) {
-  const bool may_lose_tangents = op.has_custom_autograd && any_tangent(args, op.num_args, *this);
-  AutogradLayer::process(op, args);
-  if (may_lose_tangents && !any_tangent(args, op.num_returns, *this)) {
-    visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
-      if (result.is_floating_point() || result.is_complex()) {
-        raise(
-            name(),
-            " can't differentiate ",
-            op.name(),
-            ": its derivative is for reverse mode alone, and its tangent would be lost. Use "
-            "reverse mode (vjp, jacrev), or call it from an autograd.Function with a jvp.");
-      }
-    });
-  }
-}
-
-Modes JvpLayer::modes_below(Modes here) const {
-  return {here.grad, here.forward_grad && previous_forward_grad_mode_};
 }
 
 } // namespace torchlayers

@@ -2,8 +2,8 @@
 // read the batch size and the randomness from this layer's entry in the mirror.
 #include "../keys.h"
 #include "../layer.h"
-#include "../rules/masked.h"
-#include "../rules/pointwise.h"
+#include "../rules/batching/masked.h"
+#include "../rules/batching/pointwise.h"
 #include "../stack.h"
 #include "../trace.h"
 #include "../wrapper.h"

@@ -1,7 +1,7 @@
 // vmap of writes by a mask.
 #pragma once
 
-#include "../layer.h"
+#include "../../layer.h"
 
 namespace torchlayers {
 

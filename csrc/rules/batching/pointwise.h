@@ -1,7 +1,7 @@
 // vmap of pointwise operators.
 #pragma once
 
-#include "../layer.h"
+#include "../../layer.h"
 
 namespace torchlayers {
 

@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "../args.h"
-#include "../stack.h"
-#include "../trace.h"
+#include "../../args.h"
+#include "../../stack.h"
+#include "../../trace.h"
 
 namespace torchlayers {
 namespace {

@@ -1,0 +1,135 @@
+"""What forward mode is measured on: chains, networks, single operators; each by its peers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+import torch.func
+from torch import Tensor
+
+import torchlayers
+from benchmarks.chains import FUNC, OURS, RAW, Workload, peers, workloads
+from benchmarks.networks import Network, cnn, mlp
+from benchmarks.operators import CALLS, survey
+from benchmarks.timing import Effort, Timing, Work, compare
+
+FORWARD_AD, PLAIN = "torch's forward AD", "the plain function"
+LIBRARIES = {FUNC: torch.func, OURS: torchlayers}
+MICRO = 1e6
+
+Function = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The same work by several peers, and the most that ours may take of another's time."""
+
+    what: str
+    peers: dict[str, Work]
+    bars: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, Work] = field(default_factory=dict)
+    divisor: int = 1
+
+    def measure(self, effort: Effort) -> dict[str, Timing]:
+        """Microseconds of each."""
+        seconds = compare(self.peers, effort, self.beside)
+        return {name: timing.scaled(MICRO / self.divisor) for name, timing in seconds.items()}
+
+
+def judged(ratio: float, bar: float) -> list[str]:
+    """Two cells of a table: what was measured, and the most that it should be."""
+    return [f"{ratio:.2f}" if ratio <= bar else f"{ratio:.2f}, missed", f"{bar:.2f}"]
+
+
+def of_chain() -> list[Comparison]:
+    """The chain of 48 operators over 12 kinds."""
+    (chain,) = (workload for workload in workloads() if workload.name == "12 kinds")
+    function, x, divisor = chain.function, chain.sample, chain.divisor
+    bars = {FUNC: 0.25}
+    return [
+        Comparison("jvp, 12 kinds", _jvps(chain), {FUNC: 0.16, FORWARD_AD: 0.22}, {}, divisor),
+        Comparison("jvp(grad), 12 kinds", _by(_jvp_of_grad, function, x), bars, {}, divisor),
+        Comparison("hessian, 12 kinds", _by(_hessian, function, x), bars, {}, divisor),
+    ]
+
+
+def of_networks() -> list[Comparison]:
+    eight = [mlp(8, batch) for batch in (1, 32)]
+    sixty_four = [mlp(64, batch) for batch in (1, 32)]
+    large = mlp(512, 64)
+    return [
+        *(_tangent(network, bar=5) for network in eight),
+        *(_tangent(network, bar=4) for network in sixty_four),
+        _tangent(large, bar=2.3),
+        *(_hessian_vector(network, bar=0.25) for network in eight + sixty_four),
+        _hessian_vector(large, bar=0.60),
+    ]
+
+
+def of_operators() -> list[Comparison]:
+    """jvp of the operators of the survey, by those that do it."""
+    return [
+        Comparison(
+            operator.name,
+            {peer: work for peer, work in _jvps(operator).items() if _is_done(work)},
+            beside={PLAIN: lambda operator=operator: operator.function(operator.sample)},
+            divisor=operator.divisor,
+        )
+        for operator in survey()
+    ]
+
+
+def of_nothing() -> Comparison:
+    """The survey's calls without their operators: entering the transform, and leaving it."""
+    nothing = Workload("nothing", lambda x: x, torch.ones(1, 4), CALLS)
+    return Comparison(nothing.name, _jvps(nothing), divisor=nothing.divisor)
+
+
+def of_memory() -> dict[str, dict[str, Work]]:
+    """jvp of networks that are large enough for their values to fill the memory."""
+    networks = [mlp(512, 64), cnn(16, 16)]
+    return {network.name: _by(_jvp, network.function, network.input) for network in networks}
+
+
+def _tangent(network: Network, bar: float) -> Comparison:
+    function, x = network.function, network.input
+    plain = {PLAIN: lambda: function(x)}
+    return Comparison(f"jvp, {network.name}", _by(_jvp, function, x), {PLAIN: bar}, plain)
+
+
+def _hessian_vector(network: Network, bar: float) -> Comparison:
+    works = _by(_jvp_of_grad, lambda x: network.function(x).sum(), network.input)
+    return Comparison(f"jvp(grad), {network.name}", works, {FUNC: bar})
+
+
+def _jvps(workload: Workload) -> dict[str, Work]:
+    works = peers(workload)["jvp"]
+    return {FORWARD_AD: works[RAW], FUNC: works[FUNC], OURS: works[OURS]}
+
+
+def _by(transform: Callable[[ModuleType, Function, Tensor], Work], *of: object) -> dict[str, Work]:
+    return {peer: transform(library, *of) for peer, library in LIBRARIES.items()}
+
+
+def _jvp(library: ModuleType, function: Function, x: Tensor) -> Work:
+    tangent = torch.full_like(x, 0.5)
+    return lambda: library.jvp(function, (x,), (tangent,))
+
+
+def _jvp_of_grad(library: ModuleType, function: Function, x: Tensor) -> Work:
+    return _jvp(library, library.grad(function), x)
+
+
+def _hessian(library: ModuleType, function: Function, x: Tensor) -> Work:
+    hessian = library.hessian(function)
+    return lambda: hessian(x)
+
+
+def _is_done(work: Work) -> bool:
+    """Whether the operator has a tangent with this peer, or is refused."""
+    try:
+        work()
+    except NotImplementedError:
+        return False
+    return True

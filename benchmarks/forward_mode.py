@@ -1,0 +1,73 @@
+"""Forward mode: jvp, and what is made of it, beside torch.func and torch's forward AD.
+
+``python -m benchmarks.forward_mode`` prints the tables and writes them into
+docs/benchmarks.md and docs/forward-mode.md; with ``--quick`` they are rough, and printed only.
+"""
+
+from benchmarks import machine, page
+from benchmarks.chains import FUNC, OURS
+from benchmarks.comparisons import (
+    Comparison,
+    judged,
+    of_chain,
+    of_memory,
+    of_networks,
+    of_nothing,
+    of_operators,
+)
+from benchmarks.peak import peak_bytes
+from benchmarks.survey import Survey
+from benchmarks.timing import Effort, Timing
+
+MEMORY_BAR = 1.00
+KIBI = 2**10
+
+
+def measure(quick: bool) -> dict[str, str]:
+    """The tables for each page, with the machine under them."""
+    longest = Effort(101, 0.003)
+    long, short = (Effort(9, 0.001), Effort(5, 0.001)) if quick else (longest, Effort(51, 0.002))
+    comparisons, operators = of_chain() + of_networks(), of_operators()
+    lines: list[list[str]] = []
+    timings = {}
+    with page.progress(len(comparisons) + len(operators)) as advance:
+        for comparison in comparisons:
+            lines += _lines(comparison, comparison.measure(long))
+            advance()
+        for operator in operators:
+            timings[operator.what] = operator.measure(short)
+            advance()
+    nothing = of_nothing().measure(longest)  # taken off all the others
+    survey = Survey(timings, nothing)
+    header = ["what", "over", "that, µs", f"{OURS}, µs", "ratio", "bar", f"{FUNC}'s ratio"]
+    tables = [page.table(header, lines + survey.lines()), _memory(), survey.table()]
+    where = f"{machine.describe()}."
+    return {
+        "benchmarks.md": "\n\n".join([*tables, where]),
+        "forward-mode.md": f"{survey.zero_tensors()}\n\n{where}",
+    }
+
+
+def _lines(comparison: Comparison, timings: dict[str, Timing]) -> list[list[str]]:
+    """One for each bar."""
+    lines = []
+    for over, bar in comparison.bars.items():
+        floor, ours = timings[over], timings[OURS]
+        ratio = judged(ours.median / floor.median, bar)
+        theirs = "" if over == FUNC else f"{timings[FUNC].median / floor.median:.2f}"
+        lines.append([comparison.what, over, str(floor), str(ours), *ratio, theirs])
+    return lines
+
+
+def _memory() -> str:
+    rows = []
+    for network, works in of_memory().items():
+        theirs, ours = peak_bytes(works[FUNC]), peak_bytes(works[OURS])
+        peaks = [f"{peak / KIBI:,.0f}" for peak in (theirs, ours)]
+        rows.append([f"jvp, {network}", *peaks, *judged(ours / theirs, MEMORY_BAR)])
+    header = ["peak memory", f"{FUNC}, KiB", f"{OURS}, KiB", "ratio", "bar"]
+    return page.table(header, rows)
+
+
+if __name__ == "__main__":
+    page.run(__doc__ or "", measure, "forward mode")

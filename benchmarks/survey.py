@@ -1,0 +1,83 @@
+"""What was measured of the survey's operators, as tables."""
+
+import statistics
+from dataclasses import dataclass
+
+from benchmarks import page
+from benchmarks.chains import FUNC, OURS
+from benchmarks.comparisons import FORWARD_AD, PLAIN, judged
+from benchmarks.timing import Timing
+
+MEAN_BAR, SLOWEST_BAR = 0.20, 1.00
+JVPS = (FORWARD_AD, FUNC, OURS)
+WITH_ZERO_TENSORS = ("x * w", "x + 0.5", "linear")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Microseconds an operator, by operator and peer; and those of a call of none."""
+
+    timings: dict[str, dict[str, Timing]]
+    nothing: dict[str, Timing]
+
+    def ratios(self, with_call: bool) -> dict[str, float]:
+        """torchlayers over torch.func, for the operators that both do."""
+        return {
+            name: self._median(name, OURS, with_call) / self._median(name, FUNC, with_call)
+            for name, timings in self.timings.items()
+            if {FUNC, OURS} <= timings.keys()
+        }
+
+    def lines(self) -> list[list[str]]:
+        """The geometric mean and the slowest operator, with the call and without it."""
+        lines = []
+        for call, ratios in (
+            ("the call taken off", self.ratios(with_call=False)),
+            ("the call included", self.ratios(with_call=True)),
+        ):
+            mean, slowest = statistics.geometric_mean(ratios.values()), max(ratios, key=ratios.get)
+            what = f"jvp, survey, {call}"
+            lines += [
+                [f"{what}: geometric mean", FUNC, "", "", *judged(mean, MEAN_BAR), ""],
+                [f"{what}: {slowest}", FUNC, "", "", *judged(ratios[slowest], SLOWEST_BAR), ""],
+            ]
+        return lines
+
+    def zero_tensors(self) -> str:
+        """What a constant operand costs, over the plain operator."""
+        rows = [
+            [
+                name,
+                str(self.timings[name][PLAIN]),
+                *(f"{self._over_plain(name, jvp):.1f}" for jvp in JVPS),
+            ]
+            for name in WITH_ZERO_TENSORS
+        ]
+        return page.table(
+            ["an operand has no tangent", "plain, µs", *(f"{jvp} / plain" for jvp in JVPS)], rows
+        )
+
+    def table(self) -> str:
+        """The slowest beside torch.func first; before them, what torch.func refuses."""
+        alone, whole = self.ratios(with_call=False), self.ratios(with_call=True)
+        rows = [
+            [
+                name,
+                *(str(self.timings[name].get(peer, "refused")) for peer in (PLAIN, *JVPS)),
+                *(f"{of[name]:.2f}" if name in of else "" for of in (alone, whole)),
+            ]
+            for name in sorted(self.timings, key=lambda name: -alone.get(name, float("inf")))
+        ]
+        nothing = ["(no operator)", "", *(str(self.nothing[jvp]) for jvp in JVPS), "", ""]
+        ratio = f"{OURS} / {FUNC}"
+        return page.table(
+            ["jvp of", "plain, µs", *(f"{jvp}, µs" for jvp in JVPS), ratio, "the call included"],
+            [nothing, *rows],
+        )
+
+    def _median(self, name: str, peer: str, with_call: bool) -> float:
+        whole = self.timings[name][peer].median
+        return whole if with_call else whole - self.nothing[peer].median
+
+    def _over_plain(self, name: str, peer: str) -> float:
+        return self._median(name, peer, with_call=False) / self.timings[name][PLAIN].median

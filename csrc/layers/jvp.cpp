@@ -1,0 +1,261 @@
+// jvp. What an operator does to tangents is read from its rule, on the values of the
+// layers below; an operator without a rule goes through torch's forward AD.
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "../args.h"
+#include "../decompose.h"
+#include "../errors.h"
+#include "../keys.h"
+#include "../layer.h"
+#include "../rules/rule.h"
+#include "../stack.h"
+#include "../trace.h"
+#include "../wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::functorch::DynamicLayer;
+using at::functorch::TransformType;
+
+// torch's forward AD numbers nested dual levels; the dispatcher's layers all use the first.
+constexpr uint64_t kDualLevel = 0;
+
+// What torch says where a derivative formula is missing.
+bool is_missing_formula(const c10::NotImplementedError& error) {
+  const std::string text = error.what_without_backtrace();
+  return text.find("Trying to use forward AD with") != std::string::npos;
+}
+
+// The tangent of a tensor at a layer's level, wrapped like it; undefined if none.
+const at::Tensor& tangent_of(const at::Tensor& tensor) {
+  static const at::Tensor undefined;
+  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+  return meta == nullptr ? undefined : meta->fw_grad(kDualLevel, tensor);
+}
+
+// What the arguments ask of the layer.
+struct Asked {
+  bool any_tangent = false;
+  // Somebody differentiates in reverse at this level, which is autograd's to record.
+  bool is_recorded = false;
+  // Sparse and nested tensors are torch's to differentiate.
+  bool is_strided = true;
+
+  Asked(const Args& args, size_t count, const Layer& layer) {
+    visit_tensors(args, count, [&](const at::Tensor& tensor) {
+      const auto* wrapper = wrapper_of(tensor);
+      const bool is_dead = wrapper != nullptr && !wrapper->is_alive();
+      look_at(is_dead ? without_dead_wrappers(tensor) : tensor, layer);
+    });
+  }
+
+ private:
+  void look_at(const at::Tensor& tensor, const Layer& layer) {
+    if (is_at_level(tensor, layer)) {
+      is_recorded = is_recorded || tensor.requires_grad();
+      any_tangent = any_tangent || tangent_of(tensor).defined();
+    }
+    is_strided = is_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
+  }
+};
+
+void set_tangent(const at::Tensor& tensor, const at::Tensor& tangent) {
+  auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
+  meta->fw_grad_ = std::make_shared<torch::autograd::ForwardGrad>();
+  meta->fw_grad_->set_value(tangent, kDualLevel);
+}
+
+// Lets torch know that a result is a view of this tensor, so that a write to either is seen
+// by both, and by their tangents.
+at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& result) {
+  using torch::autograd::CreationMeta;
+  return torch::autograd::as_view(
+      base,
+      result,
+      /*is_bw_differentiable=*/true,
+      /*is_fw_differentiable=*/true,
+      /*view_func=*/nullptr,
+      /*rev_view_func=*/nullptr,
+      at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE);
+}
+
+// Unwraps the arguments, and returns the tangents of the tensors among them, unwrapped too.
+std::vector<at::Tensor> unwrap_duals(const Operator& op, Args& args, int64_t level) {
+  std::vector<at::Tensor> tangents;
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    const at::Tensor alive = without_dead_wrappers(tensor);
+    const auto* wrapper = wrapper_of(alive);
+    if (wrapper == nullptr || wrapper->level() != level) {
+      tangents.emplace_back();
+      return alive;
+    }
+    const at::Tensor& tangent = tangent_of(alive);
+    tangents.push_back(tangent.defined() ? unwrap(tangent, level) : tangent);
+    return at::Tensor(wrapper->value());
+  });
+  return tangents;
+}
+
+// Where torch has no formula: what the operator is made of comes to the front, as if the
+// user had called it.
+void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
+  thread_keys() = Processing::of(layer)->keys_outside();
+  if (!decompose(op, args)) {
+    raise_not_implemented(
+        layer.name(),
+        " can't differentiate ",
+        op.name(),
+        ": torch has neither a forward-mode formula nor a decomposition for it. Give it a rule "
+        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+  }
+}
+
+} // namespace
+
+bool (*decompose)(const Operator&, Args&) = [](const Operator&, Args&) { return false; };
+
+JvpLayer::JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode)
+    : AutogradLayer(Kind::Jvp),
+      previous_forward_grad_mode_(previous_forward_grad_mode),
+      previous_inference_mode_(previous_inference_mode) {}
+
+DynamicLayer JvpLayer::mirrored(int64_t level) const {
+  return DynamicLayer(
+      TransformType::Jvp,
+      level,
+      std::nullopt,
+      std::nullopt,
+      std::nullopt,
+      previous_forward_grad_mode_);
+}
+
+Modes JvpLayer::modes_below(Modes here) const {
+  return {here.grad, here.forward_grad && previous_forward_grad_mode_};
+}
+
+// An operator made of others has no rule as a rule, and they do.
+bool JvpLayer::takes_apart(const Operator& op) const {
+  return op.is_composite && op.rule == nullptr;
+}
+
+void JvpLayer::process(const Operator& op, Args& args) {
+  const bool may_follow = Modes::of_thread().forward_grad && !c10::InferenceMode::is_enabled() &&
+                          (!op.is_custom || op.rule != nullptr);
+  const bool writes = !op.written_args.empty();
+  const Rule* rule = op.rule;
+  if (writes) {
+    rule = op.functional ? Operator::of(*op.functional).rule.load() : nullptr;
+  }
+  if (!may_follow || (op.aliases && rule == nullptr)) {
+    leave_to_autograd(op, args);
+    return;
+  }
+  const Asked asked(args, op.num_args, *this);
+  if (asked.is_recorded) {
+    leave_to_autograd(op, args);
+  } else if (!asked.any_tangent && !op.aliases) {
+    send_down(op, args); // nothing to differentiate
+  } else if (!asked.any_tangent || rule == nullptr || !asked.is_strided) {
+    leave_to_autograd(op, args);
+  } else if (writes) {
+    follow_in_place(*rule, op, args);
+  } else {
+    follow(*rule, op, args);
+  }
+}
+
+void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
+  trace("rule", op, *this);
+  const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
+  const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  Call call(op, args, tangents);
+  std::vector<at::Tensor> results;
+  {
+    WithoutTop below(*this);
+    WithModes modes(modes_below_caller(op));
+    rule.push_forward(call);
+    results = call.finish();
+  }
+  auto tangent = results.begin();
+  change_tensors(args, op.num_returns, [&](const at::Tensor& value, size_t) {
+    at::Tensor result = wrap(value, *this, /*is_immutable=*/false);
+    if (base.defined()) {
+      result = as_view_of(base, result);
+    }
+    if (tangent->defined()) {
+      set_tangent(result, wrap(*tangent, *this, /*is_immutable=*/false));
+    }
+    ++tangent;
+    return result;
+  });
+}
+
+// What is written to a dual tensor is written to its tangent too, whose views are views of
+// it; a tensor that has none yet, and what it is a view of, is given one.
+void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args) {
+  refuse_to_mutate_captured(op, args);
+  trace("rule", op, *this);
+  const at::Tensor target = args[args.size() - op.num_args].toTensor();
+  const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  const at::Tensor& written = tangents[0];
+  at::Tensor tangent;
+  {
+    WithoutTop below(*this);
+    WithModes modes(modes_below_caller(op));
+    Args copied(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+    Call call(Operator::of(*op.functional), copied, tangents);
+    rule.push_forward(call);
+    tangent = call.finish()[0];
+    op.handle.callBoxed(&args);
+    if (written.defined()) {
+      tangent.defined() ? written.copy_(tangent) : written.zero_();
+    } else if (tangent.defined() && tangent.scalar_type() != target.scalar_type()) {
+      tangent = tangent.to(target.scalar_type());
+    }
+  }
+  if (!written.defined() && tangent.defined()) {
+    const at::Tensor wrapped = wrap(tangent, *this, /*is_immutable=*/false);
+    allow_only(kAutogradLayerKeys);
+    target._set_fw_grad(wrapped, kDualLevel, /*is_inplace_op=*/true);
+  }
+  torch::autograd::impl::bump_version(target);
+  wrapper_of(target)->refreshMetadata();
+  args.back() = target;
+}
+
+// A derivative that is registered from Python (torch.library's register_autograd) is of
+// reverse mode alone, and does not say so in forward mode: the tangent would be zero.
+void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
+  const bool may_lose_tangents =
+      op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
+  const size_t start = args.size() - op.num_args;
+  const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
+  try {
+    AutogradLayer::process(op, args);
+  } catch (const c10::NotImplementedError& error) {
+    if (op.aliases || !is_missing_formula(error)) {
+      throw;
+    }
+    args.resize(start);
+    args.insert(args.end(), kept.begin(), kept.end());
+    decompose_or_refuse(op, args, *this);
+    return;
+  }
+  if (may_lose_tangents && !Asked(args, op.num_returns, *this).any_tangent) {
+    visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
+      if (result.is_floating_point() || result.is_complex()) {
+        raise(
+            name(),
+            " can't differentiate ",
+            op.name(),
+            ": its derivative is for reverse mode alone, and its tangent would be lost. Use "
+            "reverse mode (vjp, jacrev), or call it from an autograd.Function with a jvp.");
+      }
+    });
+  }
+}
+
+} // namespace torchlayers

@@ -1,0 +1,223 @@
+#include "python_operators.h"
+
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "decompose.h"
+#include "errors.h"
+#include "rules/rule.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using torch::wrap_pybind_function;
+
+py::object to_python(const c10::IValue& value) {
+  return torch::jit::toPyObject(value);
+}
+
+c10::IValue from_python(const py::handle& object, const c10::TypePtr& type) {
+  return torch::jit::toIValue(object, type);
+}
+
+// The positional arguments, as Python passes them, and those by keyword.
+std::pair<py::tuple, py::dict> arguments_of(const c10::FunctionSchema& schema, const Args& args) {
+  py::list positional;
+  py::dict keywords;
+  for (size_t i = 0; i < args.size(); ++i) {
+    const auto& argument = schema.arguments()[i];
+    if (argument.kwarg_only()) {
+      keywords[argument.name().c_str()] = to_python(args[i]);
+    } else {
+      positional.append(to_python(args[i]));
+    }
+  }
+  return {py::tuple(positional), keywords};
+}
+
+// What Python returned, as the values of the schema's results.
+Args results_of(const Operator& op, const py::object& returned, const char* whose) {
+  const auto& returns = op.schema().returns();
+  std::vector<py::object> parts;
+  if (returns.size() == 1) {
+    parts.push_back(returned);
+  } else if (py::isinstance<py::sequence>(returned) && py::len(returned) == returns.size()) {
+    for (const auto& part : py::reinterpret_borrow<py::sequence>(returned)) {
+      parts.push_back(py::reinterpret_borrow<py::object>(part));
+    }
+  } else {
+    raise(whose, " ", op.name(), " must return ", returns.size(), " results.");
+  }
+  Args results;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    try {
+      results.push_back(from_python(parts[i], returns[i].type()));
+    } catch (const py::cast_error&) {
+      raise(
+          whose,
+          " ",
+          op.name(),
+          " returned ",
+          py::str(py::type::of(parts[i]).attr("__name__")).cast<std::string>(),
+          " as result ",
+          i,
+          ", which is a ",
+          returns[i].type()->str(),
+          ".");
+    }
+  }
+  return results;
+}
+
+// A rule that a user has written: rule(primals, tangents, **kwargs) -> (results, tangents).
+class PythonRule final : public Rule {
+ public:
+  explicit PythonRule(py::object function) : function_(std::move(function)) {}
+
+  void push_forward(Call& call) const override {
+    py::gil_scoped_acquire gil;
+    const auto& schema = call.op().schema();
+    Args primals;
+    py::list tangents;
+    for (size_t i = 0; i < call.op().num_args; ++i) {
+      primals.push_back(call.arg(i));
+      if (!schema.arguments()[i].kwarg_only()) {
+        tangents.append(tangent_of(call, i));
+      }
+    }
+    const auto [positional, keywords] = arguments_of(schema, primals);
+    const py::object returned = function_(positional, py::tuple(tangents), **keywords);
+    if (!py::isinstance<py::tuple>(returned) || py::len(returned) != 2) {
+      raise("the jvp rule of ", call.op().name(), " must return (results, tangents).");
+    }
+    const auto pair = py::reinterpret_borrow<py::tuple>(returned);
+    call.have_run(results_of(call.op(), pair[0], "the jvp rule of"));
+    take_tangents(call, pair[1]);
+  }
+
+ private:
+  static py::object tangent_of(const Call& call, size_t i) {
+    if (call.arg(i).isTensor()) {
+      return call.has_tangent(i) ? py::cast(call.tangent(i)) : py::none();
+    }
+    if (!call.has_tangents(i)) {
+      return py::none();
+    }
+    py::list members;
+    for (const at::Tensor& tangent : call.tangents(i)) {
+      members.append(tangent.defined() ? py::cast(tangent) : py::none());
+    }
+    return members;
+  }
+
+  static void take_tangents(Call& call, const py::object& returned) {
+    const size_t count = call.op().num_returns;
+    if (count == 1) {
+      take(call, 0, returned);
+      return;
+    }
+    if (!py::isinstance<py::sequence>(returned) || py::len(returned) != count) {
+      raise(
+          "the jvp rule of ",
+          call.op().name(),
+          " must return a tangent, or None, for each of its ",
+          count,
+          " results.");
+    }
+    const auto tangents = py::reinterpret_borrow<py::sequence>(returned);
+    for (size_t i = 0; i < count; ++i) {
+      take(call, i, tangents[i]);
+    }
+  }
+
+  static at::Tensor tensor(const Call& call, size_t i, const py::handle& object) {
+    if (object.is_none()) {
+      return {};
+    }
+    if (!THPVariable_Check(object.ptr())) {
+      raise("the jvp rule of ", call.op().name(), " gave result ", i, " no tensor for a tangent.");
+    }
+    return THPVariable_Unpack(object.ptr());
+  }
+
+  static void check_size(
+      const Call& call, size_t i, const at::Tensor& tangent, const at::Tensor& result) {
+    if (tangent.defined() && tangent.sym_sizes() != result.sym_sizes()) {
+      raise(
+          "the jvp rule of ",
+          call.op().name(),
+          " gave result ",
+          i,
+          " of shape ",
+          result.sym_sizes(),
+          " a tangent of shape ",
+          tangent.sym_sizes(),
+          ": they must be the same.");
+    }
+  }
+
+  static void take(Call& call, size_t i, const py::object& object) {
+    if (!call.has_list_result(i)) {
+      const at::Tensor tangent = tensor(call, i, object);
+      if (tangent.defined()) {
+        check_size(call, i, tangent, call.result(i));
+      }
+      call.set_tangent(i, tangent);
+      return;
+    }
+    std::vector<at::Tensor> tangents;
+    for (const auto& member : object.is_none() ? py::list() : py::list(object)) {
+      tangents.push_back(tensor(call, i, member));
+    }
+    call.set_tangents(i, tangents);
+  }
+
+  py::object function_;
+};
+
+const Operator& operator_named(const std::string& name, const std::string& overload) {
+  const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
+  TORCH_CHECK_VALUE(handle, "torchlayers: there is no operator ", name, ".", overload);
+  return Operator::of(*handle);
+}
+
+bool has_rule(const std::string& name, const std::string& overload) {
+  return operator_named(name, overload).rule != nullptr;
+}
+
+// The rule before it, if any, stays allocated: somebody may be following it.
+void register_rule(const std::string& name, const std::string& overload, py::object function) {
+  operator_named(name, overload).rule = new PythonRule(std::move(function));
+}
+
+bool decompose_in_python(const Operator& op, Args& args) {
+  py::gil_scoped_acquire gil;
+  const py::object function =
+      py::module_::import("torchlayers.decompositions")
+          .attr("find")(op.schema().name(), op.schema().overload_name());
+  if (function.is_none()) {
+    return false;
+  }
+  const Args own(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  const auto [positional, keywords] = arguments_of(op.schema(), own);
+  Args results = results_of(op, function(*positional, **keywords), "the decomposition of");
+  args.resize(args.size() - op.num_args);
+  args.insert(args.end(), results.begin(), results.end());
+  return true;
+}
+
+} // namespace
+
+void bind_operators(py::module_& m) {
+  decompose = &decompose_in_python;
+  m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
+  m.def("register_jvp_rule", wrap_pybind_function(&register_rule));
+  m.def("jvp_rules", wrap_pybind_function(&Table::names));
+}
+
+} // namespace torchlayers

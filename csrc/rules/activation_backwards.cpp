@@ -1,0 +1,144 @@
+// The backward operators of activations, which appear when a gradient is differentiated:
+// linear in the cotangent g, and curved in the rest.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+Tensor of_gradient(const Tensor& t, const Call& call) {
+  return call.with({{0, t}});
+}
+
+// tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
+Tensor tanh_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
+  return -2 * g * (y.is_complex() ? (y * t).conj() : y * t);
+}
+
+Tensor sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
+  return g * (y.is_complex() ? (t * (1 - 2 * y)).conj() : t * (1 - 2 * y));
+}
+
+Tensor softplus_curvature(
+    const Tensor& t, const Tensor& g, const Tensor& x, const Scalar& beta, const Scalar& threshold) {
+  const Tensor scaled = x * beta;
+  const Tensor s = scaled.sigmoid();
+  return at::where(scaled > threshold, 0, t * g * s * (1 - s) * beta);
+}
+
+Tensor silu_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
+  const Tensor s = x.sigmoid();
+  const Tensor slope = s * (1 - s) * (2 + x * (1 - 2 * s));
+  return g * (x.is_complex() ? (t * slope).conj() : t * slope);
+}
+
+// mish = x tanh(softplus(x)), and tanh(softplus(x)) has the slope w = (1 - tanh^2) sigmoid.
+Tensor mish_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
+  const Tensor h = at::softplus(x).tanh();
+  const Tensor s = x.sigmoid();
+  const Tensor w = (1 - h * h) * s;
+  return t * g * (2 * w + x * w * (1 - s - 2 * h * s));
+}
+
+// logit_backward(g, x, eps): g / (x (1 - x)), and nothing beyond [eps, 1 - eps].
+Tensor logit_curvature(const Tensor& t, const Call& call) {
+  const Tensor spread = call[1] * (1 - call[1]);
+  const Tensor slope = t * call[0] * (2 * call[1] - 1) / (spread * spread);
+  const auto eps = call.arg(2).toOptional<double>();
+  if (!eps) {
+    return slope;
+  }
+  const Tensor is_inside = (call[1] >= *eps).logical_and(call[1] <= 1 - *eps);
+  return at::where(is_inside, slope, 0);
+}
+
+Tensor elu_curvature(const Tensor& t, const Call& call) {
+  const Tensor& g = call[0];
+  const Tensor& of = call[5];
+  const Scalar alpha = call.scalar(1);
+  const Scalar scale = call.scalar(2);
+  const Scalar rate = call.scalar(3);
+  const bool is_result = call.flag(4);
+  const Tensor slope = is_result
+                           ? g * t * rate
+                           : g * t * rate * rate * scale * alpha * (of * rate).exp();
+  return at::where(of < 0, slope, 0);
+}
+
+constexpr double kInverseSqrtTwoPi = M_2_SQRTPI * M_SQRT1_2 * 0.5;
+
+Tensor gelu_curvature(const Tensor& t, const Call& call) {
+  const Tensor& g = call[0];
+  const Tensor& x = call[1];
+  if (call.arg(2).toStringView() == "none") {
+    return g * t * (2 - x * x) * (x * x * -0.5).exp() * kInverseSqrtTwoPi;
+  }
+  constexpr double kScale = M_2_SQRTPI * M_SQRT1_2; // sqrt(2 / pi)
+  constexpr double kCubic = 0.044715;
+  const Tensor square = x * x;
+  const Tensor h = (kScale * x * (1 + kCubic * square)).tanh();
+  const Tensor slope = kScale * (1 + 3 * kCubic * square);
+  const Tensor bend = 6 * kScale * kCubic * x;
+  const Tensor sech = 1 - h * h;
+  return g * t * sech * (slope + 0.5 * x * (bend - 2 * h * slope * slope));
+}
+
+Tensor between(const Tensor& x, double low, double high) {
+  return (x > low).logical_and(x < high);
+}
+
+Tensor prelu_input_of_gradient(const Tensor& t, const Tensor& x, const Tensor& weight) {
+  return at::where(x > 0, t, weight * t);
+}
+
+// _prelu_kernel_backward(g, x, weight) -> (gradient of x, gradient of weight)
+void prelu_backward(Call& call) {
+  call.run();
+  const Tensor& g = call[0];
+  const Tensor& x = call[1];
+  const Tensor& weight = call[2];
+  const bool has_g = call.has_tangent(0);
+  const Tensor tg = call.tangent(0);
+  call.set_tangent(
+      0,
+      sum_of(
+          {has_g ? prelu_input_of_gradient(tg, x, weight) : Tensor(),
+           call.has_tangent(2) ? at::where(x > 0, 0, g * call.tangent(2)) : Tensor()}));
+  call.set_tangent(
+      1,
+      sum_of(
+          {has_g ? at::where(x > 0, 0, x * tg) : Tensor(),
+           call.has_tangent(1) ? at::where(x > 0, 0, call.tangent(1) * g) : Tensor()}));
+}
+
+} // namespace
+
+void add_activation_backwards(Table& rules) {
+  TERMS("tanh_backward", {0, of_gradient}, {1, TERM(tanh_curvature(t, c[0], c[1]))});
+  TERMS("sigmoid_backward", {0, of_gradient}, {1, TERM(sigmoid_curvature(t, c[0], c[1]))});
+  TERMS(
+      "softplus_backward",
+      {0, of_gradient},
+      {1, TERM(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
+  TERMS("silu_backward", {0, of_gradient}, {1, TERM(silu_curvature(t, c[0], c[1]))});
+  TERMS("mish_backward", {0, of_gradient}, {1, TERM(mish_curvature(t, c[0], c[1]))});
+  TERMS("logit_backward", {0, of_gradient}, {1, logit_curvature});
+  TERMS("elu_backward", {0, of_gradient}, {5, elu_curvature});
+  TERMS("gelu_backward", {0, of_gradient}, {1, gelu_curvature});
+  TERMS(
+      "hardswish_backward",
+      {0, of_gradient},
+      {1, TERM(at::where(between(c[1], -3, 3), c[0] * t / 3, 0))});
+  WRITTEN("_prelu_kernel_backward", prelu_backward);
+  LINEAR("threshold_backward");
+  LINEAR("leaky_relu_backward");
+  LINEAR("hardtanh_backward");
+  LINEAR("hardsigmoid_backward");
+  LINEAR("hardshrink_backward");
+  LINEAR("softshrink_backward");
+}
+
+} // namespace torchlayers

@@ -1,0 +1,62 @@
+// Activation functions. ATen's backward operators multiply by the derivative, which is what
+// a tangent needs too.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+Tensor silu_tangent(const Tensor& t, const Tensor& x) {
+  if (!x.is_complex()) {
+    return at::silu_backward(t, x);
+  }
+  const Tensor s = x.sigmoid();
+  return t * s * (1 + x * (1 - s));
+}
+
+constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
+constexpr double kSeluScale = 1.0507009873554804934193349852946;
+
+void log_sigmoid(Call& call) {
+  call.run();
+  call.set_tangent(0, at::log_sigmoid_backward(call.tangent(0), call[0], call.result(1)));
+}
+
+// _prelu_kernel(x, weight), the weight broadcast to x.
+Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
+  return at::where(x >= 0, 0, x * t);
+}
+
+} // namespace
+
+void add_activations(Table& rules) {
+  ELEMENTWISE("relu", at::threshold_backward(t, y, 0));
+  ELEMENTWISE("silu", silu_tangent(t, x));
+  ELEMENTWISE("mish", at::mish_backward(t, x));
+  ELEMENTWISE("gelu", at::gelu_backward(t, x, c.arg(1).toStringView()));
+  ELEMENTWISE(
+      "elu", at::elu_backward(t, c.scalar(1), c.scalar(2), c.scalar(3), /*is_result=*/false, x));
+  ELEMENTWISE(
+      "celu",
+      at::elu_backward(
+          t, c.scalar(1), 1, 1 / c.scalar(1).toDouble(), /*is_result=*/false, x));
+  ELEMENTWISE("selu", at::elu_backward(t, kSeluAlpha, kSeluScale, 1, /*is_result=*/false, x));
+  ELEMENTWISE("hardshrink", at::hardshrink_backward(t, x, c.scalar(1)));
+  ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x));
+  ELEMENTWISE("hardswish", at::hardswish_backward(t, x));
+  ELEMENTWISE("hardtanh", at::hardtanh_backward(t, x, c.scalar(1), c.scalar(2)));
+  ELEMENTWISE("leaky_relu", at::leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
+  ELEMENTWISE("softplus", at::softplus_backward(t, x, c.scalar(1), c.scalar(2)));
+  ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
+  ELEMENTWISE("threshold", at::threshold_backward(t, x, c.scalar(1)));
+  ELEMENTWISE("glu", at::glu_jvp(y, x, t, c.integer(1)));
+  TERMS(
+      "_prelu_kernel",
+      {0, TERM(at::where(x >= 0, t, c[1] * t))},
+      {1, TERM(prelu_of_weight(t, x))});
+  WRITTEN("log_sigmoid_forward", log_sigmoid);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,218 @@
+// Elementwise functions of several arguments, which broadcast.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+Tensor times(const Tensor& tensor, const Scalar& factor) {
+  return factor.equal(1) ? tensor : tensor * factor;
+}
+
+// Both terms of the product rule in two operators, where there are two.
+void mul(Call& call) {
+  call.run();
+  const Tensor& a = call[0];
+  const Tensor& b = call[1];
+  if (!call.has_tangent(0)) {
+    call.set_tangent(0, a * call.tangent(1));
+  } else if (!call.has_tangent(1)) {
+    call.set_tangent(0, call.tangent(0) * b);
+  } else {
+    call.set_tangent(0, at::addcmul(call.tangent(0) * b, a, call.tangent(1)));
+  }
+}
+
+// (a / b)' = (a' - b' y) / b, with one division.
+void quotient(Call& call) {
+  call.run();
+  const Tensor& b = call[1];
+  if (!call.has_tangent(1)) {
+    call.set_tangent(0, call.tangent(0) / b);
+    return;
+  }
+  const Tensor taken = call.tangent(1) * call.result();
+  call.set_tangent(0, (call.has_tangent(0) ? call.tangent(0) - taken : -taken) / b);
+}
+
+void quotient_with_mode(Call& call) {
+  if (call.arg(2).isNone()) {
+    quotient(call);
+  } else {
+    call.run(); // a step function
+  }
+}
+
+Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent) {
+  if (exponent.equal(0.0)) {
+    return {};
+  }
+  if (exponent.equal(2)) {
+    return 2 * t * x;
+  }
+  const Scalar one_less = exponent.isComplex() ? Scalar(exponent.toComplexDouble() - 1.0)
+                          : exponent.isFloatingPoint() ? Scalar(exponent.toDouble() - 1)
+                                                       : Scalar(exponent.toLong() - 1);
+  return t * (exponent * x.pow(one_less));
+}
+
+Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
+  return at::where(exponent == 0, 0, t * (exponent * base.pow(exponent - 1)));
+}
+
+// 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied.
+Tensor power_exponent(
+    const Tensor& t, const Tensor& base, const Tensor& exponent, const Tensor& power) {
+  const Tensor is_positive =
+      exponent.is_complex() ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
+                            : exponent >= 0;
+  return t * at::where((base == 0).logical_and(is_positive), 0, power * base.log());
+}
+
+Tensor scalar_power_exponent(
+    const Tensor& t, const Scalar& base, const Tensor& exponent, const Tensor& power) {
+  const Tensor as_tensor = at::scalar_tensor(base, power.options());
+  return power_exponent(t, as_tensor, exponent, power);
+}
+
+// The share of the first argument in the tangent of maximum: a half where they are equal.
+Tensor share_of_larger(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
+  return at::where(a == b, at::scalar_tensor(0.5, a.options().dtype(dtype)), (a > b).to(dtype));
+}
+
+void where(Call& call) {
+  call.run();
+  const Tensor& condition = call[0];
+  if (!call.has_tangent(1)) {
+    call.set_tangent(0, at::where(condition, 0, call.tangent(2)));
+  } else if (!call.has_tangent(2)) {
+    call.set_tangent(0, at::where(condition, call.tangent(1), 0));
+  } else {
+    call.set_tangent(0, at::where(condition, call.tangent(1), call.tangent(2)));
+  }
+}
+
+Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
+  const auto at_least = [&] {
+    return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar();
+  };
+  const auto at_most = [&] {
+    return high.isTensor() ? x <= high.toTensor() : x <= high.toScalar();
+  };
+  if (low.isNone()) {
+    return at_most();
+  }
+  return high.isNone() ? at_least() : at_least().logical_and(at_most());
+}
+
+Tensor by_logistic(const Tensor& t, const Tensor& difference) {
+  return t * difference.sigmoid();
+}
+
+} // namespace
+
+void add_binary(Table& rules) {
+  TERMS("add.Tensor", {0, TERM(t)}, {1, TERM(times(t, c.scalar(2)))});
+  TERMS("sub.Tensor", {0, TERM(t)}, {1, TERM(times(-t, c.scalar(2)))});
+  TERMS("rsub.Tensor", {0, TERM(times(-t, c.scalar(2)))}, {1, TERM(t)});
+  ELEMENTWISE("add.Scalar", t);
+  ELEMENTWISE("sub.Scalar", t);
+  ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2)));
+  WRITTEN("mul.Tensor", mul);
+  LINEAR("mul.Scalar");
+  WRITTEN("div.Tensor", quotient);
+  LINEAR("div.Scalar");
+  WRITTEN("div.Tensor_mode", quotient_with_mode);
+  ELEMENTWISE("div.Scalar_mode", c.arg(2).isNone() ? t / c.scalar(1) : Tensor());
+  TERMS(
+      "addcmul",
+      {0, TERM(t)},
+      {1, TERM(times(t * c[2], c.scalar(3)))},
+      {2, TERM(times(c[1] * t, c.scalar(3)))});
+  TERMS(
+      "addcdiv",
+      {0, TERM(t)},
+      {1, TERM(times(t / c[2], c.scalar(3)))},
+      {2, TERM(-times(t * (c[1] / c[2]) / c[2], c.scalar(3)))});
+  TERMS(
+      "lerp.Scalar",
+      {0, TERM(t - t * c.scalar(2))},
+      {1, TERM(t * c.scalar(2))});
+  TERMS(
+      "lerp.Tensor",
+      {0, TERM(t * (1 - c[2]))},
+      {1, TERM(t * c[2])},
+      {2, TERM(t * (c[1] - c[0]))});
+
+  ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
+  TERMS(
+      "pow.Tensor_Tensor",
+      {0, TERM(power_base(t, c[0], c[1]))},
+      {1, TERM(power_exponent(t, c[0], c[1], y))});
+  TERMS("pow.Scalar", {1, TERM(scalar_power_exponent(t, c.scalar(0), c[1], y))});
+  TERMS(
+      "atan2",
+      {0, TERM(t * c[1] / (c[0] * c[0] + c[1] * c[1]))},
+      {1, TERM(-t * c[0] / (c[0] * c[0] + c[1] * c[1]))});
+  TERMS("hypot", {0, TERM(t * (c[0] / y))}, {1, TERM(t * (c[1] / y))});
+  TERMS(
+      "logaddexp",
+      {0, TERM(by_logistic(t, c[0] - c[1]))},
+      {1, TERM(by_logistic(t, c[1] - c[0]))});
+  TERMS(
+      "logaddexp2",
+      {0, TERM(t / (1 + (c[1] - c[0]).exp2()))},
+      {1, TERM(t / (1 + (c[0] - c[1]).exp2()))});
+  TERMS(
+      "xlogy.Tensor",
+      {0, TERM(at::xlogy(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= 0), 0))},
+      {1, TERM(t * c[0] / c[1])});
+  TERMS("remainder.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "floor"))});
+  TERMS("fmod.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "trunc"))});
+  ELEMENTWISE("remainder.Scalar", t);
+  ELEMENTWISE("fmod.Scalar", t);
+  TERMS(
+      "copysign.Tensor",
+      {0, TERM((t * (y / c[0])).masked_fill(c[0] == 0, 0))});
+  ELEMENTWISE("copysign.Scalar", (t * (y / x)).masked_fill(x == 0, 0));
+
+  TERMS(
+      "maximum",
+      {0, TERM(t * share_of_larger(c[0], c[1], t.scalar_type()))},
+      {1, TERM(t * (1 - share_of_larger(c[0], c[1], t.scalar_type())))});
+  TERMS(
+      "minimum",
+      {0, TERM(t * share_of_larger(c[1], c[0], t.scalar_type()))},
+      {1, TERM(t * (1 - share_of_larger(c[1], c[0], t.scalar_type())))});
+  TERMS(
+      "fmax",
+      {0, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))},
+      {1, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))});
+  TERMS(
+      "fmin",
+      {0, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))},
+      {1, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))});
+  ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
+  ELEMENTWISE("clamp_min", at::where(x >= c.scalar(1), t, 0));
+  ELEMENTWISE("clamp_max", at::where(x <= c.scalar(1), t, 0));
+  TERMS(
+      "clamp_min.Tensor",
+      {0, TERM(at::where(c[0] >= c[1], t, 0))},
+      {1, TERM(at::where(c[0] < c[1], t, 0))});
+  TERMS(
+      "clamp_max.Tensor",
+      {0, TERM(at::where(c[0] <= c[1], t, 0))},
+      {1, TERM(at::where(c[0] > c[1], t, 0))});
+
+  WRITTEN("where.self", where);
+  ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
+  TERMS(
+      "masked_fill.Tensor",
+      {0, TERM(t.masked_fill(c[1], 0))},
+      {2, TERM(at::where(c[1], t, 0))});
+}
+
+} // namespace torchlayers

@@ -1,0 +1,179 @@
+#include "call.h"
+
+#include <ATen/ops/_new_zeros_with_same_feature_meta.h>
+
+#include "../args.h"
+#include "../wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+size_t count_tensors(const c10::IValue& value) {
+  if (value.isTensor()) {
+    return value.toTensor().defined() ? 1 : 0;
+  }
+  if (!value.isList()) {
+    return 0;
+  }
+  size_t count = 0;
+  for (const c10::IValue& member : value.toListRef()) {
+    count += member.isTensor() && member.toTensor().defined() ? 1 : 0;
+  }
+  return count;
+}
+
+// The tensor that holds the memory, inside the wrappers and batches of other layers.
+const at::Tensor& holder_of(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return holder_of(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return holder_of(batched->value());
+  }
+  return tensor;
+}
+
+bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
+  return !tensor.has_storage() || !other.has_storage() ||
+         tensor.storage().nbytes() == other.storage().nbytes();
+}
+
+// As torch's forward AD asks of a tangent, its views being the views of its primal.
+bool is_laid_out_like(const at::Tensor& tensor, const at::Tensor& other) {
+  if (tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+      other.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return false;
+  }
+  if (tensor.layout() != at::kStrided || other.layout() != at::kStrided) {
+    return true;
+  }
+  return tensor.strides() == other.strides() && !tensor.is_conj() && !tensor.is_neg() &&
+         tensor.storage_offset() == other.storage_offset() &&
+         has_memory_like(holder_of(tensor), holder_of(other));
+}
+
+} // namespace
+
+const at::Tensor Call::undefined_;
+
+Call::Call(const Operator& op, Args& args, const std::vector<at::Tensor>& tangents)
+    : op_(op), args_(args), first_(args.size() - op.num_args), tangents_(tangents) {
+  size_t start = 0;
+  for (size_t i = 0; i < op.num_args; ++i) {
+    starts_.push_back(start);
+    start += count_tensors(arg(i));
+  }
+  starts_.push_back(start);
+}
+
+bool Call::has_tangents(size_t i) const {
+  for (const at::Tensor& tangent : tangents(i)) {
+    if (tangent.defined()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Call::run() {
+  results_.assign(args_.begin() + static_cast<std::ptrdiff_t>(first_), args_.end());
+  op_.handle.callBoxed(&results_);
+}
+
+void Call::have_run(Args results) {
+  results_ = std::move(results);
+}
+
+Args Call::all_with(const Replacements& replaced) const {
+  Args args(args_.begin() + static_cast<std::ptrdiff_t>(first_), args_.end());
+  for (const auto& [place, value] : replaced) {
+    args[place] = value;
+  }
+  op_.handle.callBoxed(&args);
+  return args;
+}
+
+at::Tensor Call::with(const Replacements& replaced) const {
+  return all_with(replaced)[0].toTensor();
+}
+
+void Call::set_tangent(size_t result, at::Tensor tangent) {
+  if (!tangent.defined()) {
+    return;
+  }
+  size_t place = 0;
+  for (size_t i = 0; i < result; ++i) {
+    place += count_tensors(results_[i]);
+  }
+  given_.emplace_back(place, std::move(tangent));
+}
+
+void Call::set_tangents(size_t result, const std::vector<at::Tensor>& tangents) {
+  size_t place = 0;
+  for (size_t i = 0; i < result; ++i) {
+    place += count_tensors(results_[i]);
+  }
+  for (const at::Tensor& tangent : tangents) {
+    if (tangent.defined()) {
+      given_.emplace_back(place, tangent);
+    }
+    ++place;
+  }
+}
+
+bool Call::is_of_argument(const at::Tensor& tensor) const {
+  for (const at::Tensor& tangent : tangents_) {
+    if (tangent.is_same(tensor)) {
+      return true;
+    }
+  }
+  for (size_t i = 0; i < op_.num_args; ++i) {
+    if (arg(i).isTensor() && arg(i).toTensor().is_same(tensor)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// In-place operators and views of a dual tensor do to its tangent what they do to it: the
+// tangent has to be laid out alike, and nobody else's.
+at::Tensor Call::fitted(at::Tensor tangent, const at::Tensor& result) const {
+  if (op_.aliases) {
+    return tangent; // the same view as its primal
+  }
+  if (tangent.scalar_type() != result.scalar_type()) {
+    tangent = tangent.to(result.scalar_type());
+  }
+  const bool is_own = !is_of_argument(tangent);
+  const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();
+  if (has_size && is_laid_out_like(tangent, result)) {
+    return is_own ? tangent : tangent.clone();
+  }
+  at::Tensor laid_out = at::_new_zeros_with_same_feature_meta(tangent, result);
+  laid_out.copy_(tangent); // broadcasts
+  return laid_out;
+}
+
+std::vector<at::Tensor> Call::finish() {
+  std::vector<at::Tensor> fitting;
+  visit_tensors(
+      results_, op_.num_returns, [&](const at::Tensor& result) {
+        const size_t place = fitting.size();
+        at::Tensor tangent;
+        for (auto& [given_place, given] : given_) {
+          if (given_place == place) {
+            tangent = std::move(given);
+          }
+        }
+        const bool is_differentiable = result.is_floating_point() || result.is_complex();
+        fitting.push_back(
+            tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
+      });
+  args_.resize(first_);
+  for (c10::IValue& value : results_) {
+    args_.push_back(std::move(value));
+  }
+  return fitting;
+}
+
+} // namespace torchlayers

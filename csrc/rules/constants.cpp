@@ -1,0 +1,28 @@
+// Operators whose results have no tangent, whatever their arguments have: comparisons,
+// steps, fillings.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+
+void add_constants(Table& rules) {
+  for (const char* name : {
+           "eq.Scalar",     "eq.Tensor",     "ne.Scalar",      "ne.Tensor",
+           "lt.Scalar",     "lt.Tensor",     "le.Scalar",      "le.Tensor",
+           "gt.Scalar",     "gt.Tensor",     "ge.Scalar",      "ge.Tensor",
+           "isnan",         "isinf",         "isposinf",       "isneginf",
+           "signbit",       "logical_not",   "logical_and",    "logical_or",
+           "logical_xor",   "argmax",        "argmin",         "any",
+           "any.dim",       "all",           "all.dim",        "count_nonzero",
+           "nonzero",       "searchsorted.Tensor", "bucketize.Tensor", "floor",
+           "ceil",          "round",         "round.decimals", "trunc",
+           "sign",          "heaviside",     "floor_divide",   "floor_divide.Scalar",
+           "zeros_like",    "ones_like",     "full_like",      "empty_like",
+           "new_zeros",     "new_ones",      "new_full",       "new_empty",
+           "new_empty_strided", "fill.Scalar",   "zero",
+       }) {
+    CONSTANT(name);
+  }
+}
+
+} // namespace torchlayers

@@ -1,0 +1,46 @@
+// The families of rules, a file each.
+#pragma once
+
+#include "rule.h"
+
+namespace torchlayers {
+
+void add_unary(Table& rules);
+void add_binary(Table& rules);
+void add_activations(Table& rules);
+void add_activation_backwards(Table& rules);
+void add_products(Table& rules);
+void add_convolutions(Table& rules);
+void add_reductions(Table& rules);
+void add_order(Table& rules);
+void add_softmax(Table& rules);
+void add_losses(Table& rules);
+void add_norms(Table& rules);
+void add_pooling(Table& rules);
+void add_indexing(Table& rules);
+void add_shapes(Table& rules);
+void add_linalg(Table& rules);
+void add_fft(Table& rules);
+void add_constants(Table& rules);
+
+inline void add_families(Table& rules) {
+  add_unary(rules);
+  add_binary(rules);
+  add_activations(rules);
+  add_activation_backwards(rules);
+  add_products(rules);
+  add_convolutions(rules);
+  add_reductions(rules);
+  add_order(rules);
+  add_softmax(rules);
+  add_losses(rules);
+  add_norms(rules);
+  add_pooling(rules);
+  add_indexing(rules);
+  add_shapes(rules);
+  add_linalg(rules);
+  add_fft(rules);
+  add_constants(rules);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,61 @@
+// Reading and writing elements by index or mask.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+Tensor with_tangent_and_zero(const Tensor& t, const Call& call, size_t scalar) {
+  return call.with({{0, t}, {scalar, at::Scalar(0)}});
+}
+
+// _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and
+// means are linear in the weights; a maximum is where its index says.
+void embedding_bag(Call& call) {
+  constexpr int64_t kMax = 2;
+  call.run();
+  Tensor sum;
+  for (size_t arg : {0, 6}) {
+    if (call.has_tangent(arg) && call.integer(4) != kMax) {
+      sum = sum_of({sum, call.with({{arg, call.tangent(arg)}})});
+    }
+  }
+  if (call.has_tangent(0) && call.integer(4) == kMax) {
+    const Tensor& rows = call.result(3);
+    sum = call.tangent(0).gather(0, rows.clamp_min(0)).masked_fill(rows < 0, 0);
+  }
+  call.set_tangent(0, sum);
+}
+
+} // namespace
+
+void add_indexing(Table& rules) {
+  for (const char* name : {
+           "index.Tensor",
+           "_unsafe_index.Tensor",
+           "index_select",
+           "gather",
+           "take",
+           "masked_select",
+           "embedding",
+           "embedding_dense_backward",
+       }) {
+    LINEAR(name);
+  }
+  WRITTEN("_embedding_bag", embedding_bag);
+  LINEAR_TOGETHER("index_put", 0, 2);
+  LINEAR_TOGETHER("_unsafe_index_put", 0, 2);
+  LINEAR_TOGETHER("index_add", 0, 3);
+  LINEAR_TOGETHER("index_copy", 0, 3);
+  LINEAR_TOGETHER("index_fill.int_Tensor", 0, 3);
+  LINEAR_TOGETHER("scatter.src", 0, 3);
+  LINEAR_TOGETHER("scatter_add", 0, 3);
+  LINEAR_TOGETHER("masked_scatter", 0, 2);
+  LINEAR_TOGETHER("put", 0, 2);
+  ELEMENTWISE("index_fill.int_Scalar", with_tangent_and_zero(t, c, 3));
+  ELEMENTWISE("scatter.value", with_tangent_and_zero(t, c, 3));
+}
+
+} // namespace torchlayers

@@ -1,0 +1,173 @@
+// Losses: elementwise, then reduced.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+Tensor reduce(const Tensor& elements, int64_t reduction) {
+  switch (reduction) {
+    case at::Reduction::Mean:
+      return elements.mean();
+    case at::Reduction::Sum:
+      return elements.sum();
+    default:
+      return elements;
+  }
+}
+
+// What a mean divides a gradient by.
+Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
+  return reduction == at::Reduction::Mean ? elements / of.sym_numel() : elements;
+}
+
+// Losses of the difference of their two arguments: `slope` of it, times t.
+template <class Slope>
+void of_difference(Call& call, const Slope& slope) {
+  call.run();
+  const Tensor t = call.has_tangent(0) && call.has_tangent(1) ? call.tangent(0) - call.tangent(1)
+                   : call.has_tangent(0)                      ? call.tangent(0)
+                                                              : -call.tangent(1);
+  call.set_tangent(0, reduce(slope(t), call.integer(2)));
+}
+
+void mse_loss(Call& call) {
+  of_difference(call, [&](const Tensor& t) { return 2 * (call[0] - call[1]) * t; });
+}
+
+void smooth_l1_loss(Call& call) {
+  of_difference(call, [&](const Tensor& t) {
+    return at::smooth_l1_loss_backward(
+        t, call[0], call[1], at::Reduction::None, call.number(3));
+  });
+}
+
+void huber_loss(Call& call) {
+  of_difference(call, [&](const Tensor& t) {
+    return at::huber_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3));
+  });
+}
+
+Tensor weighted(const Tensor& elements, const Tensor& weight) {
+  return weight.defined() ? elements * weight : elements;
+}
+
+Tensor cross_entropy_of_input(const Tensor& t, const Call& call) {
+  const auto weight =
+      call[2].defined() ? std::optional<Tensor>(call[2]) : std::optional<Tensor>();
+  return reduce(
+      at::binary_cross_entropy_backward(t, call[0], call[1], weight, at::Reduction::None),
+      call.integer(3));
+}
+
+Tensor cross_entropy_of_target(const Tensor& t, const Call& call) {
+  const Tensor logits = (1 - call[0]).log().clamp_min(-100) - call[0].log().clamp_min(-100);
+  return reduce(weighted(t * logits, call[2]), call.integer(3));
+}
+
+// binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
+Tensor with_logits_of_input(const Tensor& t, const Call& call) {
+  const Tensor& target = call[1];
+  const Tensor p = call[0].sigmoid();
+  const Tensor slope = call[3].defined()
+                           ? (call[3] * target + 1 - target) * p - call[3] * target
+                           : p - target;
+  return reduce(weighted(t * slope, call[2]), call.integer(4));
+}
+
+Tensor with_logits_of_target(const Tensor& t, const Call& call) {
+  const Tensor& x = call[0];
+  const Tensor slope =
+      call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
+  return reduce(weighted(t * slope, call[2]), call.integer(4));
+}
+
+Tensor soft_margin(const Tensor& t, const Call& call, size_t other) {
+  const Tensor z = (call[0] * call[1]).neg().sigmoid();
+  return reduce(-t * call[other] * z, call.integer(2));
+}
+
+// (loss, total weight), linear in the input; the total does not depend on it.
+void nll_loss(Call& call) {
+  call.run();
+  if (call.has_tangent(0)) {
+    call.set_tangent(0, call.with({{0, call.tangent(0)}}));
+  }
+}
+
+Tensor of_gradient(const Tensor& t, const Call& call) {
+  return call.with({{0, t}});
+}
+
+Tensor mse_backward_of(const Tensor& t, const Call& call) {
+  return share(2 * t * call[0], call.integer(3), call[1]);
+}
+
+Tensor huber_backward_of(const Tensor& t, const Call& call) {
+  const Tensor is_square = (call[1] - call[2]).abs() < call.number(4);
+  return share(at::where(is_square, t * call[0], 0), call.integer(3), call[1]);
+}
+
+Tensor smooth_l1_backward_of(const Tensor& t, const Call& call) {
+  const double beta = call.number(4);
+  const Tensor is_square = (call[1] - call[2]).abs() < beta;
+  return share(at::where(is_square, t * call[0] / beta, 0), call.integer(3), call[1]);
+}
+
+Tensor binary_cross_entropy_backward_of_input(const Tensor& t, const Call& call) {
+  const Tensor& x = call[1];
+  const Tensor& target = call[2];
+  const Tensor spread = (x * (1 - x)).clamp_min(1e-12);
+  const Tensor slope = 1 / spread - (x - target) * (1 - 2 * x) / (spread * spread);
+  return share(weighted(t * call[0] * slope, call[3]), call.integer(4), x);
+}
+
+Tensor binary_cross_entropy_backward_of_target(const Tensor& t, const Call& call) {
+  const Tensor& x = call[1];
+  const Tensor spread = (x * (1 - x)).clamp_min(1e-12);
+  return share(weighted(-t * call[0] / spread, call[3]), call.integer(4), x);
+}
+
+} // namespace
+
+void add_losses(Table& rules) {
+  WRITTEN("mse_loss", mse_loss);
+  WRITTEN("smooth_l1_loss", smooth_l1_loss);
+  WRITTEN("huber_loss", huber_loss);
+  WRITTEN("nll_loss_forward", nll_loss);
+  WRITTEN("nll_loss2d_forward", nll_loss);
+  TERMS("binary_cross_entropy", {0, cross_entropy_of_input}, {1, cross_entropy_of_target});
+  TERMS(
+      "binary_cross_entropy_with_logits",
+      {0, with_logits_of_input},
+      {1, with_logits_of_target});
+  TERMS(
+      "soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
+
+  LINEAR("nll_loss_backward");
+  LINEAR("nll_loss2d_backward");
+  TERMS(
+      "mse_loss_backward",
+      {0, of_gradient},
+      {1, mse_backward_of},
+      {2, TERM(-mse_backward_of(t, c))});
+  TERMS(
+      "huber_loss_backward",
+      {0, of_gradient},
+      {1, huber_backward_of},
+      {2, TERM(-huber_backward_of(t, c))});
+  TERMS(
+      "smooth_l1_loss_backward",
+      {0, of_gradient},
+      {1, smooth_l1_backward_of},
+      {2, TERM(-smooth_l1_backward_of(t, c))});
+  TERMS(
+      "binary_cross_entropy_backward",
+      {0, of_gradient},
+      {1, binary_cross_entropy_backward_of_input},
+      {2, binary_cross_entropy_backward_of_target});
+}
+
+} // namespace torchlayers

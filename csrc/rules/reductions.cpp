@@ -1,0 +1,159 @@
+// Sums, means, variances and norms.
+#include <cmath>
+
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+struct Dims {
+  std::vector<int64_t> dims; // empty: all
+  bool keepdim;
+
+  Tensor sum(const Tensor& tensor) const {
+    return dims.empty() && !keepdim ? tensor.sum() : tensor.sum(dims, keepdim);
+  }
+  Tensor mean_kept(const Tensor& tensor) const {
+    return tensor.mean(dims, /*keepdim=*/true);
+  }
+  // Puts back the dimensions of size one that a reduction took away.
+  Tensor kept(const Tensor& reduced, int64_t rank) const {
+    if (keepdim || rank == 0) {
+      return reduced;
+    }
+    if (dims.empty()) {
+      return reduced.reshape(std::vector<int64_t>(rank, 1));
+    }
+    std::vector<int64_t> sorted = dims;
+    for (int64_t& dim : sorted) {
+      dim += dim < 0 ? rank : 0;
+    }
+    std::sort(sorted.begin(), sorted.end());
+    Tensor result = reduced;
+    for (int64_t dim : sorted) {
+      result = result.unsqueeze(dim);
+    }
+    return result;
+  }
+  c10::SymInt count(const Tensor& tensor) const {
+    if (dims.empty()) {
+      return tensor.sym_numel();
+    }
+    c10::SymInt count = 1;
+    for (int64_t dim : dims) {
+      count = count * tensor.sym_size(dim);
+    }
+    return count;
+  }
+};
+
+Tensor real_product(const Tensor& x, const Tensor& t) {
+  return x.is_complex() ? at::real(x.conj() * t) : x * t;
+}
+
+// The deviations from the mean sum up to zero, so the mean's own tangent drops out.
+Tensor variance_tangent(
+    const Tensor& t, const Tensor& x, const Dims& over, const c10::IValue& correction) {
+  const Tensor product = real_product(x - over.mean_kept(x), t);
+  const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
+  if (x.sym_numel() == 0) {
+    return over.sum(product);
+  }
+  if (taken == std::floor(taken)) {
+    return 2 * over.sum(product) / (over.count(x) - static_cast<int64_t>(taken));
+  }
+  return over.sum(product) * (2 / (static_cast<double>(over.count(x).expect_int()) - taken));
+}
+
+Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
+  return (variance / (2 * deviation)).masked_fill(deviation == 0, 0);
+}
+
+void var(Call& call) {
+  call.run();
+  const Dims over{call.integers(1), call.flag(3)};
+  call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
+}
+
+void std_(Call& call) {
+  call.run();
+  const Dims over{call.integers(1), call.flag(3)};
+  const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
+  call.set_tangent(0, deviation_tangent(variance, call.result()));
+}
+
+Tensor mean_over(const Tensor& t, const Dims& over) {
+  return t.mean(over.dims, over.keepdim);
+}
+
+void var_mean(Call& call) {
+  call.run();
+  const Dims over{call.integers(1), call.flag(3)};
+  call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
+  call.set_tangent(1, mean_over(call.tangent(0), over));
+}
+
+void std_mean(Call& call) {
+  call.run();
+  const Dims over{call.integers(1), call.flag(3)};
+  const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
+  call.set_tangent(0, deviation_tangent(variance, call.result(0)));
+  call.set_tangent(1, mean_over(call.tangent(0), over));
+}
+
+// linalg_vector_norm(x, ord, dim, keepdim, dtype). At zero the subgradient 0 is taken.
+void vector_norm(Call& call) {
+  call.run();
+  const Dims over{call.integers(2), call.flag(3)};
+  const double order = call.scalar(1).toDouble();
+  const Tensor& x = call[0];
+  const Tensor& y = call.result();
+  const Tensor t = call.tangent(0);
+  if (order == 0) {
+    return;
+  }
+  if (order == 1) {
+    call.set_tangent(0, over.sum(real_product(x.sgn(), t)));
+  } else if (order == 2) {
+    call.set_tangent(0, (over.sum(real_product(x, t)) / y).masked_fill(y == 0, 0));
+  } else if (std::isinf(order)) {
+    const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
+    const Tensor chosen = at::where(is_extreme, real_product(x.sgn(), t), 0);
+    call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme));
+  } else {
+    const Tensor size = x.abs();
+    const Tensor powers = order < 1 ? size.pow(order - 1).masked_fill(size == 0, 0)
+                                    : size.pow(order - 1);
+    const Tensor sum = over.sum(powers * real_product(x.sgn(), t));
+    call.set_tangent(0, (sum / y.pow(order - 1)).masked_fill(y == 0, 0));
+  }
+}
+
+void nansum(Call& call) {
+  call.run();
+  const Tensor t = at::where(call[0].isnan(), 0, call.tangent(0));
+  const Dims over{call.integers(1), call.flag(2)};
+  call.set_tangent(0, over.sum(t));
+}
+
+} // namespace
+
+void add_reductions(Table& rules) {
+  LINEAR("sum");
+  LINEAR("sum.dim_IntList");
+  LINEAR("mean");
+  LINEAR("mean.dim");
+  LINEAR("cumsum");
+  LINEAR("trace");
+  WRITTEN("nansum", nansum);
+  WRITTEN("var.correction", var);
+  WRITTEN("std.correction", std_);
+  WRITTEN("var_mean.correction", var_mean);
+  WRITTEN("std_mean.correction", std_mean);
+  WRITTEN("linalg_vector_norm", vector_norm);
+}
+
+} // namespace torchlayers

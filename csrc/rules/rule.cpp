@@ -1,0 +1,80 @@
+#include "rule.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "families.h"
+
+namespace torchlayers {
+
+void SumOfTerms::push_forward(Call& call) const {
+  call.run();
+  at::Tensor sum;
+  for (const Term& term : terms_) {
+    if (call.has_tangent(term.arg)) {
+      sum = sum_of({sum, term.of(call.tangent(term.arg), call)});
+    }
+  }
+  call.set_tangent(0, sum);
+}
+
+void Multilinear::push_forward(Call& call) const {
+  call.run();
+  at::Tensor sum;
+  for (size_t arg : args_) {
+    if (call.has_tangent(arg)) {
+      sum = sum_of({sum, call.with({{arg, call.tangent(arg)}})});
+    }
+  }
+  call.set_tangent(0, sum);
+}
+
+void LinearTogether::push_forward(Call& call) const {
+  call.run();
+  Call::Replacements replaced;
+  for (size_t arg : args_) {
+    const bool is_absent = !call.has_tangent(arg);
+    replaced.emplace_back(arg, is_absent ? at::zeros_like(call[arg]) : call.tangent(arg));
+  }
+  call.set_tangent(0, call.all_with(replaced)[0].toTensor());
+}
+
+at::Tensor sum_of(std::initializer_list<at::Tensor> terms) {
+  at::Tensor sum;
+  for (const at::Tensor& term : terms) {
+    if (term.defined()) {
+      sum = sum.defined() ? at::add(sum, term) : term;
+    }
+  }
+  return sum;
+}
+
+void Table::add(const std::string& name, std::unique_ptr<Rule> rule) {
+  const bool is_new = rules_.emplace("aten::" + name, std::move(rule)).second;
+  TORCH_INTERNAL_ASSERT(is_new, "two rules for ", name);
+}
+
+const Table& Table::instance() {
+  static const Table* table = [] {
+    auto* all = new Table(); // outlives threads that end late
+    add_families(*all);
+    return all;
+  }();
+  return *table;
+}
+
+const Rule* Table::find(const c10::OperatorName& name) {
+  const auto& rules = instance().rules_;
+  const auto found = rules.find(c10::toString(name));
+  return found == rules.end() ? nullptr : found->second.get();
+}
+
+std::vector<std::string> Table::names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : instance().rules_) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+} // namespace torchlayers

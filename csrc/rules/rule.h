@@ -1,0 +1,96 @@
+// Rules: an operator states its mathematics once, and a layer reads from it what the
+// operator does to tangents. docs/forward-mode.md tells how to write one.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "call.h"
+
+namespace torchlayers {
+
+class Rule {
+ public:
+  Rule() = default;
+  virtual ~Rule() = default;
+  Rule(const Rule&) = delete;
+  Rule& operator=(const Rule&) = delete;
+
+  // Runs the operator, and gives its results their tangents.
+  virtual void push_forward(Call& call) const = 0;
+};
+
+// What an argument's tangent adds to the result's: a function linear in that tangent.
+struct Term {
+  size_t arg;
+  at::Tensor (*of)(const at::Tensor& tangent, const Call& call);
+};
+
+// An operator with one result, whose tangent is a sum of terms.
+class SumOfTerms final : public Rule {
+ public:
+  explicit SumOfTerms(std::vector<Term> terms) : terms_(std::move(terms)) {}
+  void push_forward(Call& call) const override;
+
+ private:
+  std::vector<Term> terms_;
+};
+
+// Linear in each of these arguments by itself, the others held: the tangent is the sum of
+// the operator on one tangent at a time. One argument: a linear operator; two: bilinear.
+class Multilinear final : public Rule {
+ public:
+  explicit Multilinear(std::vector<size_t> args) : args_(std::move(args)) {}
+  void push_forward(Call& call) const override;
+
+ private:
+  std::vector<size_t> args_;
+};
+
+// Linear in these arguments at once: the tangent is the operator on all their tangents,
+// with zeros for those that are absent.
+class LinearTogether final : public Rule {
+ public:
+  explicit LinearTogether(std::vector<size_t> args) : args_(std::move(args)) {}
+  void push_forward(Call& call) const override;
+
+ private:
+  std::vector<size_t> args_;
+};
+
+// Written out: runs the operator and sets the tangents itself.
+class Written final : public Rule {
+ public:
+  explicit Written(void (*push_forward)(Call&)) : push_forward_(push_forward) {}
+  void push_forward(Call& call) const override {
+    push_forward_(call);
+  }
+
+ private:
+  void (*push_forward_)(Call&);
+};
+
+// The sum of those that are there; undefined if none is.
+at::Tensor sum_of(std::initializer_list<at::Tensor> terms);
+
+// The rules by the operators' names: "mul.Tensor" is aten::mul.Tensor.
+class Table {
+ public:
+  void add(const std::string& name, std::unique_ptr<Rule> rule);
+
+  // Null where there is none.
+  static const Rule* find(const c10::OperatorName& name);
+
+  // The names of the operators with rules.
+  static std::vector<std::string> names();
+
+ private:
+  static const Table& instance();
+
+  std::unordered_map<std::string, std::unique_ptr<Rule>> rules_;
+};
+
+} // namespace torchlayers

@@ -1,0 +1,67 @@
+// softmax, its logarithm, and logsumexp.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// The Jacobian of softmax is symmetric, so its backward operator is its tangent's too.
+Tensor softmax_tangent(const Tensor& t, const Tensor& y, int64_t dim) {
+  return at::_softmax_backward_data(t.to(y.scalar_type()), y, dim, y.scalar_type());
+}
+
+Tensor log_softmax_tangent(const Tensor& t, const Tensor& y, int64_t dim) {
+  return t - (y.exp() * t).sum(dim, /*keepdim=*/true);
+}
+
+Tensor softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, int64_t dim) {
+  return t * (g - (g * y).sum(dim, true)) - y * (g * t).sum(dim, true);
+}
+
+Tensor log_softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, int64_t dim) {
+  return -y.exp() * t * g.sum(dim, true);
+}
+
+Tensor logsumexp_tangent(
+    const Tensor& t, const Tensor& x, const Tensor& y, std::vector<int64_t> dims, bool keepdim) {
+  if (x.dim() == 0) {
+    return t;
+  }
+  Tensor kept = y;
+  if (!keepdim) {
+    for (int64_t& dim : dims) {
+      dim += dim < 0 ? x.dim() : 0;
+    }
+    std::sort(dims.begin(), dims.end());
+    for (int64_t dim : dims) {
+      kept = kept.unsqueeze(dim);
+    }
+  }
+  const Tensor shift = kept.masked_fill(kept.isinf(), 0);
+  return ((x - shift).exp() * t).sum(dims, keepdim);
+}
+
+Tensor of_gradient(const Tensor& t, const Call& call) {
+  return call.with({{0, t}});
+}
+
+} // namespace
+
+void add_softmax(Table& rules) {
+  ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
+  ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
+  ELEMENTWISE("_log_softmax", log_softmax_tangent(t, y, c.integer(1)));
+  ELEMENTWISE("logsumexp", logsumexp_tangent(t, x, y, c.integers(1), c.flag(2)));
+  TERMS(
+      "_softmax_backward_data",
+      {0, of_gradient},
+      {1, TERM(softmax_curvature(t, c[0], c[1], c.integer(2)))});
+  TERMS(
+      "_log_softmax_backward_data",
+      {0, of_gradient},
+      {1, TERM(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
+}
+
+} // namespace torchlayers

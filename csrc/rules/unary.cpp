@@ -1,0 +1,86 @@
+// Elementwise functions of one argument.
+#include <cmath>
+
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+const double kSqrtPi = std::sqrt(M_PI);
+
+// Where x is zero, the difference quotient's limit instead of 0/0.
+Tensor at_zero(const Tensor& x, double limit, const Tensor& elsewhere) {
+  return at::where(x == 0, at::scalar_tensor(limit, elsewhere.options()), elsewhere);
+}
+
+Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
+  if (!x.is_complex()) {
+    return {};
+  }
+  const Tensor size = x.abs();
+  return ((t - y * at::real(y.conj() * t)) / size).masked_fill(size == 0, 0);
+}
+
+} // namespace
+
+void add_unary(Table& rules) {
+  ELEMENTWISE("abs", x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn());
+  ELEMENTWISE("acos", -t * (1 - x * x).rsqrt());
+  ELEMENTWISE("acosh", t * (x * x - 1).rsqrt());
+  ELEMENTWISE("asin", t * (1 - x * x).rsqrt());
+  ELEMENTWISE("asinh", t * (x * x + 1).rsqrt());
+  ELEMENTWISE("atan", t / (x * x + 1));
+  ELEMENTWISE("atanh", t / (1 - x * x));
+  ELEMENTWISE("cos", -t * x.sin());
+  ELEMENTWISE("cosh", t * x.sinh());
+  ELEMENTWISE("sin", t * x.cos());
+  ELEMENTWISE("sinh", t * x.cosh());
+  ELEMENTWISE("tan", t * (y * y + 1));
+  ELEMENTWISE("tanh", y.is_complex() ? t * (1 - y * y) : at::tanh_backward(t, y));
+  ELEMENTWISE("sigmoid", y.is_complex() ? t * (1 - y) * y : at::sigmoid_backward(t, y));
+  ELEMENTWISE("exp", t * y);
+  ELEMENTWISE("exp2", t * y * M_LN2);
+  ELEMENTWISE("expm1", t * (y + 1));
+  ELEMENTWISE("log", t / x);
+  ELEMENTWISE("log10", t / (x * M_LN10));
+  ELEMENTWISE("log1p", t / (x + 1));
+  ELEMENTWISE("log2", t / (x * M_LN2));
+  ELEMENTWISE("sqrt", t / (2 * y));
+  ELEMENTWISE("rsqrt", -0.5 * t * y * y * y);
+  ELEMENTWISE("reciprocal", -t * y * y);
+  ELEMENTWISE("sgn", sgn_tangent(t, x, y));
+  ELEMENTWISE("frac", t);
+  ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
+  ELEMENTWISE("logit", at::logit_backward(t, x, c.arg(1).toOptional<double>()));
+
+  ELEMENTWISE("erf", t * (2 / kSqrtPi) * (-x * x).exp());
+  ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * (-x * x).exp());
+  ELEMENTWISE("erfinv", t * (kSqrtPi / 2) * (y * y).exp());
+  ELEMENTWISE("special_erfcx", t * (2 * x * y - 2 / kSqrtPi));
+  ELEMENTWISE("special_entr", -t * (x.log() + 1));
+  ELEMENTWISE("special_ndtri", t * std::sqrt(2 * M_PI) * (y * y / 2).exp());
+  ELEMENTWISE(
+      "special_log_ndtr", t * std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2));
+  ELEMENTWISE("lgamma", t * x.digamma());
+  ELEMENTWISE("digamma", t * at::polygamma(1, x));
+  TERMS("polygamma", {1, TERM(t * at::polygamma(c.integer(0) + 1, c[1]))});
+  ELEMENTWISE("i0", t * at::special_i1(x));
+  ELEMENTWISE("special_i0e", t * (at::special_i1e(x) - x.sgn() * y));
+  ELEMENTWISE("special_i1", t * at_zero(x, 0.5, at::i0(x) - y / x));
+  ELEMENTWISE(
+      "special_i1e", t * at_zero(x, 0.5, at::special_i0e(x) - y * (x.sgn() + x.reciprocal())));
+  ELEMENTWISE("sinc", t * at_zero(x, 0, ((x * M_PI).cos() - y) / x));
+
+  LINEAR("neg");
+  LINEAR("deg2rad");
+  LINEAR("rad2deg");
+  LINEAR("conj_physical");
+  LINEAR("_conj_physical");
+  LINEAR("clone");
+  LINEAR("_to_copy");
+}
+
+} // namespace torchlayers

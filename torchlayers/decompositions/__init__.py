@@ -1,0 +1,46 @@
+"""What an operator is made of, where torch has no forward-mode formula for it.
+
+jvp asks here last of all: first come the rules in csrc/rules/, then torch's own formulas.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchlayers.decompositions import attention, distances, grid_sample
+
+Decomposition = Callable[..., Any]
+
+
+def find(name: str, overload: str) -> Decomposition | None:
+    """The decomposition of the operator ``name.overload`` ("aten::cdist", ""), or None."""
+    return _OURS.get(name) or _of_torch().get((name, overload))
+
+
+@functools.cache
+def _of_torch() -> dict[tuple[str, str], Decomposition]:
+    return {
+        (op._schema.name, op._schema.overload_name): function
+        for op, function in torch._decomp.decomposition_table.items()
+        if isinstance(op, torch._ops.OpOverload)
+    }
+
+
+_OURS: dict[str, Decomposition] = {
+    "aten::_cdist_forward": distances.cdist,
+    "aten::_cdist_backward": distances.cdist_backward,
+    "aten::_pdist_forward": distances.pdist,
+    "aten::_pdist_backward": distances.pdist_backward,
+    "aten::grid_sampler_2d": grid_sample.grid_sampler,
+    "aten::grid_sampler_2d_backward": grid_sample.grid_sampler_backward,
+    "aten::grid_sampler_3d": grid_sample.grid_sampler,
+    "aten::grid_sampler_3d_backward": grid_sample.grid_sampler_backward,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": attention.flash_for_cpu,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention.flash_for_cpu_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+}
