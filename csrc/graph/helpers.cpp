@@ -89,6 +89,14 @@ def unrepeated(grad, size: List[int], repeats: List[int]):
         return grad
     return grad.reshape(shape).sum(summed)
 
+def each_repeated(grad, size: List[int], repeats: int, dim: Optional[int]):
+    if dim is None:
+        return grad.reshape([-1, repeats]).sum(1).reshape(size)
+    place = dim
+    if dim < 0:
+        place = dim + len(size)
+    return grad.reshape(size[:place + 1] + [repeats] + size[place + 1:]).sum(place + 1)
+
 def mean_or_sum(grad, size: List[int], reduction: int):
     if reduction == 1:
         count = 1
@@ -237,6 +245,26 @@ def tiled(self, dims: List[int]):
 def stacked_horizontally(tensors: List[Tensor]):
     dim = 0 if tensors[0].dim() < 2 else 1
     return torch.cat([torch.atleast_1d(tensor) for tensor in tensors], dim)
+
+def distance(x1, x2, p: float, eps: float, keepdim: bool):
+    return torch.norm(x1 - x2 + eps, p, [-1], keepdim)
+
+def triplet_margin(anchor, positive, negative, margin: float, p: float, eps: float, swap: bool):
+    near = distance(anchor, positive, p, eps, False)
+    far = distance(anchor, negative, p, eps, False)
+    if swap:
+        far = torch.min(far, distance(positive, negative, p, eps, False))
+    return (margin + near - far).clamp_min(0)
+
+def poisson_nll(input, target, log_input: bool, full: bool, eps: float):
+    if log_input:
+        loss = torch.exp(input) - target * input
+    else:
+        loss = input - target * torch.log(input + eps)
+    if full: # Stirling's approximation, for targets above 1
+        more = target * torch.log(target) - target + 0.5 * torch.log(6.283185307179586 * target)
+        loss = loss + more.masked_fill(target <= 1, 0.0)
+    return loss
 
 def rms_norm(input, normalized_shape: List[int], weight: Optional[Tensor], eps: Optional[float]):
     # The precision of double, 7, and of float, in which the narrower ones are computed.

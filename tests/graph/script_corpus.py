@@ -807,6 +807,33 @@ def inverse_and_digamma(x, y):
     return torch.linalg.inv(x) * torch.digamma(y)
 
 
+@case(lambda: t(3, 4), lambda: t(3, 4), lambda: t(3, 4))
+def distances_and_margins(x, y, z):
+    a = F.pairwise_distance(x, y) * F.pairwise_distance(x, z, keepdim=True).sum()
+    b = F.triplet_margin_loss(x, y, z, margin=5.0, swap=True) + F.triplet_margin_loss(x, z, y)
+    target = z.detach().sign()
+    return a + b + F.margin_ranking_loss(x, y, target, 0.1) + F.soft_margin_loss(x, target)
+
+
+@case(lambda: t(3, 4), lambda: positive(3, 4), lambda: ints(9, 3, 4))
+def poisson_losses(x, y, counts):
+    target = counts.to(torch.float64)
+    a = F.poisson_nll_loss(x, target, full=True) + F.poisson_nll_loss(x, target, reduction="sum")
+    return a * F.poisson_nll_loss(y, target, log_input=False, reduction="none")
+
+
+@case(lambda: t(1, 4, 2, 6))
+def pixels_and_channels(x):
+    return F.pixel_shuffle(x, 2) * F.pixel_unshuffle(x, 2).sum()
+
+
+@case(lambda: t(2, 3), lambda: t(3))
+def repeated_elements_and_diagonals(x, y):
+    a = x.repeat_interleave(2, 1) * x.repeat_interleave(3).sum() + x.repeat_interleave(2, dim=-1)
+    b = torch.diag_embed(x, 1).sum(0) * torch.diag_embed(x).sum()
+    return a.sum() * b + torch.deg2rad(y).sum() * torch.rad2deg(x.mH).sum() + x.adjoint().sum()
+
+
 def module(name: str, make: Callable[[], nn.Module], *makers: Callable[[], Any], **extra: Any):
     MODULES[name] = Case(
         lambda: make().to(torch.float64), lambda: tuple(m() for m in makers), **extra

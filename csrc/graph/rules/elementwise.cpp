@@ -57,6 +57,8 @@ Rules elementwise_rules() {
       unary("aten::atanh", "grad / (1 - self * self)"),
       unary("aten::erfinv", "grad * 0.886226925452758 * (result * result).exp()"),
       unary("aten::lgamma", "grad * torch.digamma(self)"),
+      unary("aten::deg2rad", "torch.deg2rad(grad)"),
+      unary("aten::rad2deg", "torch.rad2deg(grad)"),
       unary("aten::digamma", "grad * torch.polygamma(1, self)"),
       unary("aten::sign", "torch.zeros_like(grad)"),
       unary("aten::sgn", "torch.zeros_like(grad)"),
