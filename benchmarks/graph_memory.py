@@ -57,18 +57,16 @@ def _size(node: Node) -> int:
 
 
 def table() -> str:
-    lines = [
-        "| | default partitioner | min-compute | min-cut partitioner | min-memory |",
-        "|---|--:|--:|--:|--:|",
-    ]
+    rows = []
     for name, make in models().items():
         torch.manual_seed(0)
         model = make()
-        cells = []
+        sizes = []
         for save, partition in PARTITIONERS.items():
-            cells += [bytes_of_partitioner(model, partition), ours(model, save).saved_bytes]
-        lines.append(f"| {name} | " + " | ".join(f"{cell:,}" for cell in cells) + " |")
-    return "\n".join(lines)
+            sizes += [bytes_of_partitioner(model, partition), ours(model, save).saved_bytes]
+        rows.append([name, *(f"{size:,}" for size in sizes)])
+    columns = ("", "default partitioner", "min-compute", "min-cut partitioner", "min-memory")
+    return page.table(columns, rows)
 
 
 def main() -> None:

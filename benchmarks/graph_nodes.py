@@ -4,7 +4,7 @@
 benchmarks/graph_nodes.svg.
 """
 
-import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from benchmarks import machine, page
+from benchmarks import growth, machine, page
+from benchmarks.timing import least_seconds
 from torchlayers.graph import differentiate
 
 PICTURE = Path(__file__).parent / "graph_nodes.svg"
@@ -35,62 +36,32 @@ def chain(nodes: int) -> GraphModule:
     return make_fx(function)(torch.randn(4, 8), weight, bias)
 
 
-def seconds(graph: GraphModule, save: str) -> float:
-    """Of the processor, the least of some repetitions: what the work takes undisturbed."""
-    times = []
-    for _ in range(REPETITIONS):
-        start = time.process_time()
-        differentiate(graph, save=save)
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 def measure() -> list[tuple[int, int, float, float]]:
     rows = []
     for count in COUNTS:
         graph = chain(count)
-        backward = len(differentiate(graph).df.graph.nodes)
-        rows.append(
-            (
-                len(graph.graph.nodes),
-                backward,
-                seconds(graph, "min-compute"),
-                seconds(graph, "min-memory"),
-            )
+        compute, memory = (
+            least_seconds(partial(differentiate, graph, save=save), REPETITIONS)
+            for save in ("min-compute", "min-memory")
         )
+        backward = len(differentiate(graph).df.graph.nodes)
+        rows.append((len(graph.graph.nodes), backward, compute, memory))
     return rows
-
-
-def draw(rows: list[tuple[int, int, float, float]]) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    nodes = [row[0] for row in rows]
-    axes.plot(nodes, [row[2] for row in rows], "o-", label="min-compute")
-    axes.plot(nodes, [row[3] for row in rows], "s-", label="min-memory")
-    axes.set(xlabel="nodes of the forward graph", ylabel="seconds to differentiate it")
-    axes.set(xlim=0, ylim=0)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(PICTURE, metadata={"Date": None})
 
 
 def main() -> None:
     torch.set_num_threads(1)
     rows = measure()
-    lines = [
-        "| forward nodes | backward nodes | min-compute, s | min-memory, s |",
-        "|--:|--:|--:|--:|",
-    ]
-    for forward, backward, compute, memory in rows:
-        lines.append(f"| {forward:,} | {backward:,} | {compute:.2f} | {memory:.2f} |")
-    text = "\n".join([*lines, "", f"({machine.describe()})"])
+    columns = ("forward nodes", "backward nodes", "min-compute, s", "min-memory, s")
+    cells = [(f"{f:,}", f"{b:,}", f"{c:.2f}", f"{m:.2f}") for f, b, c, m in rows]
+    text = f"{page.table(columns, cells)}\n\n({machine.describe()})"
     print(text)
     page.write("graph-fx.md", "nodes", text)
-    draw(rows)
+    curves = {
+        "min-compute": [(row[0], row[2]) for row in rows],
+        "min-memory": [(row[0], row[3]) for row in rows],
+    }
+    growth.draw(PICTURE, curves)
 
 
 if __name__ == "__main__":

@@ -4,20 +4,20 @@
 benchmarks/script_nodes.svg. torch's own pass differentiates the same graphs beside.
 """
 
-import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
-import matplotlib
 import torch
 
-from benchmarks import machine, page
+from benchmarks import growth, machine, page
+from benchmarks.timing import least_seconds
 from torchlayers import _C
 from torchlayers.graph import differentiate
 
 PICTURE = Path(__file__).parent / "script_nodes.svg"
-COUNTS = (250, 500, 1000, 2000, 4000)
+COUNTS = (250, 500, 1000, 2000, 4000, 8000)
+MOST_FOR_TORCH = 4000  # where its pass takes most of a minute
 REPETITIONS = 5
 
 BLOCK = """
@@ -36,61 +36,54 @@ def chain(nodes: int) -> torch.jit.ScriptFunction:
     return torch.jit.CompilationUnit(source).f
 
 
-def seconds(action: Callable[[], object]) -> float:
-    """The least of some repetitions: what the work takes where nothing disturbs it."""
-    times = []
-    for _ in range(REPETITIONS):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+class Row(NamedTuple):
+    nodes: int
+    nodes_of_df: int
+    ours: float
+    copies: float  # of f and df: what it takes torch to make as many nodes, and nothing else
+    theirs: float | None
 
 
-def measure() -> list[tuple[int, int, float, float]]:
-    rows = []
-    for count in COUNTS:
-        function = chain(count)
-        prepared = _C.prepare_graph(function.graph, None, False, None).graph
-        rows.append(
-            (
-                sum(node.kind() != "prim::Constant" for node in prepared.nodes()),
-                len(list(differentiate(function).df.nodes())),
-                seconds(lambda function=function: differentiate(function)),
-                seconds(lambda graph=prepared: torch._C._jit_differentiate(graph)),
-            )
-        )
-    return rows
-
-
-def draw(rows: list[tuple[int, int, float, float]]) -> None:
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    nodes = [row[0] for row in rows]
-    axes.plot(nodes, [row[2] for row in rows], "o-", label="torchlayers, to a Gradient")
-    axes.plot(nodes, [row[3] for row in rows], "s-", label="torch's own pass, the graphs alone")
-    axes.set(xlabel="nodes of the graph", ylabel="seconds to differentiate it")
-    axes.set(xlim=0, ylim=0)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(PICTURE, metadata={"Date": None})
+def measure(count: int) -> Row:
+    function = chain(count)
+    prepared = _C.prepare_graph(function.graph, None, False, None).graph
+    gradient = differentiate(function)
+    return Row(
+        sum(node.kind() != "prim::Constant" for node in prepared.nodes()),
+        len(list(gradient.df.nodes())),
+        least_seconds(lambda: differentiate(function), REPETITIONS),
+        least_seconds(lambda: (gradient.f.copy(), gradient.df.copy()), REPETITIONS),
+        least_seconds(lambda: torch._C._jit_differentiate(prepared), 1)
+        if count <= MOST_FOR_TORCH
+        else None,
+    )
 
 
 def main() -> None:
     warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
     torch.set_num_threads(1)
-    rows = measure()
-    lines = [
-        "| nodes | nodes of df | torchlayers, s | torch's pass, s |",
-        "|--:|--:|--:|--:|",
+    rows = [measure(count) for count in COUNTS]
+    cells = [
+        (
+            f"{row.nodes:,}",
+            f"{row.nodes_of_df:,}",
+            f"{row.ours:.3f}",
+            f"{row.copies:.3f}",
+            "" if row.theirs is None else f"{row.theirs:.3f}",
+        )
+        for row in rows
     ]
-    for nodes, backward, ours, theirs in rows:
-        lines.append(f"| {nodes:,} | {backward:,} | {ours:.3f} | {theirs:.3f} |")
-    text = "\n".join([*lines, "", f"({machine.describe()})"])
+    columns = ("nodes", "nodes of df", "torchlayers, s", "copying f and df, s", "torch's pass, s")
+    text = f"{page.table(columns, cells)}\n\n({machine.describe()})"
     print(text)
     page.write("graph.md", "nodes", text)
-    draw(rows)
+    curves = {
+        "torchlayers, to a Gradient": [(row.nodes, row.ours) for row in rows],
+        "torch's own pass, the graphs alone": [
+            (row.nodes, row.theirs) for row in rows if row.theirs is not None
+        ],
+    }
+    growth.draw(PICTURE, curves)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Timing of several implementations of the same work, side by side."""
 
 import statistics
+import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,16 @@ def compare(
             measured[name].append(_seconds_per_call(works[name], calls[name]))
         names.append(names.pop(0))
     return {name: Timing.of(seconds) for name, seconds in measured.items()}
+
+
+def least_seconds(work: Work, repetitions: int) -> float:
+    """Of the processor, the least of some repetitions: what the work takes undisturbed."""
+    seconds = []
+    for _ in range(repetitions):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 def check_same(peers: Mapping[str, Work]) -> None:

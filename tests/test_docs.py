@@ -1,10 +1,17 @@
-"""The programs in docs/ run, and give what their comments say."""
+"""The examples in docs/ and in the docstrings of torchlayers.graph give what they say."""
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torchlayers.graph
+from torchlayers.graph import differentiate, gradient, script
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 DOCS = Path(__file__).parent.parent / "docs"
 STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\))$", re.MULTILINE)
@@ -22,3 +29,23 @@ def test_programs_give_what_they_state(page):
             torch.testing.assert_close(eval(match["call"], namespace), value)
             stated += 1
     assert stated >= 3
+
+
+@pytest.mark.parametrize(("page", "at_least"), [("graph.md", 15), ("graph-fx.md", 5)])
+def test_sessions_print_what_they_show(page, at_least):
+    failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
+    assert attempted > at_least
+    assert failed == 0
+
+
+@pytest.mark.parametrize("module", [torchlayers.graph, gradient, script])
+def test_docstrings_print_what_they_show(module):
+    failed, attempted = doctest.testmod(module)
+    assert attempted > 3
+    assert failed == 0
+
+
+def test_the_picture_is_of_the_graph_on_its_page():
+    inputs = torch.ones(2, 3), torch.ones(3, 4)
+    drawn = differentiate(make_fx(lambda x, w: (x @ w).tanh().sum(0))(*inputs)).to_svg()
+    assert (DOCS / "graph-fx.svg").read_text() == drawn

@@ -32,6 +32,8 @@ Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
       return graph.insertConstant(0.0);
     case c10::TypeKind::BoolType:
       return graph.insertConstant(false);
+    case c10::TypeKind::DeviceObjType:
+      return graph.insertConstant(c10::Device(c10::kCPU));
     case c10::TypeKind::ListType:
       return graph
           .insertNode(graph.createList(type->expectRef<c10::ListType>().getElementType(), {}))
@@ -113,7 +115,7 @@ void differentiate_branches(Node& node, Gradients& gradients, const Tracked& tra
       Value* gradient = found[b].find(value);
       choice->blocks()[b]->registerOutput(gradient == nullptr ? zero(graph) : gradient);
     }
-    lift_constants(*choice->blocks()[b]);
+    lift_constants(*node.blocks()[b], *choice->blocks()[b]);
     expose(node, node.blocks()[b], choice->blocks()[b]);
   }
   for (Value* value : outer) {

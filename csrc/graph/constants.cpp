@@ -1,7 +1,9 @@
 #include "constants.h"
 
 #include <algorithm>
-#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
 
 #include "captures.h"
 
@@ -31,8 +33,21 @@ bool is_liftable(const Value* value) {
 
 class Lift {
  public:
-  explicit Lift(Block& into) : into_(into) {}
+  Lift(const Block& forward, Block& reverse) : forward_(forward), reverse_(reverse) {}
 
+  void run() {
+    visit(reverse_);
+    for (auto it = lifted_.rbegin(); it != lifted_.rend(); ++it) {
+      reverse_.prependNode(it->second);
+    }
+    // A constant may have thousands of uses, and to find one among them takes as many steps. So
+    // all that are inside are changed at once.
+    for (const auto& [value, copy] : lifted_) {
+      value->replaceAllUsesDominatedByNodeWith(copy, copy->output());
+    }
+  }
+
+ private:
   void visit(Block& block) {
     for (Node* node : block.nodes()) {
       visit(*node);
@@ -40,50 +55,37 @@ class Lift {
     visit(*block.return_node());
   }
 
- private:
   void visit(Node& node) {
-    for (size_t i = 0; i < node.inputs().size(); ++i) {
-      if (Value* copy = copied(node.input(i))) {
-        node.replaceInput(i, copy);
-      }
+    for (Value* input : node.inputs()) {
+      lift(input);
     }
     for (Block* inner : node.blocks()) {
       visit(*inner);
     }
   }
 
-  // nullptr for a value that stays where it is.
-  Value* copied(Value* value) {
-    const auto known = copies_.find(value);
-    if (known != copies_.end()) {
-      return known->second;
+  void lift(Value* value) {
+    if (!seen_.insert(value).second || !is_liftable(value) || !is_inside(value->node(), forward_)) {
+      return;
     }
     Node* node = value->node();
-    if (!is_liftable(value) || is_inside(node, into_)) {
-      return nullptr;
+    for (Value* member : node->inputs()) {
+      lift(member);
     }
-    Node* copy = into_.owningGraph()->createClone(node, [&](Value* member) {
-      Value* lifted = copied(member);
-      return lifted == nullptr ? member : lifted;
-    });
-    if (last_ == nullptr) {
-      into_.prependNode(copy);
-    } else {
-      copy->insertAfter(last_);
-    }
-    last_ = copy;
-    return copies_[value] = copy->output();
+    Node* copy = reverse_.owningGraph()->createClone(node, [](Value* member) { return member; });
+    lifted_.emplace_back(value, copy);
   }
 
-  Block& into_;
-  Node* last_ = nullptr;
-  std::unordered_map<Value*, Value*> copies_;
+  const Block& forward_;
+  Block& reverse_;
+  std::unordered_set<const Value*> seen_;
+  std::vector<std::pair<Value*, Node*>> lifted_; // members before their lists
 };
 
 } // namespace
 
-void lift_constants(Block& reverse) {
-  Lift(reverse).visit(reverse);
+void lift_constants(const Block& forward, Block& reverse) {
+  Lift(forward, reverse).run();
 }
 
 } // namespace torchlayers::graph

@@ -5,8 +5,8 @@
 
 namespace torchlayers::graph {
 
-// Copies the constants that a reverse block reads into it, and the lists that are put together
-// of values: their members are captured instead.
-void lift_constants(torch::jit::Block& reverse);
+// Copies the forward block's constants that a reverse block reads into it, and the lists that are
+// put together of values: their members are captured instead.
+void lift_constants(const torch::jit::Block& forward, torch::jit::Block& reverse);
 
 } // namespace torchlayers::graph

@@ -44,7 +44,6 @@ ScriptGradient differentiate(const Graph& prepared, bool keep_steps) {
   ScriptGradient result;
   Diary diary(result, keep_steps);
   result.f = std::const_pointer_cast<Graph>(prepared.shared_from_this())->copy();
-  const torch::jit::WithInsertPoint guard(result.f->block());
   diary.write("prepared", *result.f);
 
   const Tracked tracked(*result.f);
@@ -52,7 +51,7 @@ ScriptGradient differentiate(const Graph& prepared, bool keep_steps) {
   torch::jit::LowerSimpleTuples(result.f->block());
   diary.write("reversed", *result.f, *reverse.node);
 
-  lift_constants(*reverse.block);
+  lift_constants(*result.f->block(), *reverse.block);
   diary.write("constants lifted", *result.f, *reverse.node);
 
   fold_sizes(*reverse.block);

@@ -26,11 +26,17 @@ void Gradients::add(Value* value, Value* gradient) {
 
 void Gradients::rename(Value* from, Value* to) {
   const auto entry = gradients_.find(from);
-  if (entry != gradients_.end()) {
-    gradients_.emplace(to, entry->second);
-    gradients_.erase(entry);
-    std::replace(order_.begin(), order_.end(), from, to);
+  if (entry == gradients_.end()) {
+    return;
   }
+  // The sweep is at this value, so that most often its gradient arrived late.
+  const auto place = std::find(order_.rbegin(), order_.rend(), from);
+  if (gradients_.emplace(to, entry->second).second) {
+    *place = to;
+  } else { // a formula that gives its input back, which has a gradient by now
+    order_.erase(std::next(place).base());
+  }
+  gradients_.erase(from);
 }
 
 void Gradients::keep_only(

@@ -5,6 +5,8 @@
 #include <string>
 #include <unordered_set>
 
+#include "einsum.h"
+
 namespace torchlayers::graph {
 
 using c10::Symbol;
@@ -28,8 +30,23 @@ bool is_identity(const Node& node) {
          node.kind() == aten::_unwrap_optional;
 }
 
-bool takes_list(const Node& node) {
-  return is_aten(node, {"cat", "concat", "stack"});
+bool is_plain_einsum(const Node& node) {
+  if (node.kind() != aten::einsum || node.schema().overload_name() != "") {
+    return false;
+  }
+  const auto equation = torch::jit::toIValue(node.input(0));
+  return equation && Einsum(equation->toStringRef()).is_plain();
+}
+
+// The list of tensors that the node joins, put together in the graph; nullptr for other nodes.
+Value* joined_list(const Node& node) {
+  Value* list = nullptr;
+  if (is_aten(node, {"cat", "concat", "stack"})) {
+    list = node.input(0);
+  } else if (is_plain_einsum(node)) {
+    list = node.input(1);
+  }
+  return list != nullptr && list->node()->kind() == prim::ListConstruct ? list : nullptr;
 }
 
 // The list is cut along dim into tensors as long as those it was joined of.
@@ -45,6 +62,14 @@ Value* uncat(Node& node, Value* cotangent) {
     sizes = graph.insertNode(graph.createList(c10::IntType::get(), lengths))->output();
   }
   return graph.insert(aten::split_with_sizes, {cotangent, sizes, node.input(1)});
+}
+
+Value* uneinsum(Node& node, Value* cotangent) {
+  Graph& graph = *node.owningGraph();
+  Node* gradients = graph.insertNode(graph.create(
+      Symbol::fromQualString("torchlayers::einsum_backward"),
+      {cotangent, node.input(0), node.input(1)}));
+  return gradients->output()->setType(c10::ListType::ofTensors());
 }
 
 Value* cut_dim(Node& node) {
@@ -69,7 +94,7 @@ bool is_cutting(const Node& node) {
 
 bool is_handwritten(const Node& node) {
   return node.kind() == prim::AutogradAdd || is_identity(node) || is_cutting(node) ||
-         (takes_list(node) && node.input(0)->node()->kind() == prim::ListConstruct);
+         joined_list(node) != nullptr;
 }
 
 std::vector<Value*> handwritten_gradient(Node& node, at::ArrayRef<Value*> cotangents) {
@@ -77,7 +102,10 @@ std::vector<Value*> handwritten_gradient(Node& node, at::ArrayRef<Value*> cotang
   if (node.kind() == prim::AutogradAdd) {
     return {cotangents[0], cotangents[0]};
   }
-  if (takes_list(node)) {
+  if (node.kind() == aten::einsum) {
+    return {nullptr, uneinsum(node, cotangents[0]), nullptr};
+  }
+  if (joined_list(node) != nullptr) {
     Value* parts = node.kind() == aten::stack
                        ? graph.insert(aten::unbind, {cotangents[0], node.input(1)})
                        : uncat(node, cotangents[0]);

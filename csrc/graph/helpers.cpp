@@ -23,6 +23,16 @@ def as_before(grad, changed: Optional[int], dtype: int):
         return grad
     return grad.to(dtype)
 
+def is_integral(dtype: int):
+    # torch's numbers: the old integers, bool, and the unsigned ones that came later.
+    return dtype <= 4 or dtype == 11 or (dtype >= 27 and dtype <= 29)
+
+def converted(grad, device: Device, dtype: int, through: int):
+    # Nothing flows back through integers, though a float may have come of them since.
+    if is_integral(through):
+        return torch.zeros_like(grad, dtype=dtype, device=device)
+    return grad.to(device, dtype)
+
 def placed(grad, index, size: List[int], dim: int, keepdim: bool):
     if not keepdim and len(size) > 0:
         grad = grad.unsqueeze(dim)
@@ -39,6 +49,19 @@ def evenly_along(grad, where, dim: List[int]):
 
 def reversed_cumsum(grad, dim: int):
     return grad.flip([dim]).cumsum(dim).flip([dim])
+
+def product_of_others(x, dim: int):
+    # Not a quotient of the product: elements may be zero.
+    if x.numel() < 2 or x.dim() == 0:
+        return torch.ones_like(x)
+    ones = torch.ones_like(x.narrow(dim, 0, 1))
+    rest = x.size(dim) - 1
+    before = torch.cat([ones, x.narrow(dim, 0, rest)], dim).cumprod(dim)
+    after = torch.cat([ones, x.flip([dim]).narrow(dim, 0, rest)], dim).cumprod(dim).flip([dim])
+    return before * after
+
+def gathered(grad, index, size: List[int], dim: int):
+    return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter_add(dim, index, grad)
 
 def scattered(grad, size: List[int], indices: List[Optional[Tensor]]):
     zeros = torch.zeros(size, dtype=grad.dtype, device=grad.device)
@@ -65,6 +88,14 @@ def unrepeated(grad, size: List[int], repeats: List[int]):
     if len(summed) == 0:
         return grad
     return grad.reshape(shape).sum(summed)
+
+def each_repeated(grad, size: List[int], repeats: int, dim: Optional[int]):
+    if dim is None:
+        return grad.reshape([-1, repeats]).sum(1).reshape(size)
+    place = dim
+    if dim < 0:
+        place = dim + len(size)
+    return grad.reshape(size[:place + 1] + [repeats] + size[place + 1:]).sum(place + 1)
 
 def mean_or_sum(grad, size: List[int], reduction: int):
     if reduction == 1:
@@ -204,6 +235,49 @@ def instance_norm(input, weight: Optional[Tensor], bias: Optional[Tensor],
         input.reshape(shape), None, None, None, None, True, momentum, eps, cudnn_enabled)
     normal = normal.reshape(input.size())
     return scaled_by_channel(normal, weight, bias)
+
+def tiled(self, dims: List[int]):
+    ones: List[int] = []
+    for _ in range(self.dim() - len(dims)):
+        ones.append(1)
+    return self.repeat(ones + dims)
+
+def stacked_horizontally(tensors: List[Tensor]):
+    dim = 0 if tensors[0].dim() < 2 else 1
+    return torch.cat([torch.atleast_1d(tensor) for tensor in tensors], dim)
+
+def distance(x1, x2, p: float, eps: float, keepdim: bool):
+    return torch.norm(x1 - x2 + eps, p, [-1], keepdim)
+
+def triplet_margin(anchor, positive, negative, margin: float, p: float, eps: float, swap: bool):
+    near = distance(anchor, positive, p, eps, False)
+    far = distance(anchor, negative, p, eps, False)
+    if swap:
+        far = torch.min(far, distance(positive, negative, p, eps, False))
+    return (margin + near - far).clamp_min(0)
+
+def poisson_nll(input, target, log_input: bool, full: bool, eps: float):
+    if log_input:
+        loss = torch.exp(input) - target * input
+    else:
+        loss = input - target * torch.log(input + eps)
+    if full: # Stirling's approximation, for targets above 1
+        more = target * torch.log(target) - target + 0.5 * torch.log(6.283185307179586 * target)
+        loss = loss + more.masked_fill(target <= 1, 0.0)
+    return loss
+
+def rms_norm(input, normalized_shape: List[int], weight: Optional[Tensor], eps: Optional[float]):
+    # The precision of double, 7, and of float, in which the narrower ones are computed.
+    epsilon = 2.220446049250313e-16 if input.dtype == 7 else 1.1920928955078125e-07
+    if eps is not None:
+        epsilon = eps
+    dims: List[int] = []
+    for i in range(len(normalized_shape)):
+        dims.append(-1 - i)
+    normal = input * torch.rsqrt((input * input).mean(dims, True) + epsilon)
+    if weight is not None:
+        normal = normal * weight
+    return normal
 
 def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, is_causal: bool,
               scale: Optional[float]):

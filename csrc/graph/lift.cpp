@@ -88,8 +88,10 @@ void lift_reverse(ScriptGradient& result, Reverse& reverse) {
   result.df = std::make_shared<Graph>();
   result.df->block()->cloneFrom(
       reverse.block, [&](Value* value) { return result.df->inputs()[captured.at(value)]; });
-  reverse.node->destroy();
-  reverse.block = nullptr;
+  // The copy is without the reverse block, whose nodes can't be destroyed one by one: each would be
+  // looked for among all the uses of what it reads, and a weight has thousands.
+  result.f = f.copy();
+  reverse = {};
 }
 
 void pack_results(Graph& graph) {

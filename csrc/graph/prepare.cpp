@@ -11,10 +11,14 @@
 #include <torch/csrc/jit/passes/remove_mutation.h>
 #include <torch/csrc/jit/passes/shape_analysis.h>
 
+#include <algorithm>
+
 #include "buffers.h"
 #include "lower_module.h"
 #include "rewrites.h"
 #include "structure.h"
+#include "tracked.h"
+#include "writes.h"
 
 namespace torchlayers::graph {
 
@@ -24,6 +28,13 @@ using torch::jit::Value;
 using torch::jit::WithInsertPoint;
 
 namespace {
+
+bool has_input_requiring_grad(const Graph& graph) {
+  const auto inputs = graph.inputs();
+  return std::any_of(inputs.begin(), inputs.end(), [](const Value* input) {
+    return may_require_grad(input->type());
+  });
+}
 
 void simplify(std::shared_ptr<Graph>& graph) {
   // A turn of one may uncover work for another: a loop's bound is a constant after a length is.
@@ -54,6 +65,9 @@ Prepared prepare(
   torch::jit::Inline(*graph);
   if (!keep_types) {
     torch::jit::EraseShapeInformation(graph);
+  } else if (!has_input_requiring_grad(*graph)) {
+    // Traced with tensors that don't: it is not to find that out that someone differentiates it.
+    forget_requires_grad(*graph->block());
   }
   if (!self.isNone()) {
     prepared.bound = lower_module(*graph, self);
@@ -63,6 +77,7 @@ Prepared prepare(
   prepared.inputs.resize(prepared.inputs.size() - bound);
   rewrite(*graph);
   simplify(graph);
+  remove_writes(*graph->block());
   prepared.output = flatten_outputs(*graph);
   prepared.written = return_buffers(*graph, bound);
   torch::jit::EliminateDeadCode(graph->block());

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "insert.h"
+#include "rules.h"
 #include "script_source.h"
 
 namespace torchlayers::graph {
@@ -36,6 +37,14 @@ const std::unordered_map<std::string, std::string>& compositions() {
        "torch.xlogy(target, target) - target * self, reduction)"},
       {"aten::cosine_similarity",
        "(x1 * x2).sum(dim) / (x1.norm(2, dim).clamp_min(eps) * x2.norm(2, dim).clamp_min(eps))"},
+      {"aten::pairwise_distance", "distance(x1, x2, p, eps, keepdim)"},
+      {"aten::triplet_margin_loss",
+       "reduced(triplet_margin(anchor, positive, negative, margin, p, eps, swap), reduction)"},
+      {"aten::margin_ranking_loss",
+       "reduced((margin - target * (input1 - input2)).clamp_min(0), reduction)"},
+      {"aten::soft_margin_loss", "reduced(torch.log1p(torch.exp(-target * self)), reduction)"},
+      {"aten::poisson_nll_loss",
+       "reduced(poisson_nll(input, target, log_input, full, eps), reduction)"},
       {"aten::prelu", "prelu(self, weight)"},
       {"aten::pad", "padded(self, pad, mode, value)"},
       {"aten::nll_loss_nd", "nll(self, target, weight, reduction, ignore_index)"},
@@ -45,6 +54,17 @@ const std::unordered_map<std::string, std::string>& compositions() {
       {"aten::instance_norm",
        "instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, "
        "eps, cudnn_enabled)"},
+      {"aten::rms_norm", "rms_norm(input, normalized_shape, weight, eps)"},
+      {"aten::tile", "tiled(self, dims)"},
+      {"aten::hstack", "stacked_horizontally(tensors)"},
+      {"aten::vstack", "torch.cat([torch.atleast_2d(tensor) for tensor in tensors], 0)"},
+      {"aten::dstack", "torch.cat([torch.atleast_3d(tensor) for tensor in tensors], 2)"},
+      {"aten::var_mean", "torch.var(self, unbiased), torch.mean(self)"},
+      {"aten::var_mean.dim",
+       "torch.var(self, dim, unbiased, keepdim), torch.mean(self, dim, keepdim)"},
+      {"aten::std_mean", "torch.std(self, unbiased), torch.mean(self)"},
+      {"aten::std_mean.dim",
+       "torch.std(self, dim, unbiased, keepdim), torch.mean(self, dim, keepdim)"},
       {"aten::scaled_dot_product_attention",
        "attention(query, key, value, attn_mask, dropout_p, is_causal, scale)"},
   };
@@ -66,7 +86,9 @@ void rewrite_node(Node& node, const std::string& composition) {
   const auto body = compiled(parameters, "    return " + composition + "\n");
   const WithInsertPoint here(&node);
   const auto values = insert_formula(graph, *body, arguments, node);
-  node.output()->replaceAllUsesWith(values.at(0));
+  for (size_t i = 0; i < node.outputs().size(); ++i) {
+    node.output(i)->replaceAllUsesWith(values.at(i));
+  }
   node.destroy();
 }
 
@@ -76,9 +98,11 @@ void rewrite_block(Block& block) {
     for (Block* inner : node->blocks()) {
       rewrite_block(*inner);
     }
-    const auto found = compositions().find(node->kind().toQualString());
-    if (found != compositions().end() && node->maybeSchema() != nullptr) {
-      rewrite_node(*node, found->second);
+    if (const auto* schema = node->maybeSchema()) {
+      const auto found = compositions().find(full_name(*schema));
+      if (found != compositions().end()) {
+        rewrite_node(*node, found->second);
+      }
     }
   }
 }

@@ -160,6 +160,11 @@ std::vector<Value*> replaced(const Rule& rule, Node& node, Names& names) {
 
 } // namespace
 
+std::string full_name(const c10::FunctionSchema& schema) {
+  return schema.overload_name().empty() ? schema.name()
+                                        : schema.name() + "." + schema.overload_name();
+}
+
 std::vector<std::string> rule_names() {
   std::vector<std::string> names;
   for (const auto& [name, rule] : all_rules()) {
@@ -173,9 +178,7 @@ const Rule* rule_for(const Node& node) {
   if (schema == nullptr) {
     return nullptr;
   }
-  const auto& name = schema->operator_name();
-  const auto found = all_rules().find(
-      name.overload_name.empty() ? name.name : name.name + "." + name.overload_name);
+  const auto found = all_rules().find(full_name(*schema));
   return found == all_rules().end() ? nullptr : &found->second;
 }
 

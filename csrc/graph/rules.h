@@ -42,6 +42,9 @@ Rules linear_algebra_rules();
 Rules neural_rules();
 Rules loss_rules();
 
+// An operator's name with its overload's, as the tables have it.
+std::string full_name(const c10::FunctionSchema& schema);
+
 // The operators that have one, for the tests: a rule that none of them uses is a failure.
 std::vector<std::string> rule_names();
 

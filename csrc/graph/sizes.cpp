@@ -67,8 +67,9 @@ void fold(Node& node) {
 std::string key_of(const Node& node) {
   std::string key = node.kind().toQualString();
   for (const Value* input : node.inputs()) {
-    const auto number = torch::jit::constant_as<int64_t>(input);
-    key += number ? " =" + std::to_string(*number) : " " + std::to_string(input->unique());
+    const auto constant = torch::jit::toIValue(input);
+    key += constant && constant->isInt() ? " =" + std::to_string(constant->toInt())
+                                         : " " + std::to_string(input->unique());
   }
   return key;
 }
@@ -110,24 +111,24 @@ void ask_forward(Block& forward, Block& reverse, Value* tensor) {
   }
 }
 
-// The answer is computed in the reverse block, of a tensor that is captured anyway.
-void ask_in_reverse(Block& reverse, Value* answer) {
+// The answers are computed in the reverse block, of tensors that are captured anyway.
+void ask_in_reverse(Block& reverse, const std::vector<Value*>& answers) {
   Graph& graph = *reverse.owningGraph();
-  Node* copy = graph.createClone(answer->node(), [&](Value* input) {
-    if (input->node()->kind() != prim::Constant) {
+  std::vector<Node*> copies;
+  for (Value* answer : answers) {
+    copies.push_back(graph.createClone(answer->node(), [&](Value* input) {
+      if (input->node()->kind() == prim::Constant) {
+        copies.push_back(graph.createClone(input->node(), [](Value* none) { return none; }));
+        input = copies.back()->output();
+      }
       return input;
-    }
-    const WithInsertPoint first(*reverse.nodes().begin());
-    return graph.insertConstant(*torch::jit::toIValue(input));
-  });
-  Node* first = *reverse.nodes().begin();
-  while (first->kind() == prim::Constant) {
-    first = first->next();
+    }));
+    answer->replaceAllUsesWith(copies.back()->output());
+    answer->node()->destroy();
   }
-  copy->insertBefore(first);
-  Node* node = answer->node();
-  answer->replaceAllUsesWith(copy->output());
-  node->destroy();
+  for (auto it = copies.rbegin(); it != copies.rend(); ++it) {
+    reverse.prependNode(*it);
+  }
 }
 
 } // namespace
@@ -162,12 +163,14 @@ void place_sizes(Block& forward, Block& reverse) {
   merge_sizes(forward);
   const auto captures = captures_of(forward, reverse);
   const std::unordered_set<const Value*> captured(captures.begin(), captures.end());
+  std::vector<Value*> answers;
   for (Value* value : captures) {
     if (asks_shape(*value->node()) && captured.count(value->node()->input(0)) > 0 &&
         is_read_only_in(value, reverse)) {
-      ask_in_reverse(reverse, value);
+      answers.push_back(value);
     }
   }
+  ask_in_reverse(reverse, answers);
 }
 
 } // namespace torchlayers::graph

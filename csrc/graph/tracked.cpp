@@ -57,6 +57,23 @@ void set_inputs_requiring_grad(Graph& graph, const std::vector<bool>& required) 
   }
 }
 
+void forget_requires_grad(Block& block) {
+  const auto forget = [](at::ArrayRef<Value*> values) {
+    for (Value* value : values) {
+      if (const auto tensor = value->type()->cast<c10::TensorType>()) {
+        value->setType(tensor->withRequiresGrad(std::nullopt));
+      }
+    }
+  };
+  forget(block.inputs());
+  for (Node* node : block.nodes()) {
+    forget(node->outputs());
+    for (Block* inner : node->blocks()) {
+      forget_requires_grad(*inner);
+    }
+  }
+}
+
 Tracked::Tracked(Graph& graph) {
   for (const Value* input : graph.inputs()) {
     if (may_require_grad(input->type())) {

@@ -37,6 +37,9 @@ bool may_require_grad(const c10::TypePtr& type);
 // Writes into the types of a graph's first inputs whether they require grad.
 void set_inputs_requiring_grad(torch::jit::Graph& graph, const std::vector<bool>& required);
 
+// Takes what the types of a block's values say about it back.
+void forget_requires_grad(torch::jit::Block& block);
+
 // The graph's outputs whose cotangents the reverse graph takes.
 std::vector<size_t> outputs_requiring_grad(torch::jit::Graph& graph, const Tracked& tracked);
 

@@ -14,16 +14,10 @@ from torchlayers import tree
 from torchlayers.graph import differentiate
 
 _NOT_RECORDED = "make_fx can't record it: "
-_WRITES = "with max_norm it writes to its weight, an argument"
-_UPDATES = "it writes to its running statistics, which are arguments here"
+_MAX_NORM = "with max_norm it writes to its weight, an argument, past autograd"
 
 # Operators that don't pass on every sample, each with its reason and the error it gives.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
-    "_batch_norm_with_update": (_UPDATES, "writes to its argument"),
-    "_native_batch_norm_legit": (_UPDATES, "writes to its argument"),
-    "native_batch_norm": (_UPDATES, "writes to its argument"),
-    "nn.functional.batch_norm": (_UPDATES, "writes to its argument"),
-    "nn.functional.instance_norm": (_UPDATES, "writes to its argument"),
     "combinations": (
         "the recorded graph copies in place, so it is recorded anew, where masked_select's "
         "shape is not known",
@@ -39,8 +33,8 @@ EXCEPTIONS: dict[str, tuple[str, str]] = {
         "of inputs that are NaN: eager divides by them, and what torch records does not",
         "Tensor-likes are not close",
     ),
-    "nn.functional.embedding": (_WRITES, "writes to its argument"),
-    "nn.functional.embedding_bag": (_WRITES, "writes to its argument"),
+    "nn.functional.embedding": (_MAX_NORM, "past autograd"),
+    "nn.functional.embedding_bag": (_MAX_NORM, "past autograd"),
     "nn.functional.gaussian_nll_loss": (
         _NOT_RECORDED + "it looks at values to check its arguments",
         "tracing tensor",

@@ -511,6 +511,11 @@ def through_integers(x, y):
     return x * y.long().to(torch.float64) + (y > 0).to(torch.float64) * x
 
 
+@case(lambda: t(3), lambda: t(3) * 3, lambda: ints(3, 3))
+def through_the_dtype_of_integers(x, y, i):
+    return x * y.to(i) + x * y.type_as(i) + y.type_as(x) * y.to(x)
+
+
 @case(lambda: t(3), lambda: t(3))
 def under_no_grad(x, y):
     with torch.no_grad():
@@ -529,6 +534,54 @@ def written_in_place(x):
     y += 1
     y.mul_(x)
     return y.relu_()
+
+
+@case(lambda: t(3, 4), lambda: t(4))
+def written_in_parts(x, y):
+    z = x * 2
+    z[0] = y
+    z[1:, 1] += y.sum()
+    z[:, 2:] -= z[:, :2]
+    w = z + 1
+    z.add_(1)
+    z[-1][2] = 0.5
+    z[:1, 1:2].zero_()
+    z[2, 3:].fill_(2.0)
+    first = z[0]
+    first += y
+    first *= 2
+    z[1].relu_()
+    return z * w
+
+
+@case(lambda: t(3, 2), lambda: t(2))
+def written_step_by_step(xs, h):
+    outputs = torch.zeros_like(xs)
+    for i in range(3):
+        h = torch.tanh(xs[i] + h)
+        outputs[i] = h
+    return outputs
+
+
+@case(lambda: t(3, 2), lambda: True)
+def written_in_a_branch(x, flag: bool):
+    if flag:
+        y = x * 3
+        y[0] = x[1]
+    else:
+        y = x.sin()
+    return y * x
+
+
+@case(lambda: t(3, 2))
+def written_under_no_grad(x):
+    y = x * 2
+    with torch.no_grad():
+        y[0] = 3.0
+        z = x * 2
+        z[1] = x[0]
+    y.detach()[1] = 2.0
+    return y + x * z
 
 
 @case(lambda: t(4, 3), lambda: ints(4, 2))
@@ -681,6 +734,104 @@ def an_image_without_a_batch(x):
 def native_norms(x, w, b):
     y = torch.native_layer_norm(x, [4], w, b, 1e-5)[0]
     return y * torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0]
+
+
+@case(lambda: t(3, 4), lambda: t(3))
+def products(x, y):
+    z = torch.cat([y, torch.zeros(1, dtype=torch.float64)]) + y.prod()
+    return x.prod() * x.prod(1) + x.prod(0, keepdim=True).sum() * z.prod() + z.prod(0)
+
+
+@case(lambda: t(3, 4))
+def running_products_and_extrema(x):
+    y = torch.cat([x, torch.zeros(1, 4, dtype=torch.float64), x])
+    return y.cumprod(0) * torch.cummax(y, 0)[0] + torch.cummin(y, 1)[0]
+
+
+@case(lambda: t(3, 4), lambda: t(2, 4), lambda: t(4), lambda: ints(3, 2))
+def scattered_and_added(x, y, z, i):
+    a = x.index_add(0, i, y, alpha=2) + torch.index_put(x, [i], z)
+    b = torch.index_put(x, [i], y, accumulate=True)
+    c = x * 2
+    c[i] = z
+    return a * b + c
+
+
+@case(lambda: t(3, 4), lambda: t(3, 2), lambda: ints(3, 3, 1))
+def scattered_along_a_dimension(x, y, i):
+    z = x.scatter(1, i, y[:, :1]) * x.scatter(1, i, 2.0)
+    return z + x.scatter_add(1, torch.cat([i, i], 1), y)
+
+
+@case(lambda: t(3, 4), lambda: t(4), lambda: t(3, 2))
+def views_written_elsewhere(x, y, z):
+    return torch.select_scatter(x, y, 0, -1) * torch.slice_scatter(x, z, 1, 0, 4, 2)
+
+
+@case(lambda: t(3, 4), lambda: t(3, 2), lambda: t(3))
+def stacked_in_three_ways(x, y, z):
+    a = torch.hstack([x, y]).sum(0) * torch.hstack([z, z.exp()])
+    b = torch.vstack([x, x[0]]).sum() + torch.dstack([x, x * x])
+    return a.sum() * b + torch.atleast_1d(x.sum()) * torch.atleast_2d(z).sum()
+
+
+@case(lambda: t(2, 3))
+def tiled(x):
+    return x.tile([2]) * x.tile([1, 2]) + x.tile([3, 1, 1]).sum()
+
+
+@case(lambda: t(3, 4))
+def variances_with_their_means(x):
+    a, b = torch.var_mean(x, 1)
+    c, d = torch.var_mean(x, unbiased=False)
+    e, f = torch.std_mean(x, 1, keepdim=True)
+    g, h = torch.std_mean(x)
+    return a * b + c * d + e * f + g * h
+
+
+@case(lambda: t(2, 3, 4), lambda: t(3, 4))
+def rms_norms(x, w):
+    return F.rms_norm(x, [3, 4], w) * F.rms_norm(x, [4], eps=0.1)
+
+
+@case(lambda: t(3, 4), lambda: t(4, 5), lambda: t(2, 3, 4), lambda: t(1, 4))
+def einsums(x, y, z, w):
+    a = torch.einsum("ij,jk->ik", x, y) + torch.einsum("ij , kl", x, x)[0, 0, 0, 0]
+    b = torch.einsum("...ij,...jk->...ik", z, y) * torch.einsum("i...,j->...", x, y.sum(1)).sum()
+    c = torch.einsum("ij,ij,ij->j", x, w, x) + torch.einsum("b...jk,l->b...", z, y[0])[:1]
+    return a * b + torch.einsum("i,i->", c, c) * torch.einsum("ab", x).sum()
+
+
+@case(lambda: t(3, 3), lambda: positive(3))
+def inverse_and_digamma(x, y):
+    return torch.linalg.inv(x) * torch.digamma(y)
+
+
+@case(lambda: t(3, 4), lambda: t(3, 4), lambda: t(3, 4))
+def distances_and_margins(x, y, z):
+    a = F.pairwise_distance(x, y) * F.pairwise_distance(x, z, keepdim=True).sum()
+    b = F.triplet_margin_loss(x, y, z, margin=5.0, swap=True) + F.triplet_margin_loss(x, z, y)
+    target = z.detach().sign()
+    return a + b + F.margin_ranking_loss(x, y, target, 0.1) + F.soft_margin_loss(x, target)
+
+
+@case(lambda: t(3, 4), lambda: positive(3, 4), lambda: ints(9, 3, 4))
+def poisson_losses(x, y, counts):
+    target = counts.to(torch.float64)
+    a = F.poisson_nll_loss(x, target, full=True) + F.poisson_nll_loss(x, target, reduction="sum")
+    return a * F.poisson_nll_loss(y, target, log_input=False, reduction="none")
+
+
+@case(lambda: t(1, 4, 2, 6))
+def pixels_and_channels(x):
+    return F.pixel_shuffle(x, 2) * F.pixel_unshuffle(x, 2).sum()
+
+
+@case(lambda: t(2, 3), lambda: t(3))
+def repeated_elements_and_diagonals(x, y):
+    a = x.repeat_interleave(2, 1) * x.repeat_interleave(3).sum() + x.repeat_interleave(2, dim=-1)
+    b = torch.diag_embed(x, 1).sum(0) * torch.diag_embed(x).sum()
+    return a.sum() * b + torch.deg2rad(y).sum() * torch.rad2deg(x.mH).sum() + x.adjoint().sum()
 
 
 def module(name: str, make: Callable[[], nn.Module], *makers: Callable[[], Any], **extra: Any):

@@ -144,6 +144,50 @@ def test_in_place_operators_on_the_graphs_own_values():
     torch.testing.assert_close(differentiate(make_fx(function)(x.detach()))(x), function(x))
 
 
+def writes_to_its_argument(x, y):
+    x.add_(y.sin())
+    z = x.sum() * y.cos()
+    x[0].add_(z.sum())
+    return z, x
+
+
+def test_in_place_operators_on_an_argument():
+    differentiated = differentiate(make_fx(writes_to_its_argument)(randn(3), randn(3)))
+    leaves = randn(3, requires_grad=True), randn(3, requires_grad=True)
+
+    def run(function):
+        x = leaves[0] * 1
+        z, returned = function(x, leaves[1])
+        assert returned is x
+        return x, z, torch.autograd.grad((z * x).sum(), leaves)
+
+    torch.testing.assert_close(run(differentiated), run(writes_to_its_argument))
+
+
+def test_forward_writes_to_an_argument_and_backward_takes_its_cotangent():
+    gradient = differentiate(make_fx(lambda x: x.mul_(2) * 3)(randn(3)))
+    x = torch.ones(3, dtype=DOUBLE, requires_grad=True)
+    outputs, captures = gradient.forward(x)
+    assert (x.tolist(), outputs.tolist()) == ([2.0] * 3, [6.0] * 3)
+    ones = torch.ones_like(x)
+    (found,) = gradient.backward(captures, ones, 10 * ones)
+    assert found.tolist() == [2.0 * (3 + 10)] * 3
+
+
+@pytest.mark.parametrize("transform", [torchlayers.grad, torch.func.hessian])
+def test_a_write_to_an_argument_under_transforms(transform):
+    differentiated = differentiate(make_fx(writes_to_its_argument)(randn(3), randn(3)))
+
+    def transformed(function):
+        loss = lambda x, y: sum(leaf.sin().sum() for leaf in function(x * 1, y))  # noqa: E731
+        return torchlayers.vmap(transform(loss), in_dims=(0, None))
+
+    x, y = randn(4, 3), randn(3)
+    torch.testing.assert_close(
+        transformed(differentiated)(x, y), transformed(writes_to_its_argument)(x, y)
+    )
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -363,8 +407,14 @@ def nothing_depends(x):
     return x.detach().sin(), (x > 0)
 
 
-def writes_to_its_argument(x):
-    return x.mul_(2)
+def turns_its_argument(x):
+    return x.t_() * 2
+
+
+def written_past_autograd(x):
+    y = x * 2
+    y.detach()[0] = 3.0
+    return y + x
 
 
 def has_no_derivative(x):
@@ -377,10 +427,20 @@ MISUSES = {
         GraphError,
         "no output of the graph depends on its inputs",
     ),
-    "a write to an argument": (
-        lambda: differentiate(make_fx(writes_to_its_argument)(randn(2))),
+    "a new shape for an argument": (
+        lambda: differentiate(make_fx(turns_its_argument)(randn(2, 3))),
         GraphError,
-        "the graph writes to its argument `x_1`. Return the new value",
+        "node `t_` (aten.t_.default), which records no source line, changes the shape of the",
+    ),
+    "a write to an argument past autograd": (
+        lambda: differentiate(make_fx(lambda x: x.detach().mul_(2) + x)(randn(2))),
+        GraphError,
+        "node `mul_` (aten.mul_.Tensor), which records no source line, writes past autograd to the",
+    ),
+    "a write past autograd to what is read later": (
+        lambda: differentiate(make_fx(written_past_autograd)(randn(2))),
+        GraphError,
+        "writes past autograd to the memory of `mul`, through which gradients flow. Return the",
     ),
     "shapes that no one knows": (
         lambda: differentiate(fx.symbolic_trace(lambda x: x.sin())),

@@ -273,7 +273,7 @@ def test_a_gradient_of_other_runnables_works():
         run_f=lambda inputs: (inputs[0].sin(), inputs[0].cos()),
         run_df=lambda values: (values[0] * values[2] if values[1] is None else None,),
         flatten=lambda x: [x],
-        unflatten=lambda outputs: outputs[0],
+        unflatten=lambda outputs, args, kwargs: outputs[0],
     )
     x = torch.randn(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(made, (x,))

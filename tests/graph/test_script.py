@@ -1,6 +1,7 @@
 """TorchScript graphs: the corpus has eager autograd's values and gradients, by every way to run."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from benchmarks.script_nodes import chain
+from benchmarks.timing import least_seconds
 from tests.graph.script_corpus import FUNCTIONS, MODULES, Case
 from torchlayers import _C
 from torchlayers.graph import differentiate
@@ -129,6 +132,10 @@ def captured_tensors(gradient: Any) -> int:
     values = [inputs[i] for i in gradient.df_input_captured_inputs]
     values += [outputs[i] for i in gradient.df_input_captured_outputs]
     return sum("Tensor" in str(value.type()) for value in values)
+
+
+def test_a_graph_of_2000_nodes_takes_less_than_a_second():
+    assert least_seconds(partial(differentiate, chain(2000)), 3) < 1
 
 
 def operators_of(nodes: Any) -> Iterator[str]:

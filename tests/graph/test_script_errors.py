@@ -33,10 +33,9 @@ def calls_python(x):
     return python(x) * 3
 
 
-def written_slice(x):
-    y = x * 2
-    y[0] = x.sum()
-    return y.sin()
+def written_argument(x, y):
+    x[0] = y.sum()
+    return x.sin()
 
 
 def index_known_at_run_time(x, i: int):
@@ -46,6 +45,10 @@ def index_known_at_run_time(x, i: int):
 
 def list_goes_on(x):
     return torch.cat(x.split(2), 1)
+
+
+def einsum_of_a_diagonal(x):
+    return torch.einsum("ii->i", x)
 
 
 def list_without_a_formula(x, y):
@@ -61,10 +64,18 @@ def written_capture(x, counter):
     return y
 
 
-def written_through_a_view(x, y):
+def written_past_autograd(x):
+    y = x * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y
+
+
+def written_with_a_view_kept(x, y):
     z = x.clone()
-    z[0] = y.sum()
-    return z * 2
+    first = z[0]
+    z[:1] = y.sum()
+    return first * z
 
 
 def appended_at_run_time(x, n: int):
@@ -90,11 +101,13 @@ REFUSED = {
     ),
     loop_on_data: ("prim::Loop", "while bool(x.sum() < 10.0):", "known only when it runs"),
     calls_python: ("prim::PythonOp", "return python(x) * 3", "Python code inside"),
-    written_slice: ("aten::copy_", "y[0] = x.sum()", "writes to"),
+    written_argument: ("aten::copy_", "x[0] = y.sum()", "writes to"),
     index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "known only when"),
     list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
+    einsum_of_a_diagonal: ("aten::einsum", 'return torch.einsum("ii->i", x)', "no formula"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
-    written_through_a_view: ("aten::copy_", "z[0] = y.sum()", "writes to"),
+    written_past_autograd: ("aten::mul_", "y.mul_(3)", "writes to"),
+    written_with_a_view_kept: ("aten::copy_", "z[:1] = y.sum()", "writes to"),
     appended_at_run_time: ("aten::append", "parts.append(x * 2)", "writes to"),
     list_in_a_branch: ("prim::If", "if flag:", "a list that was made before it"),
     written_capture: ("aten::add_", "kept.add_(1)", "the backward graph reads"),

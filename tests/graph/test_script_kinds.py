@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchlayers import _C
-from torchlayers.graph import differentiate
+from torchlayers.graph import GraphError, differentiate
 from torchlayers.graph.script import differentiate_script, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -57,6 +57,31 @@ def test_a_trace_says_nothing_of_shapes_and_what_requires_grad():
 
 def test_a_raw_graph():
     agrees(differentiate(torch.jit.script(function).graph))
+
+
+def traced_graph(*requires_grad):
+    args = [torch.ones(3, dtype=torch.float64, requires_grad=r) for r in requires_grad]
+    return torch.jit.trace(function, args).graph
+
+
+def test_the_graph_of_a_trace_of_plain_tensors():
+    agrees(differentiate(traced_graph(False, False)))
+    assert differentiate(traced_graph(False, False), argnums=1).output_vjps == (1,)
+
+
+def test_the_graph_of_a_trace_says_what_requires_grad_where_something_does():
+    assert differentiate(traced_graph(True, False)).output_vjps == (0,)
+    with pytest.raises(GraphError, match=r"input 1 .* that it requires no grad"):
+        differentiate(traced_graph(True, False), argnums=1)
+
+
+def test_integers_that_only_a_call_shows():
+    def scaled_by_integer(x, y, i):
+        return x * y.to(i) + x * y.type_as(i)
+
+    i = torch.ones(3, dtype=torch.int64)
+    differentiated = differentiate(torch.jit.script(scaled_by_integer))
+    agrees(lambda x, y: differentiated(x, y, i) + y, lambda x, y: scaled_by_integer(x, y, i) + y)
 
 
 def test_a_traced_module_and_its_parameters():

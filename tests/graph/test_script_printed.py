@@ -72,13 +72,13 @@ class TestPrintedGraphs(expecttest.TestCase):
 graph(%x.1 : Tensor(requires_grad=0),
       %scale.1 : Tensor(requires_grad=0)):
   %result.1 : Tensor(requires_grad=0) = aten::mul(%x.1, %scale.1)
-  %14 : int[] = aten::size(%x.1)
-  %15 : int[] = aten::size(%result.1)
-  %16 : int[]? = aten::_size_if_not_equal(%14, %15)
-  %17 : int[] = aten::size(%scale.1)
-  %19 : int[]? = aten::_size_if_not_equal(%17, %15)
+  %3 : int[] = aten::size(%x.1)
+  %4 : int[] = aten::size(%result.1)
+  %5 : int[]? = aten::_size_if_not_equal(%3, %4)
+  %6 : int[] = aten::size(%scale.1)
+  %7 : int[]? = aten::_size_if_not_equal(%6, %4)
   %output.2 : Tensor = aten::tanh(%result.1)
-  return (%output.2, %16, %19)
+  return (%output.2, %5, %7)
 """,
         )
         self.assertExpectedInline(
@@ -167,10 +167,10 @@ graph(%grad_5 : Tensor,
 graph(%x : Tensor(requires_grad=0)):
   %1 : NoneType = prim::Constant()
   %2 : int = prim::Constant[value=2]()
-  %11 : Tensor(requires_grad=0) = aten::mul(%x, %2)
-  %4 : Tensor = aten::sum(%11, %1)
-  %6 : int[] = aten::size(%11)
-  return (%4, %6)
+  %3 : Tensor(requires_grad=0) = aten::mul(%x, %2)
+  %4 : Tensor = aten::sum(%3, %1)
+  %5 : int[] = aten::size(%3)
+  return (%4, %5)
 """,
         )
         self.assertExpectedInline(
@@ -200,15 +200,15 @@ graph(%grad_4 : Tensor,
             """\
 graph(%x.1 : Tensor(requires_grad=0),
       %flag.1 : bool):
-  %y : Tensor, %14 : Tensor = prim::If(%flag.1)
+  %y : Tensor, %3 : Tensor = prim::If(%flag.1)
     block0():
       %y.1 : Tensor = aten::sin(%x.1)
-      %13 : Tensor = prim::AutogradZero()
-      -> (%y.1, %13)
+      %5 : Tensor = prim::AutogradZero()
+      -> (%y.1, %5)
     block1():
       %y.3 : Tensor = aten::exp(%x.1)
       -> (%y.3, %y.3)
-  return (%y, %14)
+  return (%y, %3)
 """,
         )
         self.assertExpectedInline(

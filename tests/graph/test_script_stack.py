@@ -8,7 +8,10 @@ import torchlayers as tl
 from tests.graph.script_corpus import FUNCTIONS
 from torchlayers.graph import differentiate
 
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),  # cumprod's gradient
+]
 
 # One tensor argument first, all of them of float64, and no randomness.
 CHOSEN = [
@@ -32,6 +35,14 @@ CHOSEN = [
     "nested_loops",
     "under_no_grad",
     "written_in_place",
+    "written_in_parts",
+    "views_written_elsewhere",
+    "products",
+    "running_products_and_extrema",
+    "einsums",
+    "stacked_in_three_ways",
+    "variances_with_their_means",
+    "rms_norms",
     "convolution_2d",
     "layer_norm",
     "group_norm",

@@ -75,12 +75,12 @@ def _differentiate(
     program = (
         as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, argnums).program()
     )
+    arguments = Arguments(program)  # now, for the reverse graph is written below the program's own
     wanted = _wanted(program, argnums)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
     lifted = lift(joint, saved, program.root)
     sizes = [bytes_of(value(node)) for node in lifted.captured]
-    arguments = Arguments(program)
     count = len(joint.cotangents)
 
     def run_df(values: Sequence[Any]) -> Sequence[Any]:

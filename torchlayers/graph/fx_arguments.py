@@ -25,8 +25,39 @@ class Arguments:
         self._program = program
         self._names = [node.name for node in inputs[: program.arguments]]
         self._updated = {id(state) for state, _ in program.updates}
+        self._written = {argument for argument, _ in program.written}
+        outputs = next(iter(reversed(program.graph.nodes))).args[0]
+        self._own = len(outputs) - len(program.updates) - len(program.written)
+        # Results that are an argument which was written to, and that argument.
+        self._returned = {
+            i: argument
+            for argument, place in program.written
+            for i in range(self._own)
+            if outputs[i] is outputs[place]
+        }
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+        leaves = self._leaves(args, kwargs)
+        # What is written to when the call is done has to stay as it was in what the call saved.
+        for i in self._written:
+            leaves[i] = leaves[i].clone()
+        return leaves + [self._read(state) for state in self._program.state]
+
+    def unflatten(self, outputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        """The original's result. Writes what the original writes."""
+        for state, place in self._program.updates:
+            with torch.no_grad():
+                state.read().copy_(outputs[place])
+        results = list(outputs[: self._own])
+        if self._written:
+            leaves = self._leaves(args, kwargs)
+            for argument, place in self._program.written:
+                leaves[argument].copy_(outputs[place])
+            for i, argument in self._returned.items():
+                results[i] = leaves[argument]
+        return tree.unflatten(results, self._program.result)
+
+    def _leaves(self, args: Any, kwargs: Any) -> list[Any]:
         try:
             bound = self._program.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -43,18 +74,10 @@ class Arguments:
             )
         for name, leaf, like in zip(self._names, leaves, self._program.expected, strict=True):
             _check(name, leaf, like)
-        return leaves + [self._read(state) for state in self._program.state]
-
-    def unflatten(self, outputs: Sequence[Any]) -> Any:
-        for state, place in self._program.updates:
-            with torch.no_grad():
-                state.read().copy_(outputs[place])
-        leaves = list(outputs[: len(outputs) - len(self._program.updates)])
-        return tree.unflatten(leaves, self._program.result)
+        return leaves
 
     def _read(self, state: Any) -> Tensor:
         tensor: Tensor = state.read()
-        # The call writes to it when it is done, and what it saved has to stay as it was.
         return tensor.clone() if id(state) in self._updated else tensor
 
 

@@ -64,7 +64,10 @@ class Program:
     structure: tree.TreeSpec | None  # of the arguments, where it is known
     result: tree.TreeSpec  # of the outputs
     state: list[State]
-    updates: list[tuple[State, int]] = field(default_factory=list)  # the state an output updates
+    # What is written to in place, and the output that is its new value: state, and arguments'
+    # leaves. These outputs are the last.
+    updates: list[tuple[State, int]] = field(default_factory=list)
+    written: list[tuple[int, int]] = field(default_factory=list)
 
 
 def value(node: Any) -> Any:

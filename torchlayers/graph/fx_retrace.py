@@ -27,6 +27,7 @@ from torchlayers.graph.fx_program import (
     copy_body,
     copy_placeholders,
     fresh,
+    is_view,
     lift_attributes,
     mode_of,
     plain,
@@ -85,6 +86,7 @@ class Retrace:
             recorded = self._trace(self._replay, requires_grad=True)
         except GraphError:  # inputs that require gradients refuse to be written to
             recorded = self._trace(self._replay, requires_grad=False)
+        _check_writes(recorded.graph, self._input_names()[: len(self.leaves)])
         if any(writes(node) for node in recorded.graph.nodes):
             # In a graph without writes every value has one definition.
             recorded = self._trace(functionalize(fx.Interpreter(recorded).run), requires_grad=False)
@@ -98,15 +100,14 @@ class Retrace:
         assert self.result is not None
         state = [*self.state, *constants]
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        updates = []
+        updates: list[tuple[State, int]] = []
+        written: list[tuple[int, int]] = []
         for target, new in updated:
-            place = placeholders.index(copied[target]) - len(self.leaves)
-            if place < 0:
-                raise GraphError(
-                    f"torchlayers: differentiate: the graph writes to its argument "
-                    f"`{copied[target].name}`. Return the new value instead of writing it."
-                )
-            updates.append((state[place], len(leaves)))
+            place = placeholders.index(copied[target])
+            if place < len(self.leaves):
+                written.append((place, len(leaves)))
+            else:
+                updates.append((state[place - len(self.leaves)], len(leaves)))
             leaves.append(copied[new])
         graph.output(tuple(leaves))
         return Program(
@@ -120,6 +121,7 @@ class Retrace:
             result=self.result,
             state=state,
             updates=updates,
+            written=written,
         )
 
     def _input_names(self) -> list[str]:
@@ -245,6 +247,48 @@ def _names_used(module: GraphModule, node: Node) -> list[str]:
         *inside.named_buffers(remove_duplicate=False),
     ]
     return [f"{node.target}.{name}" for name, _ in tensors]
+
+
+def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
+    """Refuses writes that functionalize makes something else of, without a word."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    names = dict(zip(inputs, arguments, strict=False))  # the state comes after them
+    for node in filter(writes, graph.nodes):
+        changed, rest = _memory_of(node)
+        if rest is not None and (changed in names or _is_read_after(rest, node)):
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, writes past autograd to the memory of "
+                f"`{names.get(changed, changed.name)}`, through which gradients flow. Return the "
+                "new value instead."
+            )
+        if changed in names and torch.Tag.inplace_view in node.target.tags:
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, changes the shape of the graph's "
+                f"argument `{names[changed]}` in place. Return the new shape instead."
+            )
+
+
+def _memory_of(write: Node) -> tuple[Any, list[Node] | None]:
+    """The node that made what is written to; and where that is detached first, the views from
+    that node to the detached one, the last first."""
+    changed: Any = write.args[0]
+    path: list[Node] | None = None
+    while isinstance(changed, Node) and is_view(changed):
+        path = [] if changed.target is aten.detach.default else path
+        if path is not None:
+            path.append(changed)
+        changed = changed.args[0]
+    return changed, path and [*path, changed]
+
+
+def _is_read_after(path: list[Node], write: Node) -> bool:
+    """Whether what shares memory with a detached tensor is used when that has been written to."""
+    detached, *others = path
+    if others[-1].op == "placeholder":
+        return False  # state
+    return any(
+        user > write for node in others for user in node.users if user not in (detached, *others)
+    )
 
 
 def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:

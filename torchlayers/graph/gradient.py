@@ -52,7 +52,7 @@ class Gradient:
         run_f: Callable[[Sequence[Any]], Sequence[Any]],
         run_df: Callable[[Sequence[Any]], Sequence[Any]],
         flatten: Callable[..., list[Any]],
-        unflatten: Callable[[Sequence[Any]], Any],
+        unflatten: Callable[[Sequence[Any], Any, Any], Any],
         saved_bytes: int | None = None,
         draws_random_numbers: bool = True,
     ) -> None:
@@ -63,8 +63,9 @@ class Gradient:
             run_df: runs df in the same way. A temporary's cotangent is given as None, and a
                 gradient that is zero throughout may come back as None.
             flatten: the original's arguments as f's inputs, or an error that says what is wrong.
-            unflatten: f's real outputs as the original would return them. It may also do what
-                the original does beside, as update its buffers.
+            unflatten: f's real outputs, and the original's args and kwargs, as what the original
+                would return. It may also do what the original does beside, as update its
+                buffers or write to an argument.
             draws_random_numbers: whether f may. Where a derivative takes another run of f, it
                 gets the same ones.
         """
@@ -118,9 +119,9 @@ class Gradient:
         inputs = self._flatten(*args, **kwargs)
         with torch.no_grad():
             outputs = self.run_f(inputs)
-        # Captures are taken first, for the original may go on to write to an input.
-        captures = self.captures(inputs, outputs)
-        return self._unflatten(outputs[: self.real_outputs]), captures
+            # Captures are taken first, for the original may go on to write to an input.
+            captures = self.captures(inputs, outputs)
+            return self._unflatten(outputs[: self.real_outputs], args, kwargs), captures
 
     def backward(self, captures: Sequence[Any], *grad_outputs: Tensor) -> tuple[Any, ...]:
         """The gradients of the inputs that output_vjps names.
@@ -150,7 +151,7 @@ class Gradient:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         outputs = attach.call(self, self._flatten(*args, **kwargs))
-        return self._unflatten(outputs)
+        return self._unflatten(outputs, args, kwargs)
 
     def to_dot(self) -> str:
         """Both graphs in Graphviz's language: forward, captured and backward in three colours."""

@@ -30,7 +30,8 @@ def differentiate_script(
     Args:
         fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a method of
             such a module, or a ``torch._C.Graph``, whose types are taken at their word: shapes
-            and dtypes that they tell, and what requires grad.
+            and dtypes that they tell, and what requires grad. Where they say that no input
+            does, as those of a trace of plain tensors do, that is not taken at its word.
         example_inputs: the arguments of one call. They say which tensors are of integers, and
             so not differentiated by, and how many tensors a list of them holds; a function that
             takes such a list can't be differentiated without. Shapes are not taken from them.
@@ -66,7 +67,7 @@ def differentiate_script(
         run_f=f.run,
         run_df=df.run,
         flatten=arguments.flatten,
-        unflatten=lambda outputs: _returned(prepared, outputs),
+        unflatten=lambda outputs, args, kwargs: _returned(prepared, outputs),
     )
 
 
@@ -148,8 +149,8 @@ def _select(prepared: _C.PreparedGraph, argnums: int | Sequence[int]) -> None:
             )
         if not _C.may_require_grad(inputs[argnum % own]):
             raise GraphError(
-                f"torchlayers: differentiate: input {argnum} is not a floating-point tensor. "
-                "Leave it out of argnums."
+                f"torchlayers: differentiate: input {argnum} is not a floating-point tensor, or "
+                "the graph's types say that it requires no grad. Leave it out of argnums."
             )
         selected[argnum % own] = True
     _C.set_inputs_requiring_grad(prepared.graph, selected)

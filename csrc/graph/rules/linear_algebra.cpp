@@ -18,6 +18,7 @@ Rules linear_algebra_rules() {
        {{"self", "torch._grad_sum_to_size(grad * beta, self_reduced)"},
         {"batch1", "grad.bmm(batch2.transpose(1, 2)) * alpha"},
         {"batch2", "batch1.transpose(1, 2).bmm(grad) * alpha"}}},
+      {"aten::linalg_inv", {{"A", "-result.mT.matmul(grad).matmul(result.mT)"}}},
       {"aten::trace", {{"self", "torch.trace_backward(grad, self_size)"}}},
   };
 }

@@ -8,6 +8,14 @@ Rules reduction_rules() {
       {"aten::sum", {{"self", "as_before(grad.expand(self_size), dtype, self_dtype)"}}},
       {"aten::sum.dim_IntList",
        {{"self", "as_before(spread(grad, self_size, dim, keepdim), dtype, self_dtype)"}}},
+      {"aten::prod",
+       {{"self",
+         "as_before(grad * product_of_others(self.reshape(-1), 0).reshape(self_size), dtype, "
+         "self_dtype)"}}},
+      {"aten::prod.dim_int",
+       {{"self",
+         "as_before(spread(grad, self_size, [dim], keepdim) * product_of_others(self, dim), dtype, "
+         "self_dtype)"}}},
       {"aten::amax",
        {{"self",
          "evenly_along(spread(grad, self_size, dim, keepdim), "
@@ -26,6 +34,10 @@ Rules reduction_rules() {
       {"aten::topk", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
       {"aten::sort", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
       {"aten::cumsum", {{"self", "as_before(reversed_cumsum(grad, dim), dtype, self_dtype)"}}},
+      {"aten::cumprod",
+       {{"self", "as_before(torch.cumprod_backward(grad, self, dim, result), dtype, self_dtype)"}}},
+      {"aten::cummax", {{"self", "gathered(grad, result1, self_size, dim)"}}},
+      {"aten::cummin", {{"self", "gathered(grad, result1, self_size, dim)"}}},
       {"aten::logcumsumexp",
        {{"self", "reversed_cumsum(grad * torch.exp(-result), dim) * torch.exp(self)"}}},
       {"aten::norm.Scalar", {{"self", "norm_backward(grad, self, result, float(p))"}}},
