@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
-from tests.helpers import agree, ambient
+from tests.helpers import agree, ambient, run
 
 X = torch.tensor([[0.5, 1.0, 2.0], [1.5, -1.0, 0.3]])
 
@@ -365,6 +365,22 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def agree_on_operators(call):
+    """agree, for a call that returns its result and a list of what was called for it.
+
+    The rules of jvp call less than torch's forward AD does.
+    """
+    with tl.trace() as events:
+        _, ours = run(call, tl)
+    if any(event.step == "rule" for event in events):
+        agree(lambda tf: call(tf)[0])
+        _, theirs = run(call, torch.func)
+        assert 0 < len(ours) < len(theirs)
+    else:
+        agree(call)
+    return ours
+
+
 @transforms
 def test_a_torch_function_mode_around_sees_what_the_function_calls(transform):
     with Functions() as mode:
@@ -401,7 +417,7 @@ def test_a_torch_dispatch_mode_around_sees_torch_funcs_operators(transform):
             result = transform(tf, f)(X)
         return result, mode.seen
 
-    seen = agree(call)[1]
+    seen = agree_on_operators(call)
     assert {levels for _, levels in seen} == {0}
 
 
@@ -416,7 +432,7 @@ def test_a_torch_dispatch_mode_inside_sees_torch_funcs_operators(transform):
 
         return transform(tf, watched)(X), mode.seen
 
-    seen = agree(call)[1]
+    seen = agree_on_operators(call)
     assert ("aten.sin.default", 0) in seen
 
 
@@ -451,9 +467,10 @@ def test_make_fx_records_torch_funcs_graph(transform, tracing_mode):
     def record(tf):
         traced = make_fx(transform(tf, f), tracing_mode=tracing_mode)(X)
         # The engine makes the ones that our backward starts with, Python torch.func's.
-        return re.sub(r"(ones_like\.default\(\w+), [^)]*\)", r"\1)", traced.code), traced(X + 1)
+        code = re.sub(r"(ones_like\.default\(\w+), [^)]*\)", r"\1)", traced.code)
+        return traced(X + 1), code.splitlines()
 
-    agree(record)
+    agree_on_operators(record)
 
 
 @transforms
@@ -462,9 +479,9 @@ def test_make_fx_with_symbolic_sizes_records_torch_funcs_operators(transform):
         traced = make_fx(transform(tf, f), tracing_mode="symbolic")(X)
         operators = [str(node.target) for node in traced.graph.nodes]
         # torch.func asks for the sizes at other places.
-        return [name for name in operators if "sym_size" not in name], traced(X + 1)
+        return traced(X + 1), [name for name in operators if "sym_size" not in name]
 
-    agree(record)
+    agree_on_operators(record)
 
 
 @transforms
@@ -572,8 +589,9 @@ def test_anomaly_detection_finds_nans(transform):
 def test_the_profiler_sees_torch_funcs_kernels(transform):
     def call(tf):
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            transform(tf, f)(X)
+            result = transform(tf, f)(X)
         counts = {event.key: event.count for event in profiler.key_averages()}
-        return [counts.get(f"aten::{name}", 0) for name in ("sin", "cos", "mul", "sum", "add")]
+        names = [f"aten::{name}" for name in ("sin", "cos", "mul", "sum", "add")]
+        return result, [name for name in names for _ in range(counts.get(name, 0))]
 
-    assert agree(call)[0] > 0
+    assert "aten::sin" in agree_on_operators(call)

@@ -66,12 +66,7 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 
 def _is_flat(tree: Any) -> bool:
-    if type(tree) is not tuple or len(tree) >= len(_TUPLES):
-        return False
-    for leaf in tree:
-        if type(leaf) is not Tensor:
-            return False
-    return True
+    return type(tree) is tuple and len(tree) < len(_TUPLES) and set(map(type, tree)) <= {Tensor}
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
