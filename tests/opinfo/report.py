@@ -23,7 +23,7 @@ from tests.opinfo.compare import (
 from tests.opinfo.transforms import ALL
 
 PAGE = Path(__file__).parents[2] / "docs" / "op_db.md"
-DTYPES = ("float32", "float64", "complex64", "bfloat16")
+DTYPES = ("float32", "float64", "complex64", "complex128", "bfloat16")
 OUTCOMES = (AGREES, BOTH_RAISE, ONLY_OURS_WORKS, ONLY_THEIRS_WORKS, DIFFERS)
 BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 

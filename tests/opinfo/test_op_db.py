@@ -13,7 +13,7 @@ from tests.opinfo.compare import AGREES, GOOD, compare
 from tests.opinfo.differences import DIFFERENCES
 from tests.opinfo.transforms import ALL, BASIC
 
-DTYPES = (torch.float32, torch.float64, torch.complex64, torch.bfloat16)
+DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bfloat16)
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -107,6 +107,16 @@ def jvp_jvp(tf: ModuleType, case: Case) -> Any:
     return tf.jvp(_jvp(tf, case), tuple(case.inputs), tuple(case.tangents()))
 
 
+def grad_jvp(tf: ModuleType, case: Case) -> Any:
+    return tf.grad(_sum(_jvp(tf, case)), argnums=_all(case))(*case.inputs)
+
+
+def jvp_vmap(tf: ModuleType, case: Case) -> Any:
+    tangents = tuple(torch.stack([t, t * 0.5]) for t in case.tangents())
+    batched = Case(_vmap(tf, case.func), case.batched()).differentiable
+    return tf.jvp(batched, tuple(case.batched()), tangents)
+
+
 def vmap_vmap(tf: ModuleType, case: Case) -> Any:
     twice = [torch.stack([x, x * 1.1]) for x in case.batched()]
     return _vmap(tf, _vmap(tf, case.func))(*twice)
@@ -133,6 +143,8 @@ ALL: dict[str, Run] = BASIC | {
     "jvp(grad)": jvp_grad,
     "vjp(vjp)": vjp_vjp,
     "jvp(jvp)": jvp_jvp,
+    "grad(jvp)": grad_jvp,
+    "jvp(vmap)": jvp_vmap,
     "vmap(vmap)": vmap_vmap,
     "functionalize": functionalize,
     "functionalize, no views": functionalize_views,
