@@ -18,7 +18,8 @@ def trace() -> Iterator[list[TraceEvent]]:
 
     Yields:
         A list that is filled when the block ends. An event has ``step`` ("process": a layer
-        got an operator, or "send_down": it hands it to the layers below), ``op``
+        got an operator; "send_down": it hands it to the layers below; "rule": it follows a rule
+        of its own there), ``op``
         ("aten::mul.Tensor"), ``layer`` ("grad (level 1)") and ``level``.
     Example:
         >>> with trace() as events:
