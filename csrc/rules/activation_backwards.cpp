@@ -9,10 +9,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-Tensor of_gradient(const Tensor& t, const Call& call) {
-  return call.with({{0, t}});
-}
-
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
 Tensor tanh_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
   return -2 * g * (y.is_complex() ? (y * t).conj() : y * t);
@@ -93,7 +89,7 @@ Tensor between(const Tensor& x, double low, double high) {
   return (x > low).logical_and(x < high);
 }
 
-Tensor prelu_input_of_gradient(const Tensor& t, const Tensor& x, const Tensor& weight) {
+Tensor prelu_input_on_first(const Tensor& t, const Tensor& x, const Tensor& weight) {
   return at::where(x > 0, t, weight * t);
 }
 
@@ -108,7 +104,7 @@ void prelu_backward(Call& call) {
   call.set_tangent(
       0,
       sum_of(
-          {has_g ? prelu_input_of_gradient(tg, x, weight) : Tensor(),
+          {has_g ? prelu_input_on_first(tg, x, weight) : Tensor(),
            call.has_tangent(2) ? at::where(x > 0, 0, g * call.tangent(2)) : Tensor()}));
   call.set_tangent(
       1,
@@ -120,20 +116,20 @@ void prelu_backward(Call& call) {
 } // namespace
 
 void add_activation_backwards(Table& rules) {
-  TERMS("tanh_backward", {0, of_gradient}, {1, TERM(tanh_curvature(t, c[0], c[1]))});
-  TERMS("sigmoid_backward", {0, of_gradient}, {1, TERM(sigmoid_curvature(t, c[0], c[1]))});
+  TERMS("tanh_backward", {0, on_first}, {1, TERM(tanh_curvature(t, c[0], c[1]))});
+  TERMS("sigmoid_backward", {0, on_first}, {1, TERM(sigmoid_curvature(t, c[0], c[1]))});
   TERMS(
       "softplus_backward",
-      {0, of_gradient},
+      {0, on_first},
       {1, TERM(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
-  TERMS("silu_backward", {0, of_gradient}, {1, TERM(silu_curvature(t, c[0], c[1]))});
-  TERMS("mish_backward", {0, of_gradient}, {1, TERM(mish_curvature(t, c[0], c[1]))});
-  TERMS("logit_backward", {0, of_gradient}, {1, logit_curvature});
-  TERMS("elu_backward", {0, of_gradient}, {5, elu_curvature});
-  TERMS("gelu_backward", {0, of_gradient}, {1, gelu_curvature});
+  TERMS("silu_backward", {0, on_first}, {1, TERM(silu_curvature(t, c[0], c[1]))});
+  TERMS("mish_backward", {0, on_first}, {1, TERM(mish_curvature(t, c[0], c[1]))});
+  TERMS("logit_backward", {0, on_first}, {1, logit_curvature});
+  TERMS("elu_backward", {0, on_first}, {5, elu_curvature});
+  TERMS("gelu_backward", {0, on_first}, {1, gelu_curvature});
   TERMS(
       "hardswish_backward",
-      {0, of_gradient},
+      {0, on_first},
       {1, TERM(at::where(between(c[1], -3, 3), c[0] * t / 3, 0))});
   WRITTEN("_prelu_kernel_backward", prelu_backward);
   LINEAR("threshold_backward");

@@ -8,10 +8,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-Tensor times(const Tensor& tensor, const Scalar& factor) {
-  return factor.equal(1) ? tensor : tensor * factor;
-}
-
 // Both terms of the product rule in two operators, where there are two.
 void mul(Call& call) {
   call.run();

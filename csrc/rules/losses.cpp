@@ -93,10 +93,6 @@ void nll_loss(Call& call) {
   }
 }
 
-Tensor of_gradient(const Tensor& t, const Call& call) {
-  return call.with({{0, t}});
-}
-
 Tensor mse_backward_of(const Tensor& t, const Call& call) {
   return share(2 * t * call[0], call.integer(3), call[1]);
 }
@@ -141,23 +137,20 @@ void add_losses(Table& rules) {
   LINEAR("nll_loss_backward");
   LINEAR("nll_loss2d_backward");
   TERMS(
-      "mse_loss_backward",
-      {0, of_gradient},
-      {1, mse_backward_of},
-      {2, TERM(-mse_backward_of(t, c))});
+      "mse_loss_backward", {0, on_first}, {1, mse_backward_of}, {2, TERM(-mse_backward_of(t, c))});
   TERMS(
       "huber_loss_backward",
-      {0, of_gradient},
+      {0, on_first},
       {1, huber_backward_of},
       {2, TERM(-huber_backward_of(t, c))});
   TERMS(
       "smooth_l1_loss_backward",
-      {0, of_gradient},
+      {0, on_first},
       {1, smooth_l1_backward_of},
       {2, TERM(-smooth_l1_backward_of(t, c))});
   TERMS(
       "binary_cross_entropy_backward",
-      {0, of_gradient},
+      {0, on_first},
       {1, binary_cross_entropy_backward_of_input},
       {2, binary_cross_entropy_backward_of_target});
 }

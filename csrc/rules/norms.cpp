@@ -7,10 +7,6 @@ namespace {
 
 using at::Tensor;
 
-Tensor tangent_or_none(const Call& call, size_t i) {
-  return call.has_tangent(i) ? call.tangent(i) : Tensor();
-}
-
 // What standardising over `dims` does, with the mean and 1/deviation over them kept.
 struct Standardised {
   Tensor x; // (x - mean) * scale

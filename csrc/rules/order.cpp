@@ -1,4 +1,5 @@
 // Operators that choose elements by their order: what is chosen, its tangent is chosen.
+#include "dims.h"
 #include "families.h"
 #include "forms.h"
 
@@ -38,35 +39,22 @@ Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
   return at::where(is_chosen, t, 0).sum() / is_chosen.sum();
 }
 
-Tensor shared_along(
-    const Tensor& t, const Tensor& x, const Tensor& value, at::IntArrayRef dims, bool keepdim) {
+Tensor shared_along(const Tensor& t, const Tensor& x, const Tensor& value, const Dims& over) {
   if (x.dim() == 0) {
     return t;
   }
-  Tensor kept = value;
-  if (!keepdim) {
-    std::vector<int64_t> sorted(dims.vec());
-    for (int64_t& dim : sorted) {
-      dim += dim < 0 ? x.dim() : 0;
-    }
-    std::sort(sorted.begin(), sorted.end());
-    if (sorted.empty()) {
-      kept = value.reshape(std::vector<int64_t>(x.dim(), 1));
-    }
-    for (int64_t dim : sorted) {
-      kept = kept.unsqueeze(dim);
-    }
-  }
-  const Tensor is_chosen = x == kept;
-  return at::where(is_chosen, t, 0).sum(dims, keepdim) / is_chosen.sum(dims, keepdim);
+  const Tensor is_chosen = x == over.kept(value, x.dim());
+  return over.sum(at::where(is_chosen, t, 0)) / over.sum(is_chosen);
 }
 
 void aminmax(Call& call) {
   call.run();
-  const std::vector<int64_t> dims =
-      call.arg(1).isNone() ? std::vector<int64_t>() : std::vector<int64_t>{call.integer(1)};
+  Dims over{{}, call.flag(2)};
+  if (!call.arg(1).isNone()) {
+    over.dims = {call.integer(1)};
+  }
   for (size_t i : {0, 1}) {
-    call.set_tangent(i, shared_along(call.tangent(0), call[0], call.result(i), dims, call.flag(2)));
+    call.set_tangent(i, shared_along(call.tangent(0), call[0], call.result(i), over));
   }
 }
 
@@ -77,8 +65,8 @@ void add_order(Table& rules) {
   ELEMENTWISE("min", shared(t, x, y));
   ELEMENTWISE("median", shared(t, x, y));
   ELEMENTWISE("nanmedian", shared(t, x, y));
-  ELEMENTWISE("amax", shared_along(t, x, y, c.integers(1), c.flag(2)));
-  ELEMENTWISE("amin", shared_along(t, x, y, c.integers(1), c.flag(2)));
+  ELEMENTWISE("amax", shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}));
+  ELEMENTWISE("amin", shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}));
   WRITTEN("aminmax", aminmax);
   WRITTEN("max.dim", one_of<1>);
   WRITTEN("min.dim", one_of<1>);

@@ -8,10 +8,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-Tensor times(const Tensor& tensor, const Scalar& factor) {
-  return factor.equal(1) ? tensor : tensor * factor;
-}
-
 // beta * self + alpha * product(a, b), on tangents where they are there.
 template <class Product, class Fused>
 void add_product(Call& call, const Product& product, const Fused& fused) {

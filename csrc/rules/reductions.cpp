@@ -1,6 +1,7 @@
 // Sums, means, variances and norms.
 #include <cmath>
 
+#include "dims.h"
 #include "families.h"
 #include "forms.h"
 
@@ -9,47 +10,6 @@ namespace {
 
 using at::Tensor;
 
-struct Dims {
-  std::vector<int64_t> dims; // empty: all
-  bool keepdim;
-
-  Tensor sum(const Tensor& tensor) const {
-    return dims.empty() && !keepdim ? tensor.sum() : tensor.sum(dims, keepdim);
-  }
-  Tensor mean_kept(const Tensor& tensor) const {
-    return tensor.mean(dims, /*keepdim=*/true);
-  }
-  // Puts back the dimensions of size one that a reduction took away.
-  Tensor kept(const Tensor& reduced, int64_t rank) const {
-    if (keepdim || rank == 0) {
-      return reduced;
-    }
-    if (dims.empty()) {
-      return reduced.reshape(std::vector<int64_t>(rank, 1));
-    }
-    std::vector<int64_t> sorted = dims;
-    for (int64_t& dim : sorted) {
-      dim += dim < 0 ? rank : 0;
-    }
-    std::sort(sorted.begin(), sorted.end());
-    Tensor result = reduced;
-    for (int64_t dim : sorted) {
-      result = result.unsqueeze(dim);
-    }
-    return result;
-  }
-  c10::SymInt count(const Tensor& tensor) const {
-    if (dims.empty()) {
-      return tensor.sym_numel();
-    }
-    c10::SymInt count = 1;
-    for (int64_t dim : dims) {
-      count = count * tensor.sym_size(dim);
-    }
-    return count;
-  }
-};
-
 Tensor real_product(const Tensor& x, const Tensor& t) {
   return x.is_complex() ? at::real(x.conj() * t) : x * t;
 }
@@ -57,7 +17,7 @@ Tensor real_product(const Tensor& x, const Tensor& t) {
 // The deviations from the mean sum up to zero, so the mean's own tangent drops out.
 Tensor variance_tangent(
     const Tensor& t, const Tensor& x, const Dims& over, const c10::IValue& correction) {
-  const Tensor product = real_product(x - over.mean_kept(x), t);
+  const Tensor product = real_product(x - x.mean(over.dims, /*keepdim=*/true), t);
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
   if (x.sym_numel() == 0) {
     return over.sum(product);
@@ -85,15 +45,11 @@ void std_(Call& call) {
   call.set_tangent(0, deviation_tangent(variance, call.result()));
 }
 
-Tensor mean_over(const Tensor& t, const Dims& over) {
-  return t.mean(over.dims, over.keepdim);
-}
-
 void var_mean(Call& call) {
   call.run();
   const Dims over{call.integers(1), call.flag(3)};
   call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
-  call.set_tangent(1, mean_over(call.tangent(0), over));
+  call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
 void std_mean(Call& call) {
@@ -101,7 +57,7 @@ void std_mean(Call& call) {
   const Dims over{call.integers(1), call.flag(3)};
   const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
   call.set_tangent(0, deviation_tangent(variance, call.result(0)));
-  call.set_tangent(1, mean_over(call.tangent(0), over));
+  call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
 // linalg_vector_norm(x, ord, dim, keepdim, dtype). At zero the subgradient 0 is taken.

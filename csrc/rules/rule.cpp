@@ -1,6 +1,7 @@
 #include "rule.h"
 
 #include <ATen/ops/add.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "families.h"
@@ -47,6 +48,18 @@ at::Tensor sum_of(std::initializer_list<at::Tensor> terms) {
     }
   }
   return sum;
+}
+
+at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
+  return factor.equal(1) ? tensor : at::mul(tensor, factor);
+}
+
+at::Tensor on_first(const at::Tensor& tangent, const Call& call) {
+  return call.with({{0, tangent}});
+}
+
+at::Tensor tangent_or_none(const Call& call, size_t arg) {
+  return call.has_tangent(arg) ? call.tangent(arg) : at::Tensor();
 }
 
 void Table::add(const std::string& name, std::unique_ptr<Rule> rule) {

@@ -76,6 +76,15 @@ class Written final : public Rule {
 // The sum of those that are there; undefined if none is.
 at::Tensor sum_of(std::initializer_list<at::Tensor> terms);
 
+// The product, without multiplying by one.
+at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
+
+// The operator on the tangent of its first argument: the term of one that is linear in that.
+at::Tensor on_first(const at::Tensor& tangent, const Call& call);
+
+// The argument's tangent; undefined if it has none.
+at::Tensor tangent_or_none(const Call& call, size_t arg);
+
 // The rules by the operators' names: "mul.Tensor" is aten::mul.Tensor.
 class Table {
  public:

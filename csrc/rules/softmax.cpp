@@ -1,4 +1,5 @@
 // softmax, its logarithm, and logsumexp.
+#include "dims.h"
 #include "families.h"
 #include "forms.h"
 
@@ -24,27 +25,13 @@ Tensor log_softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, 
   return -y.exp() * t * g.sum(dim, true);
 }
 
-Tensor logsumexp_tangent(
-    const Tensor& t, const Tensor& x, const Tensor& y, std::vector<int64_t> dims, bool keepdim) {
+Tensor logsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, const Dims& over) {
   if (x.dim() == 0) {
     return t;
   }
-  Tensor kept = y;
-  if (!keepdim) {
-    for (int64_t& dim : dims) {
-      dim += dim < 0 ? x.dim() : 0;
-    }
-    std::sort(dims.begin(), dims.end());
-    for (int64_t dim : dims) {
-      kept = kept.unsqueeze(dim);
-    }
-  }
+  const Tensor kept = over.kept(y, x.dim());
   const Tensor shift = kept.masked_fill(kept.isinf(), 0);
-  return ((x - shift).exp() * t).sum(dims, keepdim);
-}
-
-Tensor of_gradient(const Tensor& t, const Call& call) {
-  return call.with({{0, t}});
+  return over.sum((x - shift).exp() * t);
 }
 
 } // namespace
@@ -53,14 +40,14 @@ void add_softmax(Table& rules) {
   ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
   ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
   ELEMENTWISE("_log_softmax", log_softmax_tangent(t, y, c.integer(1)));
-  ELEMENTWISE("logsumexp", logsumexp_tangent(t, x, y, c.integers(1), c.flag(2)));
+  ELEMENTWISE("logsumexp", logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)}));
   TERMS(
       "_softmax_backward_data",
-      {0, of_gradient},
+      {0, on_first},
       {1, TERM(softmax_curvature(t, c[0], c[1], c.integer(2)))});
   TERMS(
       "_log_softmax_backward_data",
-      {0, of_gradient},
+      {0, on_first},
       {1, TERM(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
 }
 

@@ -1,0 +1,55 @@
+// The dimensions that an operator reduces.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace torchlayers {
+
+struct Dims {
+  std::vector<int64_t> dims; // none: all of them
+  bool keepdim;
+
+  at::Tensor sum(const at::Tensor& tensor) const {
+    return dims.empty() && !keepdim ? tensor.sum() : tensor.sum(dims, keepdim);
+  }
+  at::Tensor mean(const at::Tensor& tensor) const {
+    return tensor.mean(dims, keepdim);
+  }
+
+  // A reduced tensor with the dimensions, of size one, that it lost by it.
+  at::Tensor kept(const at::Tensor& reduced, int64_t rank) const {
+    if (keepdim || rank == 0) {
+      return reduced;
+    }
+    if (dims.empty()) {
+      return reduced.reshape(std::vector<int64_t>(rank, 1));
+    }
+    std::vector<int64_t> sorted = dims;
+    for (int64_t& dim : sorted) {
+      dim += dim < 0 ? rank : 0;
+    }
+    std::sort(sorted.begin(), sorted.end());
+    at::Tensor result = reduced;
+    for (int64_t dim : sorted) {
+      result = result.unsqueeze(dim);
+    }
+    return result;
+  }
+
+  // How many elements become one.
+  c10::SymInt count(const at::Tensor& tensor) const {
+    if (dims.empty()) {
+      return tensor.sym_numel();
+    }
+    c10::SymInt count = 1;
+    for (int64_t dim : dims) {
+      count = count * tensor.sym_size(dim);
+    }
+    return count;
+  }
+};
+
+} // namespace torchlayers
