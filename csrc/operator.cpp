@@ -39,8 +39,8 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
   const auto name = schema.name().substr(0, schema.name().size() - 1);
   const auto found = c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
   if (!found || found->schema().arguments().size() != schema.arguments().size() ||
-      found->schema().is_mutable()) {
-    return std::nullopt;
+      found->schema().is_mutable() || found->schema().arguments()[0].alias_info()) {
+    return std::nullopt; // a view's namesake (squeeze_) changes how its argument is seen
   }
   return found;
 }
