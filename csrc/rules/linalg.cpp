@@ -1,5 +1,7 @@
 // Linear algebra. Where a rule needs a system solved, it uses the factors that the operator
 // has returned.
+#include <limits>
+
 #include "families.h"
 #include "forms.h"
 
@@ -96,6 +98,39 @@ void solve_triangular(Call& call) {
   call.set_tangent(0, at::linalg_solve_triangular(a, right, upper, left, unitriangular));
 }
 
+// tr(A^-1 A'). The factors that the determinants return are constants to the layers below,
+// and the second derivative needs them to be none: so A is factored again. A pivot of zero is
+// moved a little, which leaves the derivative of a determinant of zero at zero.
+Tensor trace_of_quotient(const Tensor& a, const Tensor& tangent) {
+  const auto [lu, pivots, info] = at::linalg_lu_factor_ex(a);
+  const Tensor diagonal = lu.diagonal(0, -2, -1);
+  const double little = a.scalar_type() == at::kFloat || a.scalar_type() == at::kComplexFloat
+                            ? std::numeric_limits<float>::epsilon()
+                            : std::numeric_limits<double>::epsilon();
+  const Tensor moved = at::diag_embed((diagonal == 0).to(lu.scalar_type()) * little);
+  const Tensor quotient = at::linalg_lu_solve(lu + moved, pivots, tangent);
+  return quotient.diagonal(0, -2, -1).sum(-1);
+}
+
+// _linalg_det(A) -> (determinant, LU, pivots)
+void determinant(Call& call) {
+  call.run();
+  call.set_tangent(0, call.result(0) * trace_of_quotient(call[0], call.tangent(0)));
+}
+
+// _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots)
+void log_determinant(Call& call) {
+  call.run();
+  const Tensor quotient = trace_of_quotient(call[0], call.tangent(0));
+  if (!quotient.is_complex()) {
+    call.set_tangent(1, quotient);
+    return;
+  }
+  const Tensor turn = at::complex(at::zeros_like(at::real(quotient)), at::imag(quotient));
+  call.set_tangent(0, call.result(0) * turn);
+  call.set_tangent(1, at::real(quotient).clone());
+}
+
 } // namespace
 
 void add_linalg(Table& rules) {
@@ -104,6 +139,8 @@ void add_linalg(Table& rules) {
   WRITTEN("linalg_solve_triangular", solve_triangular);
   WRITTEN("_linalg_solve_ex", solve_ex);
   WRITTEN("_linalg_eigh", eigh);
+  WRITTEN("_linalg_det", determinant);
+  WRITTEN("_linalg_slogdet", log_determinant);
 }
 
 } // namespace torchlayers
