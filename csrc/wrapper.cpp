@@ -105,6 +105,16 @@ at::Tensor unwrap(const at::Tensor& tensor, int64_t level) {
   return *wrapper_level == level ? wrapper->value() : tensor;
 }
 
+const at::Tensor& holder_of(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return holder_of(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return holder_of(batched->value());
+  }
+  return tensor;
+}
+
 void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (!batched) {

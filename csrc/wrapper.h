@@ -40,6 +40,9 @@ at::Tensor lift(const at::Tensor& tensor, const Layer& layer);
 // The value inside this layer's wrapper; other tensors as they are.
 at::Tensor unwrap(const at::Tensor& tensor, int64_t level);
 
+// The tensor that holds the memory, inside the wrappers and batches of all levels.
+const at::Tensor& holder_of(const at::Tensor& tensor);
+
 // Throws if the tensor was batched by another vmap than those of this layer and the
 // layers below it, which means that it escaped: that vmap has ended, or is not where
 // the operator runs.

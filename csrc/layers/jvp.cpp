@@ -99,6 +99,29 @@ std::vector<at::Tensor> unwrap_duals(const Operator& op, Args& args, int64_t lev
   return tangents;
 }
 
+bool share_memory(const at::Tensor& one, const at::Tensor& other) {
+  const at::Tensor& holder = holder_of(one);
+  const at::Tensor& other_holder = holder_of(other);
+  return holder.has_storage() && other_holder.has_storage() &&
+         holder.storage().is_alias_of(other_holder.storage());
+}
+
+// Copies, among the arguments and their tangents, of what is about to be written to: the rule
+// and the layers below have to know what was there before.
+void keep(Args& args, std::vector<at::Tensor>& tangents, size_t count) {
+  const at::Tensor target = args[args.size() - count].toTensor();
+  const at::Tensor tangent_of_target = tangents[0];
+  auto tangent = tangents.begin();
+  change_tensors(args, count, [&](const at::Tensor& tensor, size_t) {
+    if (tangent->defined() && tangent_of_target.defined() &&
+        share_memory(*tangent, tangent_of_target)) {
+      *tangent = tangent->clone();
+    }
+    ++tangent;
+    return tensor.is_same(target) || share_memory(tensor, target) ? tensor.clone() : tensor;
+  });
+}
+
 // Where torch has no formula: what the operator is made of comes to the front, as if the
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
@@ -205,14 +228,10 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
-    // The layers below may have to know what was there before.
-    Args copied(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-    const at::Tensor value = copied[0].toTensor();
-    copied[0] = value.clone();
-    if (written.defined()) {
-      tangents[0] = written.clone();
-    }
-    Call call(Operator::of(*op.functional), copied, tangents);
+    Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+    const at::Tensor value = kept[0].toTensor();
+    keep(kept, tangents, op.num_args);
+    Call call(Operator::of(*op.functional), kept, tangents);
     call.write_to(op, value);
     rule.push_forward(call);
     if (!written.defined()) {

@@ -22,17 +22,6 @@ size_t count_tensors(const c10::IValue& value) {
   return count;
 }
 
-// The tensor that holds the memory, inside the wrappers and batches of other layers.
-const at::Tensor& holder_of(const at::Tensor& tensor) {
-  if (const auto* wrapper = wrapper_of(tensor)) {
-    return holder_of(wrapper->value());
-  }
-  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
-    return holder_of(batched->value());
-  }
-  return tensor;
-}
-
 bool is_symbolic(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();

@@ -1,0 +1,35 @@
+"""Where torch.func's second derivatives are wrong, ours are those of reverse over reverse."""
+
+import pytest
+import torch
+
+import torchlayers
+from tests.opinfo.cases import cases, full_name, ops
+from tests.opinfo.differences import DIFFERENCES, WRONG_SECOND_DERIVATIVE
+from tests.opinfo.transforms import jvp_jvp
+
+WRONG = {name for (name, _, _), reason in DIFFERENCES.items() if reason == WRONG_SECOND_DERIVATIVE}
+
+
+@pytest.mark.parametrize(
+    "op", [op for op in ops(torch.float64) if full_name(op) in WRONG], ids=full_name
+)
+def test_second_forward_derivatives_are_those_of_reverse_mode(op):
+    for case in cases(op, torch.float64, 12):
+        inputs = [x.requires_grad_() for x in case.inputs]
+        outputs = case.differentiable(*inputs)
+        weights = [torch.randn_like(output) for output in outputs]
+        total = sum((w * output).sum() for w, output in zip(weights, outputs, strict=True))
+        once = along(total, inputs, case.tangents())
+        expected = along(once, inputs, case.tangents())
+        _, seconds = jvp_jvp(torchlayers, case)
+        actual = sum((w * second).sum() for w, second in zip(weights, seconds, strict=True))
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def along(total, inputs, tangents):
+    """The derivative of a scalar along the tangents, by reverse mode."""
+    gradients = torch.autograd.grad(
+        total, inputs, create_graph=True, allow_unused=True, materialize_grads=True
+    )
+    return sum((g * t).sum() for g, t in zip(gradients, tangents, strict=True))
