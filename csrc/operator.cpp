@@ -31,18 +31,36 @@ bool find_in_place(const c10::FunctionSchema& schema) {
   return is_written(schema.returns()[0]);
 }
 
-// add of add_; the same arguments, and a new tensor for a result.
+// Whether it takes the same arguments as this in-place operator, and writes to none.
+bool is_functional_of(const c10::FunctionSchema& schema, const c10::FunctionSchema& in_place) {
+  const auto& args = schema.arguments();
+  const auto& others = in_place.arguments();
+  if (schema.is_mutable() || args.size() != others.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].alias_info() || *args[i].type() != *others[i].type()) {
+      return false; // a view (squeeze of squeeze_) changes how its argument is seen
+    }
+  }
+  return true;
+}
+
+// add of add_: the same arguments, and a new tensor for a result. pow_.Scalar is that of
+// pow.Tensor_Scalar, not of pow.Scalar.
 std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema) {
   if (!find_in_place(schema) || schema.name().back() != '_') {
     return std::nullopt;
   }
   const auto name = schema.name().substr(0, schema.name().size() - 1);
-  const auto found = c10::Dispatcher::singleton().findSchema({name, schema.overload_name()});
-  if (!found || found->schema().arguments().size() != schema.arguments().size() ||
-      found->schema().is_mutable() || found->schema().arguments()[0].alias_info()) {
-    return std::nullopt; // a view's namesake (squeeze_) changes how its argument is seen
+  const auto& overload = schema.overload_name();
+  for (const auto& candidate : {overload, "Tensor_" + overload, std::string()}) {
+    const auto found = c10::Dispatcher::singleton().findSchema({name, candidate});
+    if (found && is_functional_of(found->schema(), schema)) {
+      return found;
+    }
   }
-  return found;
+  return std::nullopt;
 }
 
 std::optional<size_t> find_aliased_result(const c10::FunctionSchema& schema, size_t arg) {

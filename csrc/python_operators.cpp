@@ -17,7 +17,16 @@ namespace {
 namespace py = pybind11;
 using torch::wrap_pybind_function;
 
-py::object to_python(const c10::IValue& value) {
+// dtypes and memory formats are numbers to the dispatcher.
+py::object to_python(const c10::IValue& value, const c10::TypePtr& declared) {
+  const auto optional = declared->cast<c10::OptionalType>();
+  const auto kind = (optional ? optional->getElementType() : declared)->kind();
+  if (value.isInt() && kind == c10::TypeKind::ScalarTypeType) {
+    return py::cast(value.toScalarType());
+  }
+  if (value.isInt() && kind == c10::TypeKind::MemoryFormatType) {
+    return py::cast(value.toMemoryFormat());
+  }
   return torch::jit::toPyObject(value);
 }
 
@@ -26,15 +35,17 @@ c10::IValue from_python(const py::handle& object, const c10::TypePtr& type) {
 }
 
 // The positional arguments, as Python passes them, and those by keyword.
-std::pair<py::tuple, py::dict> arguments_of(const c10::FunctionSchema& schema, const Args& args) {
+std::pair<py::tuple, py::dict> arguments_of(
+    const c10::FunctionSchema& schema, const Args& args, bool with_nones) {
   py::list positional;
   py::dict keywords;
   for (size_t i = 0; i < args.size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    if (argument.kwarg_only()) {
-      keywords[argument.name().c_str()] = to_python(args[i]);
-    } else {
-      positional.append(to_python(args[i]));
+    const py::object value = to_python(args[i], argument.real_type());
+    if (!argument.kwarg_only()) {
+      positional.append(value);
+    } else if (with_nones || !value.is_none()) {
+      keywords[argument.name().c_str()] = value;
     }
   }
   return {py::tuple(positional), keywords};
@@ -90,7 +101,7 @@ class PythonRule final : public Rule {
         tangents.append(tangent_of(call, i));
       }
     }
-    const auto [positional, keywords] = arguments_of(schema, primals);
+    const auto [positional, keywords] = arguments_of(schema, primals, /*with_nones=*/true);
     const py::object returned = function_(positional, py::tuple(tangents), **keywords);
     if (!py::isinstance<py::tuple>(returned) || py::len(returned) != 2) {
       raise("the jvp rule of ", call.op().name(), " must return (results, tangents).");
@@ -203,7 +214,7 @@ bool decompose_in_python(const Operator& op, Args& args) {
     return false;
   }
   const Args own(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-  const auto [positional, keywords] = arguments_of(op.schema(), own);
+  const auto [positional, keywords] = arguments_of(op.schema(), own, /*with_nones=*/false);
   Args results = results_of(op, function(*positional, **keywords), "the decomposition of");
   args.resize(args.size() - op.num_args);
   args.insert(args.end(), results.begin(), results.end());

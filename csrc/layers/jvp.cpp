@@ -122,11 +122,16 @@ void keep(Args& args, std::vector<at::Tensor>& tangents, size_t count) {
   });
 }
 
+// torch's prims run below autograd, and lose tangents without a word.
+bool is_prim(const Operator& op) {
+  return op.is_custom && op.schema().getNamespace() == "prims";
+}
+
 // Where torch has no formula: what the operator is made of comes to the front, as if the
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  if (!decompose(op, args)) {
+  if (!op.written_args.empty() || !decompose(op, args)) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",
@@ -256,6 +261,10 @@ void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args)
 // A derivative that is registered from Python (torch.library's register_autograd) is of
 // reverse mode alone, and does not say so in forward mode: the tangent would be zero.
 void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
+  if (is_prim(op) && Asked(args, op.num_args, *this).any_tangent) {
+    decompose_or_refuse(op, args, *this);
+    return;
+  }
   const bool may_lose_tangents =
       op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
   const size_t start = args.size() - op.num_args;
@@ -263,7 +272,7 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
   try {
     AutogradLayer::process(op, args);
   } catch (const c10::NotImplementedError& error) {
-    if (op.aliases || !is_missing_formula(error)) {
+    if (!is_missing_formula(error)) {
       throw;
     }
     args.resize(start);
