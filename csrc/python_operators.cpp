@@ -2,6 +2,7 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -206,7 +207,36 @@ void register_rule(const std::string& name, const std::string& overload, py::obj
   operator_named(name, overload).rule = new PythonRule(std::move(function));
 }
 
+// While it lives, the operator is being decomposed on this thread: one that is made of
+// itself in the end (torch's, by way of a prim) is made of nothing.
+class UnderWay {
+ public:
+  explicit UnderWay(const Operator& op) {
+    operators().push_back(&op);
+  }
+  ~UnderWay() {
+    operators().pop_back();
+  }
+  UnderWay(const UnderWay&) = delete;
+  UnderWay& operator=(const UnderWay&) = delete;
+
+  static bool is(const Operator& op) {
+    const auto& all = operators();
+    return std::find(all.begin(), all.end(), &op) != all.end();
+  }
+
+ private:
+  static std::vector<const Operator*>& operators() {
+    thread_local std::vector<const Operator*> operators;
+    return operators;
+  }
+};
+
 bool decompose_in_python(const Operator& op, Args& args) {
+  if (UnderWay::is(op)) {
+    return false;
+  }
+  const UnderWay under_way(op);
   py::gil_scoped_acquire gil;
   const py::object function = py::module_::import("torchlayers.decompositions")
                                   .attr("find")(op.schema().name(), op.schema().overload_name());

@@ -131,7 +131,7 @@ bool is_prim(const Operator& op) {
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  if (!op.written_args.empty() || !decompose(op, args)) {
+  if ((!op.written_args.empty() && !is_prim(op)) || !decompose(op, args)) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",

@@ -20,11 +20,7 @@ def find(name: str, overload: str) -> Decomposition | None:
     if namespace == "prims":
         # Its kernel is written with torch's operators.
         return getattr(torch.ops.prims, base).default.impl_aten  # type: ignore[no-any-return]
-    if name in _OURS:
-        return _OURS[name]
-    if hasattr(torch.ops.prims, base):
-        return None  # torch's goes to the prim of that name, which comes back here
-    return _of_torch().get((name, overload))
+    return _OURS.get(name) or _of_torch().get((name, overload))
 
 
 @functools.cache
