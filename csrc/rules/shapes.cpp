@@ -66,7 +66,7 @@ void add_shapes(Table& rules) {
        }) {
     LINEAR(view);
   }
-  TERMS("copy", {1, TERM(t)});
+  TERMS("copy", {1, TERM(t.to(x.scalar_type()))});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
   WRITTEN("stack", joined);

@@ -73,7 +73,7 @@ def test_an_in_place_method_has_the_tangent_of_its_namesake(name):
 
         if name in REFUSED:
             for method in (name, name[:-1]):
-                with pytest.raises(NotImplementedError, match="torchlayers: jvp .* formula"):
+                with pytest.raises(NotImplementedError, match=r"torchlayers: jvp .* formula"):
                     pushed(method)
         else:
             torch.testing.assert_close(pushed(name), pushed(name[:-1]), equal_nan=True)
@@ -81,3 +81,17 @@ def test_an_in_place_method_has_the_tangent_of_its_namesake(name):
 
 def test_the_calls_are_many():
     assert sum(len(list(calls(name))) for name in METHODS if name not in RANDOM) > 100
+
+
+@pytest.mark.parametrize("name", ["mul_", "add_", "sub_", "atan2_", "pow_", "div_"])
+def test_a_tensor_written_with_itself(name):
+    """torch.func takes what has been written already for what was there."""
+
+    def written(x):
+        y = x.clone()
+        return getattr(y, name)(y)
+
+    def expected(x):
+        return getattr(x, name[:-1])(x)
+
+    torch.testing.assert_close(tl.jvp(written, (A,), (B,)), tl.jvp(expected, (A,), (B,)))
