@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
+# Real dtypes in which rounding shows.
+LOW = (torch.float32, torch.bfloat16, torch.float16)
+
 
 @dataclass
 class Case:
@@ -37,6 +40,11 @@ class Case:
         """Each input with one slightly different beside it, stacked along `dim`."""
         return [torch.stack([x, x * 0.9], dim=dim) for x in self.inputs]
 
+    def in_double(self) -> "Case":
+        """The same in double precision, with the tangents of this one."""
+        wide = {dtype: torch.float64 for dtype in LOW} | {torch.complex64: torch.complex128}
+        return Widened(self.func, [x.to(wide.get(x.dtype, x.dtype)) for x in self.inputs], self)
+
     def tangents(self) -> list[Tensor]:
         generator = torch.Generator().manual_seed(7)
         return [
@@ -45,6 +53,17 @@ class Case:
             else torch.randn(x.shape, generator=generator).to(x.dtype)
             for x in self.inputs
         ]
+
+
+@dataclass
+class Widened(Case):
+    """A case in double precision, made of one that is not."""
+
+    narrow: Case
+
+    def tangents(self) -> list[Tensor]:
+        pairs = zip(self.narrow.tangents(), self.inputs, strict=True)
+        return [t.to(x.dtype) for t, x in pairs]
 
 
 def full_name(op: Any) -> str:

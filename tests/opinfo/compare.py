@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import torchlayers
-from tests.opinfo.cases import Case
+from tests.opinfo.cases import LOW, Case
 from tests.opinfo.transforms import Run
 
 # What a comparison can come to.
@@ -33,7 +33,41 @@ def compare(run: Run, case: Case) -> tuple[str, str]:
         return ONLY_OURS_WORKS, repr(their_error)
     if our_error:
         return ONLY_THEIRS_WORKS, repr(our_error)
-    return _same(theirs, ours)
+    outcome, why = _same(theirs, ours)
+    if outcome == DIFFERS and _is_narrow(case):
+        exact, error = _outcome(run, torch.func, case.in_double())
+        if error is None and _rounds_as_well(ours, theirs, exact):
+            return AGREES, ""
+    return outcome, why
+
+
+def _is_narrow(case: Case) -> bool:
+    return any(x.dtype in (*LOW, torch.complex64) for x in case.inputs)
+
+
+def _rounds_as_well(ours: Any, theirs: Any, exact: Any) -> bool:
+    """Whether ours is about as near as theirs to what double precision gives.
+
+    jvp's own rules round at other places than torch's formulas do.
+    """
+    trees = [pytree.tree_flatten(tree) for tree in (ours, theirs, exact)]
+    if any(spec != trees[0][1] for _, spec in trees):
+        return False
+    for our, their, true in zip(*(leaves for leaves, _ in trees), strict=True):
+        if not isinstance(our, Tensor) or not (our.is_floating_point() or our.is_complex()):
+            continue
+        if our.dtype != their.dtype or not our.shape == their.shape == true.shape:
+            return False
+        our_error, their_error = ((x.to(true.dtype) - true).abs() for x in (our, their))
+        if not bool((our_error.isfinite() == their_error.isfinite()).all()):
+            return False
+        size = true.abs().nan_to_num(0, 0, 0).amax() if true.numel() else 0
+        finite = our_error.isfinite()
+        eps = torch.finfo(our.dtype).eps  # what comes to nothing was made of something
+        allowed = 4 * their_error[finite].sum() + eps * (16 * size + 1)
+        if bool((our_error[finite] > allowed).any()):
+            return False
+    return True
 
 
 def _outcome(run: Run, tf: Any, case: Case) -> tuple[Any, Exception | None]:
