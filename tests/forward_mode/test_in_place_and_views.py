@@ -7,6 +7,9 @@ import torch.func
 import torchlayers as tl
 from tests.forward_mode.programs import PROGRAMS, W
 
+# torch batches some operators in place one by one, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
 X = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.float64)
 T = torch.tensor([1.0, 0.3, -2.0, 0.7], dtype=torch.float64)
 U = torch.tensor([-0.4, 1.1, 0.2, 0.9], dtype=torch.float64)
