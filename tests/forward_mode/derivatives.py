@@ -37,4 +37,4 @@ def gradient(
 ) -> tuple[Tensor, ...]:
     """Reverse mode, as torch's autograd has it."""
     leaves = [x.detach().clone().requires_grad_() for x in primals]
-    return torch.autograd.grad(f(*leaves), leaves, cotangent)
+    return torch.autograd.grad(f(*leaves), leaves, cotangent, materialize_grads=True)
