@@ -24,7 +24,8 @@ def unit(*sizes: int) -> Tensor:
     return values(*sizes) % 1
 
 
-X, Y, IMAGE = values(2, 3), values(3, 2).t(), values(1, 2, 4, 4)
+X, Y = values(2, 3), values(3, 2).t()
+IMAGE, VOLUME = values(1, 2, 4, 4), values(1, 2, 2, 3, 4)
 UPSAMPLED = {
     "upsample_linear1d": ([6], [1, 2, 3], (False,), 1),
     "upsample_nearest1d": ([6], [1, 2, 3], (), 1),
@@ -126,4 +127,31 @@ SAMPLES: dict[str, Sample] = {
     "unfold_backward": (lambda g: A.unfold_backward(g, [5], 0, 2, 1), [values(4, 2)]),
     "unsafe_split_with_sizes": (lambda x: A.unsafe_split_with_sizes(x, [1, 2], 1), [X]),
     "zero": (A.zero, [X]),
+    "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
+    "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
+    "full_like": (lambda x: A.full_like(x, 2.0), [X]),
+    "lerp.Tensor": (A.lerp.Tensor, [X, Y, values(3)]),
+    "nll_loss2d_backward": (
+        lambda g, x: A.nll_loss2d_backward(g, x, IDS[None], None, 1, -100, g.new_tensor(4)),
+        [values(), values(1, 3, 2, 2)],
+    ),
+    "reflection_pad2d": (lambda x: A.reflection_pad2d(x, [1, 2, 0, 1]), [IMAGE]),
+    "reflection_pad3d": (lambda x: A.reflection_pad3d(x, [1, 0, 0, 1, 1, 0]), [VOLUME]),
+    "replication_pad3d": (lambda x: A.replication_pad3d(x, [1, 0, 0, 1, 1, 0]), [VOLUME]),
+    "reflection_pad2d_backward": (
+        lambda g, x: A.reflection_pad2d_backward(g, x, [1, 2, 0, 1]),
+        [values(1, 2, 5, 7), IMAGE],
+    ),
+    "reflection_pad3d_backward": (
+        lambda g, x: A.reflection_pad3d_backward(g, x, [1, 0, 0, 1, 1, 0]),
+        [values(1, 2, 3, 4, 5), VOLUME],
+    ),
+    "replication_pad3d_backward": (
+        lambda g, x: A.replication_pad3d_backward(g, x, [1, 0, 0, 1, 1, 0]),
+        [values(1, 2, 3, 4, 5), VOLUME],
+    ),
+    "upsample_nearest2d": (lambda x: A.upsample_nearest2d(x, [6, 5]), [IMAGE]),
+    "upsample_nearest3d": (lambda x: A.upsample_nearest3d(x, [4, 5, 6]), [VOLUME]),
+    "_upsample_nearest_exact2d": (lambda x: A._upsample_nearest_exact2d(x, [6, 5]), [IMAGE]),
+    "_upsample_nearest_exact3d": (lambda x: A._upsample_nearest_exact3d(x, [4, 5, 6]), [VOLUME]),
 } | {f"{name}_backward": upsampled_back(name) for name in UPSAMPLED}

@@ -17,7 +17,7 @@ from tests.opinfo.cases import cases, ops
 from tests.opinfo.transforms import jvp, jvp_grad
 from torchlayers import _C
 
-# Samples of each operator that are run: op_db's first ones reach as much as all do.
+# How many samples of each operator are run: all of them reach little more.
 FIRST = {jvp: 4, jvp_grad: 2}
 
 # Rules that no sample reaches, and why.
@@ -37,13 +37,12 @@ def reached_by_op_db():
     found: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for dtype in (torch.float64, torch.complex128):
-            for op in ops(dtype):
-                for run, count in FIRST.items():
-                    for case in cases(op, dtype, count):
-                        # An operator that is refused reaches what comes before it.
-                        with followed_rules(found), contextlib.suppress(Exception):
-                            run(tl, case)
+        for op in ops(torch.float64):
+            for run, count in FIRST.items():
+                for case in cases(op, torch.float64, count):
+                    # An operator that is refused reaches what comes before it.
+                    with followed_rules(found), contextlib.suppress(Exception):
+                        run(tl, case)
     return found
 
 
