@@ -75,7 +75,8 @@ void group_norm(Call& call) {
   call.run();
   const Tensor& x = call[0];
   const c10::SymInt groups = call.arg(6).toSymInt();
-  const std::vector<c10::SymInt> grouped{call.size(3), groups, -1};
+  const std::vector<c10::SymInt> grouped{
+      call.size(3), groups, call.size(4) * call.size(5) / groups};
   const auto group = [&](const Tensor& tensor) {
     return tensor.defined() ? tensor.reshape_symint(grouped) : tensor;
   };
