@@ -56,6 +56,11 @@ def power_of_a_float(x):
     return (x.abs() + 1).pow_(0.5)
 
 
+@program(lambda x: torch.polygamma(1, x.abs() + 1))
+def polygamma(x):
+    return (x.abs() + 1).polygamma_(1)
+
+
 @program(lambda x: (x.abs() + 1) ** x)
 def power_of_a_tensor(x):
     return (x.abs() + 1).pow_(x)
