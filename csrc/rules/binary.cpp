@@ -191,6 +191,7 @@ void add_binary(Table& rules) {
       {0, TERM(at::where(c[0] <= c[1], t, 0))},
       {1, TERM(at::where(c[0] > c[1], t, 0))});
 
+  TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
   WRITTEN("where.self", where);
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
   TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});

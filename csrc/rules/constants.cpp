@@ -44,7 +44,6 @@ void add_constants(Table& rules) {
            "round.decimals",
            "trunc",
            "sign",
-           "heaviside",
            "floor_divide",
            "floor_divide.Scalar",
            "zeros_like",

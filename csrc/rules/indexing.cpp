@@ -45,6 +45,8 @@ void add_indexing(Table& rules) {
     LINEAR(name);
   }
   WRITTEN("_embedding_bag", embedding_bag);
+  MULTILINEAR("_embedding_bag_backward", 0, 10);
+  MULTILINEAR("_embedding_bag_per_sample_weights_backward", 0, 1);
   LINEAR_TOGETHER("index_put", 0, 2);
   LINEAR_TOGETHER("_unsafe_index_put", 0, 2);
   LINEAR_TOGETHER("index_add", 0, 3);

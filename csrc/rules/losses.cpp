@@ -65,6 +65,12 @@ Tensor cross_entropy_of_target(const Tensor& t, const Call& call) {
   return reduce(weighted(t * logits, call[2]), call.integer(3));
 }
 
+Tensor cross_entropy_of_weight(const Tensor& t, const Call& call) {
+  const Tensor unweighted =
+      at::binary_cross_entropy(call[0], call[1], std::nullopt, at::Reduction::None);
+  return reduce(t * unweighted, call.integer(3));
+}
+
 // binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
 Tensor with_logits_of_input(const Tensor& t, const Call& call) {
   const Tensor& target = call[1];
@@ -77,6 +83,19 @@ Tensor with_logits_of_input(const Tensor& t, const Call& call) {
 Tensor with_logits_of_target(const Tensor& t, const Call& call) {
   const Tensor& x = call[0];
   const Tensor slope = call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
+  return reduce(weighted(t * slope, call[2]), call.integer(4));
+}
+
+// By the weight, and by the weight of the positive examples.
+Tensor with_logits_of_weight(const Tensor& t, const Call& call) {
+  const auto positive = call[3].defined() ? std::optional<Tensor>(call[3]) : std::nullopt;
+  const Tensor unweighted = at::binary_cross_entropy_with_logits(
+      call[0], call[1], std::nullopt, positive, at::Reduction::None);
+  return reduce(t * unweighted, call.integer(4));
+}
+
+Tensor with_logits_of_positive(const Tensor& t, const Call& call) {
+  const Tensor slope = -call[1] * at::log_sigmoid(call[0]);
   return reduce(weighted(t * slope, call[2]), call.integer(4));
 }
 
@@ -122,6 +141,12 @@ Tensor binary_cross_entropy_backward_of_target(const Tensor& t, const Call& call
   return share(weighted(-t * call[0] / spread, call[3]), call.integer(4), x);
 }
 
+Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Call& call) {
+  const Tensor unweighted = at::binary_cross_entropy_backward(
+      call[0], call[1], call[2], std::nullopt, at::Reduction::None);
+  return share(t * unweighted, call.integer(4), call[1]);
+}
+
 } // namespace
 
 void add_losses(Table& rules) {
@@ -130,7 +155,11 @@ void add_losses(Table& rules) {
   WRITTEN("huber_loss", huber_loss);
   WRITTEN("nll_loss_forward", nll_loss);
   WRITTEN("nll_loss2d_forward", nll_loss);
-  TERMS("binary_cross_entropy", {0, cross_entropy_of_input}, {1, cross_entropy_of_target});
+  TERMS(
+      "binary_cross_entropy",
+      {0, cross_entropy_of_input},
+      {1, cross_entropy_of_target},
+      {2, cross_entropy_of_weight});
   TERMS("binary_cross_entropy_with_logits", {0, with_logits_of_input}, {1, with_logits_of_target});
   TERMS("soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
 
@@ -152,7 +181,8 @@ void add_losses(Table& rules) {
       "binary_cross_entropy_backward",
       {0, on_first},
       {1, binary_cross_entropy_backward_of_input},
-      {2, binary_cross_entropy_backward_of_target});
+      {2, binary_cross_entropy_backward_of_target},
+      {3, binary_cross_entropy_backward_of_weight});
 }
 
 } // namespace torchlayers

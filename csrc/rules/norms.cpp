@@ -1,4 +1,5 @@
 // Batch, layer and group norm: standardise, then scale and shift.
+#include "../stack.h"
 #include "families.h"
 #include "forms.h"
 
@@ -7,13 +8,20 @@ namespace {
 
 using at::Tensor;
 
-// What standardising over `dims` does, with the mean and 1/deviation over them kept.
+// Whether somebody below differentiates what a rule computes. Of an operator's results, the
+// statistics are constants to them.
+bool is_differentiated_below(const Tensor& x) {
+  return !mirror().empty() || (at::GradMode::is_enabled() && x.requires_grad());
+}
+
+// What standardising over `dims` does: (x - mean) / deviation.
 struct Standardised {
-  Tensor x; // (x - mean) * scale
+  Tensor x;
   Tensor x_tangent;
   Tensor mean_tangent;
   Tensor scale_tangent;
 
+  // By the mean and 1 / deviation.
   Standardised(
       const Tensor& input,
       const Tensor& tangent,
@@ -28,6 +36,15 @@ struct Standardised {
     const Tensor along = (x * tangent).mean(dims, /*keepdim=*/true);
     x_tangent = (tangent - mean_tangent - x * along) * scale;
     scale_tangent = -scale * scale * along;
+  }
+
+  // The same, where the statistics have to be made of the input.
+  static Standardised of(
+      const Tensor& input, const Tensor& tangent, double eps, at::IntArrayRef dims) {
+    const Tensor mean = input.mean(dims, /*keepdim=*/true);
+    const Tensor centred = input - mean;
+    const Tensor scale = ((centred * centred).mean(dims, /*keepdim=*/true) + eps).rsqrt();
+    return Standardised(input, tangent, mean, scale, dims);
   }
 
   // Of x * weight + bias.
@@ -49,10 +66,11 @@ void layer_norm(Call& call) {
     dims.push_back(-i);
   }
   const Tensor& x = call[0];
-  const Standardised standard(x, tangent_or_none(call, 0), call.result(1), call.result(2), dims);
+  const Tensor t = tangent_or_none(call, 0);
+  const Standardised standard = is_differentiated_below(x)
+                                    ? Standardised::of(x, t, call.number(4), dims)
+                                    : Standardised(x, t, call.result(1), call.result(2), dims);
   call.set_tangent(0, standard.affine(call[2], tangent_or_none(call, 2), tangent_or_none(call, 3)));
-  call.set_tangent(1, standard.mean_tangent);
-  call.set_tangent(2, standard.scale_tangent);
 }
 
 // A channel's parameter, put where the channels are.
@@ -116,30 +134,40 @@ void batch_norm(Call& call) {
   const Tensor bias_tangent = along_channels(tangent_or_none(call, 2), rank);
   const bool is_training = call.flag(5);
   if (is_training) {
-    const Standardised standard(
-        x,
-        t,
-        along_channels(call.result(1), rank),
-        along_channels(call.result(2), rank),
-        all_but_channels(rank));
+    const std::vector<int64_t> dims = all_but_channels(rank);
+    const Standardised standard = is_differentiated_below(x)
+                                      ? Standardised::of(x, t, call.number(7), dims)
+                                      : Standardised(
+                                            x,
+                                            t,
+                                            along_channels(call.result(1), rank),
+                                            along_channels(call.result(2), rank),
+                                            dims);
     call.set_tangent(0, standard.affine(weight, weight_tangent, bias_tangent));
-    if (t.defined()) {
-      call.set_tangent(1, standard.mean_tangent.reshape_symint(call.result(1).sym_sizes()));
-      call.set_tangent(2, standard.scale_tangent.reshape_symint(call.result(2).sym_sizes()));
-    }
     return;
   }
-  // The statistics are constants here.
+  // (x - mean) * scale, by the statistics that are kept.
+  const Tensor mean_tangent = along_channels(tangent_or_none(call, 3), rank);
+  const Tensor variance_tangent = along_channels(tangent_or_none(call, 4), rank);
   const Tensor scale = along_channels((call[4] + call.number(7)).rsqrt(), rank);
-  Tensor scaled;
-  if (t.defined()) {
-    scaled = t * (weight.defined() ? scale * weight : scale);
+  Tensor scaled = sum_of({t, mean_tangent.defined() ? -mean_tangent : Tensor()});
+  if (scaled.defined()) {
+    scaled = scaled * scale;
   }
-  Tensor of_weight;
-  if (weight_tangent.defined()) {
-    of_weight = (x - along_channels(call[3], rank)) * scale * weight_tangent;
+  Tensor standard;
+  if (weight_tangent.defined() || variance_tangent.defined()) {
+    standard = (x - along_channels(call[3], rank)) * scale;
   }
-  call.set_tangent(0, sum_of({scaled, of_weight, bias_tangent}));
+  if (variance_tangent.defined()) {
+    scaled = sum_of({scaled, -0.5 * standard * scale * scale * variance_tangent});
+  }
+  if (scaled.defined() && weight.defined()) {
+    scaled = scaled * weight;
+  }
+  call.set_tangent(
+      0,
+      sum_of(
+          {scaled, weight_tangent.defined() ? standard * weight_tangent : Tensor(), bias_tangent}));
 }
 
 } // namespace

@@ -11,6 +11,9 @@ using at::Tensor;
 template <int64_t Spatial>
 void max_pool(Call& call) {
   call.run();
+  if (!call.has_tangent(0)) {
+    return; // the random samples of a fractional pool have one
+  }
   const Tensor& indices = call.result(1);
   const Tensor flat = call.tangent(0).flatten(-Spatial);
   call.set_tangent(0, flat.gather(-1, indices.flatten(-Spatial)).view_as(indices));

@@ -1,0 +1,157 @@
+"""Calls of the operators with rules that op_db's samples do not reach."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+A = torch.ops.aten
+IDS = torch.tensor([[0, 2], [1, 0]])
+
+Sample = tuple[Callable[..., Any], list[Tensor]]
+
+
+def values(*sizes: int) -> Tensor:
+    """Away from whole numbers, where steps step, and from zero."""
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randint(-2, 2, sizes, generator=generator)
+    return whole + 0.2 + 0.6 * torch.rand(sizes, generator=generator, dtype=torch.float64)
+
+
+def unit(*sizes: int) -> Tensor:
+    """Between 0 and 1."""
+    return values(*sizes) % 1
+
+
+X, Y = values(2, 3), values(3, 2).t()
+IMAGE, VOLUME = values(1, 2, 4, 4), values(1, 2, 2, 3, 4)
+UPSAMPLED = {
+    "upsample_linear1d": ([6], [1, 2, 3], (False,), 1),
+    "upsample_nearest1d": ([6], [1, 2, 3], (), 1),
+    "_upsample_nearest_exact1d": ([6], [1, 2, 3], (), 1),
+    "upsample_bilinear2d": ([6, 5], [1, 2, 3, 4], (False,), 2),
+    "upsample_bicubic2d": ([6, 5], [1, 2, 3, 4], (False,), 2),
+    "_upsample_bilinear2d_aa": ([6, 5], [1, 2, 3, 4], (False,), 2),
+    "_upsample_bicubic2d_aa": ([6, 5], [1, 2, 3, 4], (False,), 2),
+    "upsample_nearest2d": ([6, 5], [1, 2, 3, 4], (), 2),
+    "_upsample_nearest_exact2d": ([6, 5], [1, 2, 3, 4], (), 2),
+    "upsample_trilinear3d": ([4, 5, 6], [1, 2, 2, 3, 4], (False,), 3),
+    "upsample_nearest3d": ([4, 5, 6], [1, 2, 2, 3, 4], (), 3),
+    "_upsample_nearest_exact3d": ([4, 5, 6], [1, 2, 2, 3, 4], (), 3),
+}
+
+
+def upsampled_back(name: str) -> Sample:
+    size, image, options, _ = UPSAMPLED[name]
+    backward = getattr(A, f"{name}_backward")
+    return lambda g: backward(g, size, image, *options), [values(*image[:2], *size)]
+
+
+def constant(op: Callable[..., Any], *arguments: Any) -> Sample:
+    """A step function of X, whose tangent is zero; as a number where it is a truth."""
+    return lambda x: op(x, *arguments).double(), [X]
+
+
+SAMPLES: dict[str, Sample] = {
+    "_convolution": (
+        lambda x, w, b: A._convolution(
+            *(x, w, b, [1], [0], [1], False, [0], 1, False, False, False, False)
+        ),
+        [values(1, 2, 4), values(3, 2, 2), values(3)],
+    ),
+    "_reshape_alias": (lambda x: A._reshape_alias(x * 1, [6], [1]), [X]),
+    "_reshape_copy": (lambda x: A._reshape_copy(x, [3, 2]), [X]),
+    "_unsafe_index.Tensor": (lambda x: A._unsafe_index(x, [IDS[0] % 2]), [X]),
+    "_unsafe_index_put": (
+        lambda x, v: A._unsafe_index_put(x, [IDS[1]], v, True),
+        [X, values(2, 3)],
+    ),
+    "_upsample_bicubic2d_aa": (
+        lambda x: A._upsample_bicubic2d_aa(x, [6, 5], False),
+        [IMAGE],
+    ),
+    "affine_grid_generator": (
+        lambda theta: A.affine_grid_generator(theta, [1, 2, 3, 4], False),
+        [values(1, 2, 3)],
+    ),
+    "all": constant(A.all),
+    "all.dim": constant(A.all.dim, 0),
+    "any": constant(A.any),
+    "any.dim": constant(A.any.dim, 0),
+    "argmax": constant(A.argmax),
+    "argmin": constant(A.argmin, 1),
+    "binary_cross_entropy_with_logits": (
+        lambda x, y, w, p: A.binary_cross_entropy_with_logits(x, y, w, p, 1),
+        [X, unit(2, 3), unit(3), unit(3)],
+    ),
+    "bucketize.Tensor": constant(A.bucketize.Tensor, torch.tensor([-1.0, 1.0]).double()),
+    "clamp_max": (lambda x: A.clamp_max(x, 0.1), [X]),
+    "col2im": (lambda x: A.col2im(x, [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), [values(1, 8, 4)]),
+    "copy": (lambda x, y: A.copy(x, y), [X, values(3)]),
+    "count_nonzero": constant(A.count_nonzero),
+    "div.Scalar_mode": (lambda x: A.div.Scalar_mode(x, 0.7, rounding_mode=None), [X]),
+    "embedding_dense_backward": (
+        lambda g: A.embedding_dense_backward(g, IDS, 4, -1, True),
+        [values(2, 2, 3)],
+    ),
+    "fill.Tensor": (lambda x, v: A.fill(x, v), [X, values()]),
+    "floor_divide": (lambda x, y: A.floor_divide(x, y), [X, Y * 3 + 0.1]),
+    "floor_divide.Scalar": constant(A.floor_divide.Scalar, 3),
+    "fmod.Scalar": (lambda x: A.fmod(x, 0.9), [X]),
+    "heaviside": (
+        lambda x, v: A.heaviside(torch.cat([x, torch.zeros(1, 3)]), v),
+        [X, values(3)],
+    ),
+    "isinf": constant(A.isinf),
+    "isneginf": constant(A.isneginf),
+    "isposinf": constant(A.isposinf),
+    "linear": (A.linear, [X, values(4, 3), values(4)]),
+    "logical_and": constant(A.logical_and, Y),
+    "logical_not": constant(A.logical_not),
+    "logical_or": constant(A.logical_or, Y),
+    "logical_xor": constant(A.logical_xor, Y),
+    "logit_backward": (lambda g, x: A.logit_backward(g, x, 0.25), [X, unit(2, 3)]),
+    "mish_backward": (A.mish_backward, [X, Y]),
+    "new_empty_strided": constant(
+        lambda x: A.new_empty_strided(x, [2], [1]) * 0,  # what is empty is not to be compared
+    ),
+    "nonzero": constant(A.nonzero),
+    "remainder.Scalar": (lambda x: A.remainder(x, 0.9), [X]),
+    "searchsorted.Tensor": (
+        lambda edges, x: A.searchsorted(edges, x).double(),
+        [torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), X],
+    ),
+    "signbit": constant(A.signbit),
+    "silu_backward": (A.silu_backward, [X, Y]),
+    "unfold_backward": (lambda g: A.unfold_backward(g, [5], 0, 2, 1), [values(4, 2)]),
+    "unsafe_split_with_sizes": (lambda x: A.unsafe_split_with_sizes(x, [1, 2], 1), [X]),
+    "zero": (A.zero, [X]),
+    "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
+    "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
+    "full_like": (lambda x: A.full_like(x, 2.0), [X]),
+    "lerp.Tensor": (A.lerp.Tensor, [X, Y, values(3)]),
+    "nll_loss2d_backward": (
+        lambda g, x: A.nll_loss2d_backward(g, x, IDS[None], None, 1, -100, g.new_tensor(4)),
+        [values(), values(1, 3, 2, 2)],
+    ),
+    "reflection_pad2d": (lambda x: A.reflection_pad2d(x, [1, 2, 0, 1]), [IMAGE]),
+    "reflection_pad3d": (lambda x: A.reflection_pad3d(x, [1, 0, 0, 1, 1, 0]), [VOLUME]),
+    "replication_pad3d": (lambda x: A.replication_pad3d(x, [1, 0, 0, 1, 1, 0]), [VOLUME]),
+    "reflection_pad2d_backward": (
+        lambda g, x: A.reflection_pad2d_backward(g, x, [1, 2, 0, 1]),
+        [values(1, 2, 5, 7), IMAGE],
+    ),
+    "reflection_pad3d_backward": (
+        lambda g, x: A.reflection_pad3d_backward(g, x, [1, 0, 0, 1, 1, 0]),
+        [values(1, 2, 3, 4, 5), VOLUME],
+    ),
+    "replication_pad3d_backward": (
+        lambda g, x: A.replication_pad3d_backward(g, x, [1, 0, 0, 1, 1, 0]),
+        [values(1, 2, 3, 4, 5), VOLUME],
+    ),
+    "upsample_nearest2d": (lambda x: A.upsample_nearest2d(x, [6, 5]), [IMAGE]),
+    "upsample_nearest3d": (lambda x: A.upsample_nearest3d(x, [4, 5, 6]), [VOLUME]),
+    "_upsample_nearest_exact2d": (lambda x: A._upsample_nearest_exact2d(x, [6, 5]), [IMAGE]),
+    "_upsample_nearest_exact3d": (lambda x: A._upsample_nearest_exact3d(x, [4, 5, 6]), [VOLUME]),
+} | {f"{name}_backward": upsampled_back(name) for name in UPSAMPLED}

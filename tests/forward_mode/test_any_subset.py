@@ -1,0 +1,89 @@
+"""Whichever operands carry tangents: the tangents add up, and are torch.func's."""
+
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.func
+
+import torchlayers as tl
+from tests.opinfo.cases import cases, full_name, ops
+
+SAMPLES, OPERANDS = 2, 4
+
+# What torch.func gives is not compared.
+_LOST = "torch.func gives zeros where there is a tangent"
+NOT_AS_TORCH = {
+    "native_layer_norm": f"{_LOST}: of the mean and the deviation",
+    "native_batch_norm": f"{_LOST}: of the mean and the deviation",
+    "nn.functional.soft_margin_loss": f"{_LOST}: of the target",
+    "nn.functional.linear_cross_entropy.chunked": f"{_LOST}: torchlayers refuses",
+    "nn.functional.linear_cross_entropy.chunked_none": f"{_LOST}: torchlayers refuses",
+}
+
+
+def subsets(count):
+    """All but the empty one, the small ones first; of many, one at a time and all."""
+    sizes = range(1, count + 1) if count <= OPERANDS else (1, count)
+    return [s for size in sizes for s in itertools.combinations(range(count), size)]
+
+
+def tangents_along(tf, case, subset):
+    """The tangents of the results with these inputs moving and the others held."""
+
+    def held(*moving):
+        inputs = list(case.inputs)
+        for place, value in zip(subset, moving, strict=True):
+            inputs[place] = value
+        return case.differentiable(*inputs)
+
+    primals = tuple(case.inputs[i] for i in subset)
+    tangents = tuple(case.tangents()[i] for i in subset)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return tf.jvp(held, primals, tangents)[1]
+
+
+def tangents_or_none(tf, case, subset):
+    """None where the operator is refused."""
+    try:
+        return tangents_along(tf, case, subset)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def samples_of(op, dtype):
+    """Samples with two to four tensors that may vary, or one with a single one."""
+    found = cases(op, dtype, None)
+    several = [case for case in found if 2 <= len(case.inputs) <= OPERANDS]
+    return several[:SAMPLES] or found[:1]
+
+
+def added(lists):
+    return [sum(parts) for parts in zip(*lists, strict=True)]
+
+
+OPERATORS = [
+    pytest.param(op, dtype, id=f"{full_name(op)}-{dtype}".replace("torch.", ""))
+    for dtype in (torch.float64, torch.complex128)
+    for op in ops(dtype)
+]
+
+
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS)
+def test_tangents_of_any_operands_add_up(op, dtype):
+    for case in samples_of(op, dtype):
+        alone = {}
+        for subset in subsets(len(case.inputs)):
+            ours = tangents_or_none(tl, case, subset)
+            assert tl.current_stack() == ()
+            theirs = tangents_or_none(torch.func, case, subset)
+            if theirs is not None and full_name(op) not in NOT_AS_TORCH:
+                assert ours is not None, f"refused along {subset}"
+                torch.testing.assert_close(ours, theirs, equal_nan=True)
+            alone[subset] = ours
+            parts = [alone[(i,)] for i in subset]
+            if ours is not None and None not in parts:
+                torch.testing.assert_close(ours, added(parts), equal_nan=True)

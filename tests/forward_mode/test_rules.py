@@ -1,0 +1,110 @@
+"""Every rule has a check: op_db reaches it, or a sample of ours.
+
+What op_db reaches, tests/opinfo compares with torch.func, and test_finite_differences with
+differences; the samples are checked here.
+"""
+
+import contextlib
+import warnings
+
+import pytest
+import torch
+
+import torchlayers as tl
+from tests.forward_mode.derivatives import central_difference, tangents_of
+from tests.forward_mode.samples import SAMPLES
+from tests.opinfo.cases import cases, ops
+from tests.opinfo.transforms import jvp, jvp_grad
+from torchlayers import _C
+
+# How many samples of each operator are run: all of them reach little more.
+FIRST = {jvp: 4, jvp_grad: 2}
+
+# Rules that no sample reaches, and why.
+UNREACHED: dict[str, str] = {}
+
+
+@contextlib.contextmanager
+def followed_rules(found):
+    """Adds to `found` the operators whose rules are followed."""
+    with tl.trace() as events:
+        yield
+    found |= {event.op for event in events if event.step == "rule"}
+
+
+@pytest.fixture(scope="module")
+def reached_by_op_db():
+    found: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for op in ops(torch.float64):
+            for run, count in FIRST.items():
+                for case in cases(op, torch.float64, count):
+                    # An operator that is refused reaches what comes before it.
+                    with followed_rules(found), contextlib.suppress(Exception):
+                        run(tl, case)
+    return found
+
+
+def test_every_rule_is_reached(reached_by_op_db):
+    ours = {f"aten::{name}" for name in SAMPLES}
+    unreached = {rule for rule in _C.jvp_rules() if rule not in reached_by_op_db | ours}
+    assert unreached == {f"aten::{name}" for name in UNREACHED}
+
+
+def test_samples_are_of_operators_with_rules():
+    assert not [name for name in SAMPLES if f"aten::{name}" not in _C.jvp_rules()]
+
+
+def results(f):
+    """What f returns, as a list."""
+
+    def listed(*primals):
+        returned = f(*primals)
+        return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+
+    return listed
+
+
+samples = pytest.mark.parametrize("name", SAMPLES)
+
+
+@samples
+def test_a_sample_follows_the_rule_of_its_name(name):
+    f, primals = SAMPLES[name]
+    found: set[str] = set()
+    with followed_rules(found):
+        tl.jvp(f, tuple(primals), tangents_of(*primals))
+    assert f"aten::{name}" in found
+
+
+@samples
+def test_tangents_of_a_sample_are_central_differences(name):
+    f, primals = SAMPLES[name]
+    tangents = tangents_of(*primals)
+    _, found = tl.jvp(results(f), tuple(primals), tangents)
+    expected = central_difference(results(f), primals, tangents, 1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@samples
+def test_second_tangents_of_a_sample_are_central_differences(name):
+    f, primals = SAMPLES[name]
+    tangents = tangents_of(*primals)
+
+    def pushed(*primals):
+        return tl.jvp(results(f), primals, tangents)[1]
+
+    _, found = tl.jvp(pushed, tuple(primals), tangents)
+    expected = central_difference(pushed, primals, tangents, 1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@samples
+def test_a_sample_in_float32(name):
+    f, primals = SAMPLES[name]
+    narrow = tuple(x.float() for x in primals)
+    tangents = tangents_of(*primals)
+    _, found = tl.jvp(results(f), narrow, tuple(t.float() for t in tangents))
+    _, expected = tl.jvp(results(f), tuple(primals), tangents)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
