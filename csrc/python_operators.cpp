@@ -182,9 +182,27 @@ class PythonRule final : public Rule {
       call.set_tangent(i, tangent);
       return;
     }
+    if (object.is_none()) {
+      return;
+    }
+    const std::vector<at::Tensor> results = call.result_list(i);
+    const py::list members(object);
+    if (members.size() != results.size()) {
+      raise(
+          "the jvp rule of ",
+          call.op().name(),
+          " gave result ",
+          i,
+          ", a list of ",
+          results.size(),
+          " tensors, ",
+          members.size(),
+          " tangents: they must be as many.");
+    }
     std::vector<at::Tensor> tangents;
-    for (const auto& member : object.is_none() ? py::list() : py::list(object)) {
-      tangents.push_back(tensor(call, i, member));
+    for (size_t j = 0; j < results.size(); ++j) {
+      tangents.push_back(tensor(call, i, members[j]));
+      check_size(call, i, tangents.back(), results[j]);
     }
     call.set_tangents(i, tangents);
   }

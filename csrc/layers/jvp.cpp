@@ -62,6 +62,14 @@ struct Asked {
   }
 };
 
+bool any_result_has_derivatives(const Args& results, size_t count) {
+  bool any = false;
+  visit_tensors(results, count, [&](const at::Tensor& result) {
+    any = any || result.is_floating_point() || result.is_complex();
+  });
+  return any;
+}
+
 void set_tangent(const at::Tensor& tensor, const at::Tensor& tangent) {
   auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
   meta->fw_grad_ = std::make_shared<torch::autograd::ForwardGrad>();
@@ -131,7 +139,10 @@ bool is_prim(const Operator& op) {
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  if ((!op.written_args.empty() && !is_prim(op)) || !decompose(op, args)) {
+  const bool is_decomposed = (op.written_args.empty() || is_prim(op)) && decompose(op, args) &&
+                             (Asked(args, op.num_returns, layer).any_tangent ||
+                              !any_result_has_derivatives(args, op.num_returns));
+  if (!is_decomposed) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",
@@ -280,17 +291,14 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
     decompose_or_refuse(op, args, *this);
     return;
   }
-  if (may_lose_tangents && !Asked(args, op.num_returns, *this).any_tangent) {
-    visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
-      if (result.is_floating_point() || result.is_complex()) {
-        raise(
-            name(),
-            " can't differentiate ",
-            op.name(),
-            ": its derivative is for reverse mode alone, and its tangent would be lost. Use "
-            "reverse mode (vjp, jacrev), or call it from an autograd.Function with a jvp.");
-      }
-    });
+  if (may_lose_tangents && !Asked(args, op.num_returns, *this).any_tangent &&
+      any_result_has_derivatives(args, op.num_returns)) {
+    raise(
+        name(),
+        " can't differentiate ",
+        op.name(),
+        ": its derivative is for reverse mode alone, and its tangent would be lost. Give it a rule "
+        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
   }
 }
 

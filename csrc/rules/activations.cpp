@@ -8,12 +8,33 @@ namespace {
 
 using at::Tensor;
 
+// torch has no derivative of the backward operators of these three: where somebody asks for
+// it, the derivative is written with others.
 Tensor silu_tangent(const Tensor& t, const Tensor& x) {
-  if (!x.is_complex()) {
+  if (!x.is_complex() && !is_differentiated_below({t, x})) {
     return at::silu_backward(t, x);
   }
   const Tensor s = x.sigmoid();
   return t * s * (1 + x * (1 - s));
+}
+
+Tensor mish_tangent(const Tensor& t, const Tensor& x) {
+  if (!is_differentiated_below({t, x})) {
+    return at::mish_backward(t, x);
+  }
+  const Tensor h = at::softplus(x).tanh();
+  return t * (h + x * x.sigmoid() * (1 - h * h));
+}
+
+Tensor logit_tangent(const Tensor& t, const Tensor& x, std::optional<double> eps) {
+  if (!is_differentiated_below({t, x})) {
+    return at::logit_backward(t, x, eps);
+  }
+  const Tensor slope = t / (x * (1 - x));
+  if (!eps) {
+    return at::where((x >= 0).logical_and(x <= 1), slope, NAN);
+  }
+  return at::where((x >= *eps).logical_and(x <= 1 - *eps), slope, 0);
 }
 
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
@@ -34,7 +55,8 @@ Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
 void add_activations(Table& rules) {
   ELEMENTWISE("relu", at::threshold_backward(t, y, 0));
   ELEMENTWISE("silu", silu_tangent(t, x));
-  ELEMENTWISE("mish", at::mish_backward(t, x));
+  ELEMENTWISE("mish", mish_tangent(t, x));
+  ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1).toOptional<double>()));
   ELEMENTWISE("gelu", at::gelu_backward(t, x, c.arg(1).toStringView()));
   ELEMENTWISE(
       "elu", at::elu_backward(t, c.scalar(1), c.scalar(2), c.scalar(3), /*is_result=*/false, x));

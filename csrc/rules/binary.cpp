@@ -106,6 +106,11 @@ Tensor by_logistic(const Tensor& t, const Tensor& difference) {
   return t * difference.sigmoid();
 }
 
+// How far from start to end each of the result's values is.
+Tensor fractions(const Call& call) {
+  return at::linspace(0, 1, call.integer(2), call.result().options());
+}
+
 } // namespace
 
 void add_binary(Table& rules) {
@@ -192,6 +197,9 @@ void add_binary(Table& rules) {
       {1, TERM(at::where(c[0] > c[1], t, 0))});
 
   TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
+  TERMS("linspace.Tensor_Tensor", {0, TERM(t * (1 - fractions(c)))}, {1, TERM(t * fractions(c))});
+  TERMS("linspace.Tensor_Scalar", {0, TERM(t * (1 - fractions(c)))});
+  TERMS("linspace.Scalar_Tensor", {1, TERM(t * fractions(c))});
   WRITTEN("where.self", where);
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
   TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});

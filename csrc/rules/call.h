@@ -76,6 +76,9 @@ class Call {
   const at::Tensor& result(size_t i = 0) const {
     return results_[i].toTensor();
   }
+  std::vector<at::Tensor> result_list(size_t i) const {
+    return results_[i].toTensorVector();
+  }
   bool has_list_result(size_t i) const {
     return results_[i].isList();
   }

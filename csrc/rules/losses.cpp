@@ -160,7 +160,12 @@ void add_losses(Table& rules) {
       {0, cross_entropy_of_input},
       {1, cross_entropy_of_target},
       {2, cross_entropy_of_weight});
-  TERMS("binary_cross_entropy_with_logits", {0, with_logits_of_input}, {1, with_logits_of_target});
+  TERMS(
+      "binary_cross_entropy_with_logits",
+      {0, with_logits_of_input},
+      {1, with_logits_of_target},
+      {2, with_logits_of_weight},
+      {3, with_logits_of_positive});
   TERMS("soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
 
   LINEAR("nll_loss_backward");

@@ -1,5 +1,4 @@
 // Batch, layer and group norm: standardise, then scale and shift.
-#include "../stack.h"
 #include "families.h"
 #include "forms.h"
 
@@ -7,12 +6,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-
-// Whether somebody below differentiates what a rule computes. Of an operator's results, the
-// statistics are constants to them.
-bool is_differentiated_below(const Tensor& x) {
-  return !mirror().empty() || (at::GradMode::is_enabled() && x.requires_grad());
-}
 
 // What standardising over `dims` does: (x - mean) / deviation.
 struct Standardised {
@@ -67,7 +60,7 @@ void layer_norm(Call& call) {
   }
   const Tensor& x = call[0];
   const Tensor t = tangent_or_none(call, 0);
-  const Standardised standard = is_differentiated_below(x)
+  const Standardised standard = is_differentiated_below({x, t})
                                     ? Standardised::of(x, t, call.number(4), dims)
                                     : Standardised(x, t, call.result(1), call.result(2), dims);
   call.set_tangent(0, standard.affine(call[2], tangent_or_none(call, 2), tangent_or_none(call, 3)));
@@ -135,7 +128,7 @@ void batch_norm(Call& call) {
   const bool is_training = call.flag(5);
   if (is_training) {
     const std::vector<int64_t> dims = all_but_channels(rank);
-    const Standardised standard = is_differentiated_below(x)
+    const Standardised standard = is_differentiated_below({x, t})
                                       ? Standardised::of(x, t, call.number(7), dims)
                                       : Standardised(
                                             x,

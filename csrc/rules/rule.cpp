@@ -4,6 +4,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "../stack.h"
 #include "families.h"
 
 namespace torchlayers {
@@ -56,6 +57,17 @@ at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
 
 at::Tensor on_first(const at::Tensor& tangent, const Call& call) {
   return call.with({{0, tangent}});
+}
+
+bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
+  if (!mirror().empty()) {
+    return true;
+  }
+  bool is_recorded = false;
+  for (const at::Tensor& value : values) {
+    is_recorded = is_recorded || (value.defined() && value.requires_grad());
+  }
+  return is_recorded && at::GradMode::is_enabled();
 }
 
 at::Tensor tangent_or_none(const Call& call, size_t arg) {

@@ -82,6 +82,10 @@ at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 // The operator on the tangent of its first argument: the term of one that is linear in that.
 at::Tensor on_first(const at::Tensor& tangent, const Call& call);
 
+// Whether somebody below differentiates what a rule makes of these. An operator's kernels may
+// have no derivative, and its results be constants, where what they are made of is neither.
+bool is_differentiated_below(std::initializer_list<at::Tensor> values);
+
 // The argument's tangent; undefined if it has none.
 at::Tensor tangent_or_none(const Call& call, size_t arg);
 

@@ -54,7 +54,6 @@ void add_unary(Table& rules) {
   ELEMENTWISE("sgn", sgn_tangent(t, x, y));
   ELEMENTWISE("frac", t);
   ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
-  ELEMENTWISE("logit", at::logit_backward(t, x, c.arg(1).toOptional<double>()));
 
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * (-x * x).exp());
   ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * (-x * x).exp());

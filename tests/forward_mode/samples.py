@@ -130,6 +130,12 @@ SAMPLES: dict[str, Sample] = {
     "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
     "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
     "full_like": (lambda x: A.full_like(x, 2.0), [X]),
+    "linspace.Scalar_Tensor": (lambda y: A.linspace(0.5, y, 4, dtype=y.dtype), [values(1)[0]]),
+    "linspace.Tensor_Scalar": (lambda x: A.linspace(x, 0.5, 4, dtype=x.dtype), [values(1)[0]]),
+    "linspace.Tensor_Tensor": (
+        lambda x, y: A.linspace(x, y, 4, dtype=x.dtype),
+        [values(1)[0], values(2)[1]],
+    ),
     "lerp.Tensor": (A.lerp.Tensor, [X, Y, values(3)]),
     "nll_loss2d_backward": (
         lambda g, x: A.nll_loss2d_backward(g, x, IDS[None], None, 1, -100, g.new_tensor(4)),

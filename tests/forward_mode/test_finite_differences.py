@@ -34,6 +34,7 @@ DIFFERENT = {
     "linalg.eig": _PHASE,
     "svd_lowrank": _PHASE,
     "pca_lowrank": _PHASE,
+    "native_layer_norm": _HELD,
     "_native_batch_norm_legit": _HELD,
     "_batch_norm_with_update": _HELD,
     "native_batch_norm": _HELD,

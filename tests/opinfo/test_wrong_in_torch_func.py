@@ -11,11 +11,19 @@ from tests.opinfo.transforms import jvp_jvp
 WRONG = {name for (name, _, _), reason in DIFFERENCES.items() if reason == WRONG_SECOND_DERIVATIVE}
 
 
+# Some of its operators' results are constants to reverse mode.
+STATISTICS = {"native_layer_norm", "native_batch_norm", "nn.functional.instance_norm"}
+
+
 @pytest.mark.parametrize(
-    "op", [op for op in ops(torch.float64) if full_name(op) in WRONG], ids=full_name
+    "op",
+    [op for op in ops(torch.float64) if full_name(op) in WRONG - STATISTICS],
+    ids=full_name,
 )
 def test_second_forward_derivatives_are_those_of_reverse_mode(op):
-    for case in cases(op, torch.float64, 12):
+    found = [case for case in cases(op, torch.float64, 12) if case.inputs[0].numel()]
+    assert found
+    for case in found:
         inputs = [x.requires_grad_() for x in case.inputs]
         outputs = case.differentiable(*inputs)
         weights = [torch.randn_like(output) for output in outputs]
@@ -29,6 +37,8 @@ def test_second_forward_derivatives_are_those_of_reverse_mode(op):
 
 def along(total, inputs, tangents):
     """The derivative of a scalar along the tangents, by reverse mode."""
+    if not total.requires_grad:
+        return torch.zeros_like(total)
     gradients = torch.autograd.grad(
         total, inputs, create_graph=True, allow_unused=True, materialize_grads=True
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchlayers.decompositions import attention, distances, grid_sample
+from torchlayers.decompositions import attention, distances, grid_sample, transformer
 
 Decomposition = Callable[..., Any]
 
@@ -33,6 +33,8 @@ def _of_torch() -> dict[tuple[str, str], Decomposition]:
 
 
 _OURS: dict[str, Decomposition] = {
+    "aten::_native_multi_head_attention": transformer.multi_head_attention,
+    "aten::_transformer_encoder_layer_fwd": transformer.encoder_layer,
     "aten::_cdist_forward": distances.cdist,
     "aten::_cdist_backward": distances.cdist_backward,
     "aten::_pdist_forward": distances.pdist,
