@@ -139,10 +139,7 @@ bool is_prim(const Operator& op) {
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  const bool is_decomposed = (op.written_args.empty() || is_prim(op)) && decompose(op, args) &&
-                             (Asked(args, op.num_returns, layer).any_tangent ||
-                              !any_result_has_derivatives(args, op.num_returns));
-  if (!is_decomposed) {
+  if ((!op.written_args.empty() && !is_prim(op)) || !decompose(op, args)) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",
