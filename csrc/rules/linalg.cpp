@@ -1,5 +1,5 @@
-// Linear algebra. Where a rule needs a system solved, it uses the factors that the operator
-// has returned.
+// Linear algebra. The factors that an operator returns beside its result are constants to the
+// layers below, who may want to differentiate: so a rule solves with its arguments anew.
 #include <limits>
 
 #include "families.h"
