@@ -91,20 +91,23 @@ _LISTED: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def _dtypes() -> dict[str, list[str]]:
-    """The dtypes that each listed operator is swept in."""
-    names = {name for listed in _LISTED.values() for name in listed}
-    found: dict[str, list[str]] = {name: [] for name in names}
+    """The dtypes that each operator is swept in."""
+    found: dict[str, list[str]] = {}
     for dtype in DTYPES:
         for op in ops(getattr(torch, dtype)):
-            if full_name(op) in found:
-                found[full_name(op)].append(dtype)
+            found.setdefault(full_name(op), []).append(dtype)
     return found
 
 
-DIFFERENCES: dict[tuple[str, str, str], str] = {
-    (name, transform, dtype): reason
-    for reason, listed in _LISTED.items()
-    for name, transforms in listed.items()
-    for transform in transforms
-    for dtype in _dtypes()[name]
-}
+def _entries() -> dict[tuple[str, str, str], str]:
+    dtypes = _dtypes()
+    return {
+        (name, transform, dtype): reason
+        for reason, listed in _LISTED.items()
+        for name, transforms in listed.items()
+        for transform in transforms
+        for dtype in dtypes[name]
+    }
+
+
+DIFFERENCES = _entries()
