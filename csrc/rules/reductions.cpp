@@ -78,7 +78,7 @@ void vector_norm(Call& call) {
   } else if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
     const Tensor chosen = at::where(is_extreme, real_product(x.sgn(), t), 0);
-    call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme));
+    call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme).clamp_min(1)); // none equals nan
   } else {
     const Tensor size = x.abs();
     const Tensor powers =

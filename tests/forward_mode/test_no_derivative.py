@@ -27,3 +27,15 @@ def test_an_empty_batch_is_normalised():
     empty = torch.empty(0, 2, 3)
     output, tangent = tl.jvp(lambda x: F.group_norm(x, 2), (empty,), (empty,))
     assert output.shape == tangent.shape == empty.shape
+
+
+@pytest.mark.parametrize("order", [torch.inf, -torch.inf])
+def test_the_extreme_of_nan_has_a_tangent_of_zero_as_it_has_a_gradient_of_zero(order):
+    x, direction = torch.tensor([torch.nan, 2.0]), torch.ones(2)
+
+    def norm(x):
+        return torch.linalg.vector_norm(x, order)
+
+    value, tangent = tl.jvp(norm, (x,), (direction,))
+    assert value.isnan()
+    assert tangent == tl.grad(norm)(x) @ direction == 0
