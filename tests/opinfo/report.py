@@ -33,11 +33,11 @@ def sweep(dtype: str) -> dict[str, collections.Counter[str]]:
     counts = {name: collections.Counter[str]() for name in ALL}
     for op in ops(getattr(torch, dtype)):
         for name, run in ALL.items():
-            for case in cases(op, getattr(torch, dtype), None):
+            for i, case in enumerate(cases(op, getattr(torch, dtype), None)):
                 outcome, why = compare(run, case)
                 counts[name][outcome] += 1
                 if outcome not in (AGREES, BOTH_RAISE):
-                    print(dtype, full_name(op), name, outcome, why)
+                    print(f"{dtype} {full_name(op)} {i}, {name}, {outcome}: {why}", flush=True)
     return counts
 
 
