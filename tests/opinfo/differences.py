@@ -4,11 +4,15 @@ An entry is (operator, transform, dtype): reason. The sweep fails when something
 that is not listed, and when something listed no longer differs.
 """
 
+import itertools
+
 import torch
 
 from tests.opinfo.cases import full_name, ops
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "bfloat16")
+_REAL = ("float32", "float64", "bfloat16")
+_COMPLEX = ("complex64", "complex128")
 
 _REGISTERED_AUTOGRAD = (
     "only torchlayers works: a custom operator whose register_autograd torch.func refuses"
@@ -27,15 +31,41 @@ WRONG_SECOND_DERIVATIVE = (
     "differs: torch.func's second derivative is wrong where the first is taken in forward mode, "
     "because a result that the formula uses is a constant to it"
 )
-_NAN = "differs: torch.func gives nan where a constant zero is multiplied by infinity"
-_ROUNDING = "differs by rounding of the single precision that the operator goes through"
+_NAN = (
+    "differs: torch.func gives nan where it multiplies a zero by infinity or nan, or divides it by "
+    "zero; torchlayers gives zero, or leaves the zero out"
+)
+_EMPTY_SUM = (
+    "differs: torch.func gives nan as the tangent of a logsumexp of nothing but -inf; torchlayers "
+    "gives zero, as the gradient of masked.logsumexp is"
+)
+_ASSERTION = (
+    "only torchlayers works: an internal assertion on a conjugate's tangent fails in torch.func"
+)
+_NO_KERNEL = (
+    "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
+)
+_SINGLE = "differs by rounding of the single precision that the operator goes through"
+_ROUNDING = (
+    "differs by rounding, where results are large or a softmax is saturated: torchlayers rounds as "
+    "reverse mode does, torch.func otherwise and mostly nearer to double precision"
+)
+_DTYPE = (
+    "differs: torch.func's tangent of the variance or deviation of no elements is float32 where "
+    "they are bfloat16"
+)
+_TIE = (
+    "differs: of equal numbers torch.func's tangent of fmax is the second's, while its gradient is "
+    "the first's; torchlayers takes the first's for both"
+)
 
 _FORWARD = ("jvp", "jvp(jvp)", "vmap(jvp)", "jvp(vmap)")
 _REVERSE = ("grad", "vjp", "grad(vmap)", "vjp(vjp)")
 _NESTS = (*_FORWARD, "grad(jvp)")
 
-# reason: {operator: transforms}
-_LISTED: dict[str, dict[str, tuple[str, ...]]] = {
+# reason: {operator: transforms}, in every dtype that the operator is swept in; where it is not
+# every one, {operator: {transforms: dtypes}}
+_LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, ...]]]] = {
     _REGISTERED_AUTOGRAD: {
         "nn.functional.linear_cross_entropy.chunked": (*_REVERSE, "vmap(grad)", "vmap(vjp)"),
         "nn.functional.linear_cross_entropy.chunked_none": _REVERSE,
@@ -65,9 +95,17 @@ _LISTED: dict[str, dict[str, tuple[str, ...]]] = {
     },
     _RUNNING_STATISTICS: {
         "_native_batch_norm_legit": ("jvp(vmap)",),
+        "native_batch_norm": _FORWARD,
         "nn.functional.batch_norm": _FORWARD,
     },
     _NO_STORAGE: {"tensor_split": ("jvp", "jvp(jvp)", "vmap(jvp)", "grad(jvp)")},
+    _NO_KERNEL: {
+        "i0": {("jvp(jvp)", "jvp(grad)"): ("bfloat16",)},
+        "special.i0e": {("jvp(jvp)", "jvp(grad)"): ("bfloat16",)},
+        "special.i1": {_FORWARD: ("bfloat16",)},
+        "special.i1e": {_FORWARD: ("bfloat16",)},
+    },
+    _ASSERTION: {"linalg.lu_solve": {("jvp(jvp)", "jvp(grad)"): _COMPLEX}},
     WRONG_SECOND_DERIVATIVE: {
         "linalg.det": ("jvp(jvp)", "grad(jvp)"),
         "linalg.slogdet": ("jvp(jvp)", "grad(jvp)"),
@@ -75,18 +113,40 @@ _LISTED: dict[str, dict[str, tuple[str, ...]]] = {
         "linalg.solve_ex": ("jvp(jvp)", "grad(jvp)"),
         "linalg.tensorsolve": ("jvp(jvp)", "grad(jvp)"),
         "logdet": ("jvp(jvp)", "grad(jvp)"),
-        "native_batch_norm": (*_NESTS,),
+        "native_batch_norm": ("jvp(jvp)", "grad(jvp)"),
         "native_layer_norm": ("jvp(jvp)", "grad(jvp)"),
-        "nn.functional.instance_norm": ("jvp(jvp)",),
+        "nn.functional.batch_norm": ("jvp(jvp)", "grad(jvp)"),
+        "nn.functional.instance_norm": ("jvp(jvp)", "grad(jvp)"),
         "nn.functional.layer_norm": ("jvp(jvp)", "grad(jvp)"),
     },
     _NAN: {
-        "addr": ("jvp(grad)",),
+        "addr": {("jvp(grad)",): _REAL},
         "linalg.eigh": ("grad(jvp)",),
-        "masked.logaddexp": ("jvp(jvp)",),
+        "linalg.norm": ("jvp(jvp)",),
+        "linalg.norm.subgradients_at_zero": ("jvp(jvp)",),
+        "masked.logaddexp": ("jvp(jvp)", "grad(jvp)"),
+        "masked.mean": {("jvp(jvp)",): DTYPES, ("vmap(jvp)",): _REAL},
         "torch.ops.aten._safe_softmax.default": ("grad(jvp)",),
     },
-    _ROUNDING: {"cfloat": ("jvp(grad)",)},
+    _EMPTY_SUM: {"masked.logsumexp": _FORWARD},
+    _SINGLE: {"cfloat": {("jvp(grad)",): ("float64",)}},
+    _ROUNDING: {
+        "logsumexp": {
+            (*_NESTS, "jvp(grad)"): ("complex64",),
+            ("jvp(jvp)",): ("bfloat16",),
+        },
+        "nn.functional.cross_entropy": {("jvp(jvp)",): ("bfloat16",)},
+        "nn.functional.multi_head_attention_forward": {
+            ("jvp", "jvp(vmap)"): ("float32",),
+            ("jvp(jvp)", "jvp(grad)", "grad(jvp)"): ("float32", "bfloat16"),
+        },
+    },
+    _DTYPE: {
+        name: {("jvp", "jvp(jvp)", "vmap(jvp)"): ("bfloat16",)}
+        for operator in ("std", "std_mean", "var", "var_mean")
+        for name in (operator, f"{operator}.unbiased")
+    },
+    _TIE: {"fmax": {("jvp", "jvp(jvp)", "jvp(vmap)"): ("bfloat16",)}},
 }
 
 
@@ -100,14 +160,16 @@ def _dtypes() -> dict[str, list[str]]:
 
 
 def _entries() -> dict[tuple[str, str, str], str]:
-    dtypes = _dtypes()
-    return {
-        (name, transform, dtype): reason
-        for reason, listed in _LISTED.items()
-        for name, transforms in listed.items()
-        for transform in transforms
-        for dtype in dtypes[name]
-    }
+    """The list with an entry for each dtype; what has two reasons has both."""
+    found: dict[tuple[str, str, str], str] = {}
+    swept = _dtypes()
+    for reason, operators in _LISTED.items():
+        for name, listed in operators.items():
+            by_transforms = listed if isinstance(listed, dict) else {listed: tuple(swept[name])}
+            for transforms, dtypes in by_transforms.items():
+                for key in itertools.product((name,), transforms, dtypes):
+                    found[key] = f"{found[key]}; {reason}" if key in found else reason
+    return found
 
 
 DIFFERENCES = _entries()
