@@ -170,8 +170,10 @@ Operator::Operator(const c10::OperatorHandle& op)
           is_custom && op.schema().getNamespace() != "prims" &&
           op.hasKernelForDispatchKey(DispatchKey::Autograd)),
       is_pointwise(find_pointwise(op)),
+      is_constant(Table::is_constant(op.operator_name())),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       rule(Table::find(op.operator_name())),
+      pull_rule(Table::find_pull(op.operator_name())),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
     if (is_written(schema().arguments()[i])) {

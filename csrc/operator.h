@@ -11,6 +11,7 @@
 
 namespace torchlayers {
 
+class PullRule;
 class Rule;
 
 // The values that end with an operator's arguments, and then with its results.
@@ -55,6 +56,8 @@ struct Operator {
   bool has_custom_autograd;
   // torch's own, of one result whose elements come from the arguments' at their places.
   bool is_pointwise;
+  // Its results have no derivative by any argument.
+  bool is_constant;
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
@@ -62,6 +65,8 @@ struct Operator {
   // What it does to tangents; null where torch's autograd is to tell. A rule from Python
   // may come at any time.
   mutable std::atomic<const Rule*> rule;
+  // What it does to cotangents, likewise.
+  mutable std::atomic<const PullRule*> pull_rule;
 
   // The arguments whose sizes or strides this operator may change.
   std::vector<size_t> written_args;

@@ -44,7 +44,7 @@ Tensor mish_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
 }
 
 // logit_backward(g, x, eps): g / (x (1 - x)), and nothing beyond [eps, 1 - eps].
-Tensor logit_curvature(const Tensor& t, const Call& call) {
+Tensor logit_curvature(const Tensor& t, const Operands& call) {
   const Tensor spread = call[1] * (1 - call[1]);
   const Tensor slope = t * call[0] * (2 * call[1] - 1) / (spread * spread);
   const auto eps = call.arg(2).toOptional<double>();
@@ -55,7 +55,7 @@ Tensor logit_curvature(const Tensor& t, const Call& call) {
   return at::where(is_inside, slope, 0);
 }
 
-Tensor elu_curvature(const Tensor& t, const Call& call) {
+Tensor elu_curvature(const Tensor& t, const Operands& call) {
   const Tensor& g = call[0];
   const Tensor& of = call[5];
   const Scalar alpha = call.scalar(1);
@@ -69,7 +69,7 @@ Tensor elu_curvature(const Tensor& t, const Call& call) {
 
 constexpr double kInverseSqrtTwoPi = M_2_SQRTPI * M_SQRT1_2 * 0.5;
 
-Tensor gelu_curvature(const Tensor& t, const Call& call) {
+Tensor gelu_curvature(const Tensor& t, const Operands& call) {
   const Tensor& g = call[0];
   const Tensor& x = call[1];
   if (call.arg(2).toStringView() == "none") {
@@ -116,28 +116,28 @@ void prelu_backward(Call& call) {
 } // namespace
 
 void add_activation_backwards(Table& rules) {
-  TERMS("tanh_backward", {0, on_first}, {1, TERM(tanh_curvature(t, c[0], c[1]))});
-  TERMS("sigmoid_backward", {0, on_first}, {1, TERM(sigmoid_curvature(t, c[0], c[1]))});
+  TERMS("tanh_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(tanh_curvature(t, c[0], c[1]))});
+  TERMS("sigmoid_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(sigmoid_curvature(t, c[0], c[1]))});
   TERMS(
       "softplus_backward",
-      {0, on_first},
+      {0, ON_FIRST},
       {1, TERM(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
-  TERMS("silu_backward", {0, on_first}, {1, TERM(silu_curvature(t, c[0], c[1]))});
-  TERMS("mish_backward", {0, on_first}, {1, TERM(mish_curvature(t, c[0], c[1]))});
-  TERMS("logit_backward", {0, on_first}, {1, logit_curvature});
-  TERMS("elu_backward", {0, on_first}, {5, elu_curvature});
-  TERMS("gelu_backward", {0, on_first}, {1, gelu_curvature});
+  TERMS("silu_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(silu_curvature(t, c[0], c[1]))});
+  TERMS("mish_backward", {0, ON_FIRST}, {1, TERM(mish_curvature(t, c[0], c[1]))});
+  TERMS("logit_backward", {0, ON_FIRST}, {1, TERM(logit_curvature(t, c))});
+  TERMS("elu_backward", {0, ON_FIRST}, {5, TERM(elu_curvature(t, c))});
+  TERMS("gelu_backward", {0, ON_FIRST}, {1, TERM(gelu_curvature(t, c))});
   TERMS(
       "hardswish_backward",
-      {0, on_first},
+      {0, ON_FIRST},
       {1, TERM(at::where(between(c[1], -3, 3), c[0] * t / 3, 0))});
   WRITTEN("_prelu_kernel_backward", prelu_backward);
-  LINEAR("threshold_backward");
-  LINEAR("leaky_relu_backward");
-  LINEAR("hardtanh_backward");
-  LINEAR("hardsigmoid_backward");
-  LINEAR("hardshrink_backward");
-  LINEAR("softshrink_backward");
+  TERMS("threshold_backward", {0, ON_FIRST});
+  TERMS("leaky_relu_backward", {0, ON_FIRST});
+  TERMS("hardtanh_backward", {0, ON_FIRST});
+  TERMS("hardsigmoid_backward", {0, ON_FIRST});
+  TERMS("hardshrink_backward", {0, ON_FIRST});
+  TERMS("softshrink_backward", {0, ON_FIRST});
 }
 
 } // namespace torchlayers

@@ -72,10 +72,12 @@ void add_activations(Table& rules) {
   ELEMENTWISE("softplus", at::softplus_backward(t, x, c.scalar(1), c.scalar(2)));
   ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
   ELEMENTWISE("threshold", at::threshold_backward(t, x, c.scalar(1)));
-  ELEMENTWISE("glu", at::glu_jvp(y, x, t, c.integer(1)));
+  TERMS("glu", {0, TANGENT(at::glu_jvp(y, x, t, c.integer(1)))});
+  PULLS("glu", {0, PULL(at::glu_backward(g, x, c.integer(1)))});
   TERMS(
       "_prelu_kernel", {0, TERM(at::where(x >= 0, t, c[1] * t))}, {1, TERM(prelu_of_weight(t, x))});
   WRITTEN("log_sigmoid_forward", log_sigmoid);
+  PULLS("log_sigmoid_forward", {0, PULL(at::log_sigmoid_backward(g, x, c.result(1)))});
 }
 
 } // namespace torchlayers

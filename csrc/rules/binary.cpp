@@ -107,8 +107,8 @@ Tensor by_logistic(const Tensor& t, const Tensor& difference) {
 }
 
 // How far from start to end each of the result's values is.
-Tensor fractions(const Call& call) {
-  return at::linspace(0, 1, call.integer(2), call.result().options());
+Tensor fractions(const Tensor& result, int64_t steps) {
+  return at::linspace(0, 1, steps, result.options());
 }
 
 } // namespace
@@ -121,10 +121,18 @@ void add_binary(Table& rules) {
   ELEMENTWISE("sub.Scalar", t);
   ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2)));
   WRITTEN("mul.Tensor", mul);
+  SYMMETRIC("mul.Tensor", {0, TERM(t * c[1])}, {1, TERM(c[0] * t)});
   LINEAR("mul.Scalar");
+  SYMMETRIC("mul.Scalar", {0, TERM(t * c.scalar(1))});
   WRITTEN("div.Tensor", quotient);
+  SYMMETRIC("div.Tensor", {0, TERM(t / c[1])}, {1, TERM(-t * (c[0] / c[1]) / c[1])});
   LINEAR("div.Scalar");
+  SYMMETRIC("div.Scalar", {0, TERM(t / c.scalar(1))});
   WRITTEN("div.Tensor_mode", quotient_with_mode);
+  SYMMETRIC(
+      "div.Tensor_mode",
+      {0, TERM(c.arg(2).isNone() ? t / c[1] : Tensor())},
+      {1, TERM(c.arg(2).isNone() ? -t * (c[0] / c[1]) / c[1] : Tensor())});
   ELEMENTWISE("div.Scalar_mode", c.arg(2).isNone() ? t / c.scalar(1) : Tensor());
   TERMS(
       "addcmul",
@@ -197,10 +205,14 @@ void add_binary(Table& rules) {
       {1, TERM(at::where(c[0] > c[1], t, 0))});
 
   TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
-  TERMS("linspace.Tensor_Tensor", {0, TERM(t * (1 - fractions(c)))}, {1, TERM(t * fractions(c))});
-  TERMS("linspace.Tensor_Scalar", {0, TERM(t * (1 - fractions(c)))});
-  TERMS("linspace.Scalar_Tensor", {1, TERM(t * fractions(c))});
+  TERMS(
+      "linspace.Tensor_Tensor",
+      {0, TERM(t * (1 - fractions(y, c.integer(2))))},
+      {1, TERM(t * fractions(y, c.integer(2)))});
+  TERMS("linspace.Tensor_Scalar", {0, TERM(t * (1 - fractions(y, c.integer(2))))});
+  TERMS("linspace.Scalar_Tensor", {1, TERM(t * fractions(y, c.integer(2)))});
   WRITTEN("where.self", where);
+  SYMMETRIC("where.self", {1, TERM(at::where(c[0], t, 0))}, {2, TERM(at::where(c[0], 0, t))});
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
   TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});
 }

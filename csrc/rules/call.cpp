@@ -58,10 +58,11 @@ at::Tensor copy_like(const at::Tensor& tensor, const at::Tensor& other) {
 
 } // namespace
 
-const at::Tensor Call::undefined_;
-
 Call::Call(const Operator& op, Args& args, const std::vector<at::Tensor>& tangents)
-    : op_(op), args_(args), first_(args.size() - op.num_args), tangents_(tangents) {
+    : Operands(op, args.data() + (args.size() - op.num_args)),
+      stack_(args),
+      first_(args.size() - op.num_args),
+      tangents_(tangents) {
   size_t start = 0;
   for (size_t i = 0; i < op.num_args; ++i) {
     starts_.push_back(start);
@@ -80,13 +81,14 @@ bool Call::has_tangents(size_t i) const {
 }
 
 void Call::run() {
-  results_.assign(args_.begin() + static_cast<std::ptrdiff_t>(first_), args_.end());
+  computed_.assign(args_, args_ + op_.num_args);
   if (in_place_ == nullptr) {
-    op_.handle.callBoxed(&results_);
+    op_.handle.callBoxed(&computed_);
   } else {
-    results_[0] = target_;
-    in_place_->handle.callBoxed(&results_);
+    computed_[0] = target_;
+    in_place_->handle.callBoxed(&computed_);
   }
+  results_ = computed_.data();
 }
 
 void Call::write_to(const Operator& in_place, const at::Tensor& target) {
@@ -95,20 +97,8 @@ void Call::write_to(const Operator& in_place, const at::Tensor& target) {
 }
 
 void Call::have_run(Args results) {
-  results_ = std::move(results);
-}
-
-Args Call::all_with(const Replacements& replaced) const {
-  Args args(args_.begin() + static_cast<std::ptrdiff_t>(first_), args_.end());
-  for (const auto& [place, value] : replaced) {
-    args[place] = value;
-  }
-  op_.handle.callBoxed(&args);
-  return args;
-}
-
-at::Tensor Call::with(const Replacements& replaced) const {
-  return all_with(replaced)[0].toTensor();
+  computed_ = std::move(results);
+  results_ = computed_.data();
 }
 
 void Call::set_tangent(size_t result, at::Tensor tangent) {
@@ -117,7 +107,7 @@ void Call::set_tangent(size_t result, at::Tensor tangent) {
   }
   size_t place = 0;
   for (size_t i = 0; i < result; ++i) {
-    place += count_tensors(results_[i]);
+    place += count_tensors(computed_[i]);
   }
   given_.emplace_back(place, std::move(tangent));
 }
@@ -125,7 +115,7 @@ void Call::set_tangent(size_t result, at::Tensor tangent) {
 void Call::set_tangents(size_t result, const std::vector<at::Tensor>& tangents) {
   size_t place = 0;
   for (size_t i = 0; i < result; ++i) {
-    place += count_tensors(results_[i]);
+    place += count_tensors(computed_[i]);
   }
   for (const at::Tensor& tangent : tangents) {
     if (tangent.defined()) {
@@ -179,15 +169,15 @@ at::Tensor Call::given(size_t result) const {
 
 std::vector<at::Tensor> Call::finish() {
   std::vector<at::Tensor> fitting;
-  visit_tensors(results_, op_.num_returns, [&](const at::Tensor& result) {
+  visit_tensors(computed_, op_.num_returns, [&](const at::Tensor& result) {
     at::Tensor tangent = given(fitting.size());
     const bool is_differentiable = result.is_floating_point() || result.is_complex();
     fitting.push_back(
         tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
   });
-  args_.resize(first_);
-  for (c10::IValue& value : results_) {
-    args_.push_back(std::move(value));
+  stack_.resize(first_);
+  for (c10::IValue& value : computed_) {
+    stack_.push_back(std::move(value));
   }
   return fitting;
 }

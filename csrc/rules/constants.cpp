@@ -38,14 +38,6 @@ void add_constants(Table& rules) {
            "nonzero",
            "searchsorted.Tensor",
            "bucketize.Tensor",
-           "floor",
-           "ceil",
-           "round",
-           "round.decimals",
-           "trunc",
-           "sign",
-           "floor_divide",
-           "floor_divide.Scalar",
            "zeros_like",
            "ones_like",
            "full_like",
@@ -55,10 +47,22 @@ void add_constants(Table& rules) {
            "new_full",
            "new_empty",
            "new_empty_strided",
+       }) {
+    CONSTANT(name);
+  }
+  for (const char* name : {
+           "floor",
+           "ceil",
+           "round",
+           "round.decimals",
+           "trunc",
+           "sign",
+           "floor_divide",
+           "floor_divide.Scalar",
            "fill.Scalar",
            "zero",
        }) {
-    CONSTANT(name);
+    STEP(name);
   }
 }
 

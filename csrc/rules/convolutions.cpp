@@ -54,10 +54,33 @@ void convolution_backward(Call& call) {
   }
 }
 
+void pull_convolution(Pullback& call) {
+  const std::array<bool, 3> mask{call.wants(0), call.wants(1), call.wants(2)};
+  const auto [input, weight, bias] = at::convolution_backward_symint(
+      call.cotangents()[0],
+      call[0],
+      call[1],
+      mask[2] ? at::OptionalSymIntArrayRef(call.sizes_of(2)) : std::nullopt,
+      call.sizes(3),
+      call.sizes(4),
+      call.sizes(5),
+      call.flag(6),
+      call.sizes(7),
+      call.size(8),
+      mask);
+  call.give(0, input);
+  call.give(1, weight);
+  call.give(2, bias);
+}
+
 } // namespace
 
 void add_convolutions(Table& rules) {
   WRITTEN("convolution", convolution);
+  rules.add_pull(
+      "convolution",
+      std::make_unique<AtOnce>(
+          std::vector<size_t>{0, 1, 2}, std::vector<size_t>{0}, Reads{0b11, 0}, pull_convolution));
   WRITTEN("_convolution", convolution);
   WRITTEN("convolution_backward", convolution_backward);
 }

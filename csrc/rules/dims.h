@@ -40,15 +40,21 @@ struct Dims {
   }
 
   // How many elements become one.
-  c10::SymInt count(const at::Tensor& tensor) const {
-    if (dims.empty()) {
-      return tensor.sym_numel();
-    }
+  c10::SymInt count(c10::SymIntArrayRef sizes) const {
     c10::SymInt count = 1;
-    for (int64_t dim : dims) {
-      count = count * tensor.sym_size(dim);
+    if (dims.empty()) {
+      for (const c10::SymInt& size : sizes) {
+        count *= size;
+      }
+    } else if (!sizes.empty()) {
+      for (int64_t dim : dims) {
+        count *= sizes[dim < 0 ? dim + static_cast<int64_t>(sizes.size()) : dim];
+      }
     }
     return count;
+  }
+  c10::SymInt count(const at::Tensor& tensor) const {
+    return count(tensor.sym_sizes());
   }
 };
 

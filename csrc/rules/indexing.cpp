@@ -7,7 +7,7 @@ namespace {
 
 using at::Tensor;
 
-Tensor with_tangent_and_zero(const Tensor& t, const Call& call, size_t scalar) {
+Tensor with_tangent_and_zero(const Tensor& t, const Operands& call, size_t scalar) {
   return call.with({{0, t}, {scalar, at::Scalar(0)}});
 }
 
@@ -29,21 +29,31 @@ void embedding_bag(Call& call) {
   call.set_tangent(0, sum);
 }
 
+Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValue& indices) {
+  return at::index_put(
+      g.new_zeros_symint(sizes),
+      indices.toOptionalTensorList(),
+      g,
+      /*accumulate=*/true);
+}
+
 } // namespace
 
 void add_indexing(Table& rules) {
   for (const char* name : {
-           "index.Tensor",
-           "_unsafe_index.Tensor",
-           "index_select",
-           "gather",
            "take",
            "masked_select",
-           "embedding",
            "embedding_dense_backward",
        }) {
     LINEAR(name);
   }
+  TRANSPOSED("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
+  TRANSPOSED("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
+  TRANSPOSED("index_select", g.new_zeros_symint(c.sizes_of(0)).index_add(c.integer(1), c[2], g));
+  TRANSPOSED("gather", g.new_zeros_symint(c.sizes_of(0)).scatter_add(c.integer(1), c[2], g));
+  TRANSPOSED(
+      "embedding",
+      at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
   WRITTEN("_embedding_bag", embedding_bag);
   MULTILINEAR("_embedding_bag_backward", 0, 10);
   MULTILINEAR("_embedding_bag_per_sample_weights_backward", 0, 1);
@@ -56,8 +66,8 @@ void add_indexing(Table& rules) {
   LINEAR_TOGETHER("scatter_add", 0, 3);
   LINEAR_TOGETHER("masked_scatter", 0, 2);
   LINEAR_TOGETHER("put", 0, 2);
-  ELEMENTWISE("index_fill.int_Scalar", with_tangent_and_zero(t, c, 3));
-  ELEMENTWISE("scatter.value", with_tangent_and_zero(t, c, 3));
+  TERMS("index_fill.int_Scalar", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
+  TERMS("scatter.value", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
 }
 
 } // namespace torchlayers

@@ -135,6 +135,7 @@ void log_determinant(Call& call) {
 
 void add_linalg(Table& rules) {
   WRITTEN("linalg_inv_ex", inverse);
+  PULLS("linalg_inv_ex", {0, PULL(-y.mH().matmul(g.matmul(y.mH())))});
   WRITTEN("linalg_cholesky_ex", cholesky);
   WRITTEN("linalg_solve_triangular", solve_triangular);
   WRITTEN("_linalg_solve_ex", solve_ex);

@@ -53,53 +53,63 @@ Tensor weighted(const Tensor& elements, const Tensor& weight) {
   return weight.defined() ? elements * weight : elements;
 }
 
-Tensor cross_entropy_of_input(const Tensor& t, const Call& call) {
+Tensor cross_entropy_of_input(const Tensor& t, const Operands& call) {
   const auto weight = call[2].defined() ? std::optional<Tensor>(call[2]) : std::optional<Tensor>();
   return reduce(
       at::binary_cross_entropy_backward(t, call[0], call[1], weight, at::Reduction::None),
       call.integer(3));
 }
 
-Tensor cross_entropy_of_target(const Tensor& t, const Call& call) {
+Tensor cross_entropy_of_target(const Tensor& t, const Operands& call) {
   const Tensor logits = (1 - call[0]).log().clamp_min(-100) - call[0].log().clamp_min(-100);
   return reduce(weighted(t * logits, call[2]), call.integer(3));
 }
 
-Tensor cross_entropy_of_weight(const Tensor& t, const Call& call) {
+Tensor cross_entropy_of_weight(const Tensor& t, const Operands& call) {
   const Tensor unweighted =
       at::binary_cross_entropy(call[0], call[1], std::nullopt, at::Reduction::None);
   return reduce(t * unweighted, call.integer(3));
 }
 
 // binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
-Tensor with_logits_of_input(const Tensor& t, const Call& call) {
+Tensor with_logits_slope(const Operands& call) {
   const Tensor& target = call[1];
   const Tensor p = call[0].sigmoid();
-  const Tensor slope =
-      call[3].defined() ? (call[3] * target + 1 - target) * p - call[3] * target : p - target;
-  return reduce(weighted(t * slope, call[2]), call.integer(4));
+  return call[3].defined() ? (call[3] * target + 1 - target) * p - call[3] * target : p - target;
 }
 
-Tensor with_logits_of_target(const Tensor& t, const Call& call) {
+Tensor with_logits_of_input(const Tensor& t, const Operands& call) {
+  return reduce(weighted(t * with_logits_slope(call), call[2]), call.integer(4));
+}
+
+Tensor with_logits_slope_of_target(const Operands& call) {
   const Tensor& x = call[0];
-  const Tensor slope = call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
-  return reduce(weighted(t * slope, call[2]), call.integer(4));
+  return call[3].defined() ? at::log_sigmoid(-x) - call[3] * at::log_sigmoid(x) : -x;
+}
+
+Tensor with_logits_of_target(const Tensor& t, const Operands& call) {
+  return reduce(weighted(t * with_logits_slope_of_target(call), call[2]), call.integer(4));
 }
 
 // By the weight, and by the weight of the positive examples.
-Tensor with_logits_of_weight(const Tensor& t, const Call& call) {
-  const auto positive = call[3].defined() ? std::optional<Tensor>(call[3]) : std::nullopt;
-  const Tensor unweighted = at::binary_cross_entropy_with_logits(
-      call[0], call[1], std::nullopt, positive, at::Reduction::None);
-  return reduce(t * unweighted, call.integer(4));
+Tensor without_weight(const Operands& call) {
+  return at::binary_cross_entropy_with_logits(
+      call[0], call[1], std::nullopt, call.optional(3), at::Reduction::None);
 }
 
-Tensor with_logits_of_positive(const Tensor& t, const Call& call) {
-  const Tensor slope = -call[1] * at::log_sigmoid(call[0]);
-  return reduce(weighted(t * slope, call[2]), call.integer(4));
+Tensor with_logits_of_weight(const Tensor& t, const Operands& call) {
+  return reduce(t * without_weight(call), call.integer(4));
 }
 
-Tensor soft_margin(const Tensor& t, const Call& call, size_t other) {
+Tensor with_logits_slope_of_positive(const Operands& call) {
+  return -call[1] * at::log_sigmoid(call[0]);
+}
+
+Tensor with_logits_of_positive(const Tensor& t, const Operands& call) {
+  return reduce(weighted(t * with_logits_slope_of_positive(call), call[2]), call.integer(4));
+}
+
+Tensor soft_margin(const Tensor& t, const Operands& call, size_t other) {
   const Tensor z = (call[0] * call[1]).neg().sigmoid();
   return reduce(-t * call[other] * z, call.integer(2));
 }
@@ -112,22 +122,22 @@ void nll_loss(Call& call) {
   }
 }
 
-Tensor mse_backward_of(const Tensor& t, const Call& call) {
+Tensor mse_backward_of(const Tensor& t, const Operands& call) {
   return share(2 * t * call[0], call.integer(3), call[1]);
 }
 
-Tensor huber_backward_of(const Tensor& t, const Call& call) {
+Tensor huber_backward_of(const Tensor& t, const Operands& call) {
   const Tensor is_square = (call[1] - call[2]).abs() < call.number(4);
   return share(at::where(is_square, t * call[0], 0), call.integer(3), call[1]);
 }
 
-Tensor smooth_l1_backward_of(const Tensor& t, const Call& call) {
+Tensor smooth_l1_backward_of(const Tensor& t, const Operands& call) {
   const double beta = call.number(4);
   const Tensor is_square = (call[1] - call[2]).abs() < beta;
   return share(at::where(is_square, t * call[0] / beta, 0), call.integer(3), call[1]);
 }
 
-Tensor binary_cross_entropy_backward_of_input(const Tensor& t, const Call& call) {
+Tensor binary_cross_entropy_backward_of_input(const Tensor& t, const Operands& call) {
   const Tensor& x = call[1];
   const Tensor& target = call[2];
   const Tensor spread = (x * (1 - x)).clamp_min(1e-12);
@@ -135,13 +145,13 @@ Tensor binary_cross_entropy_backward_of_input(const Tensor& t, const Call& call)
   return share(weighted(t * call[0] * slope, call[3]), call.integer(4), x);
 }
 
-Tensor binary_cross_entropy_backward_of_target(const Tensor& t, const Call& call) {
+Tensor binary_cross_entropy_backward_of_target(const Tensor& t, const Operands& call) {
   const Tensor& x = call[1];
   const Tensor spread = (x * (1 - x)).clamp_min(1e-12);
   return share(weighted(-t * call[0] / spread, call[3]), call.integer(4), x);
 }
 
-Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Call& call) {
+Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Operands& call) {
   const Tensor unweighted = at::binary_cross_entropy_backward(
       call[0], call[1], call[2], std::nullopt, at::Reduction::None);
   return share(t * unweighted, call.integer(4), call[1]);
@@ -151,43 +161,79 @@ Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Call& call
 
 void add_losses(Table& rules) {
   WRITTEN("mse_loss", mse_loss);
+  PULLS(
+      "mse_loss",
+      {0, PULL(at::mse_loss_backward(g, c[0], c[1], c.integer(2)))},
+      {1, PULL(at::mse_loss_backward(g, c[1], c[0], c.integer(2)))});
   WRITTEN("smooth_l1_loss", smooth_l1_loss);
+  PULLS(
+      "smooth_l1_loss",
+      {0, PULL(at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
+      {1, PULL(at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
   WRITTEN("huber_loss", huber_loss);
+  PULLS(
+      "huber_loss",
+      {0, PULL(at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
+      {1, PULL(at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
   WRITTEN("nll_loss_forward", nll_loss);
+  PULLS(
+      "nll_loss_forward",
+      {0,
+       PULL(
+           at::nll_loss_backward_symint(
+               g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
   WRITTEN("nll_loss2d_forward", nll_loss);
+  PULLS(
+      "nll_loss2d_forward",
+      {0,
+       PULL(
+           at::nll_loss2d_backward_symint(
+               g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
   TERMS(
       "binary_cross_entropy",
       {0, cross_entropy_of_input},
       {1, cross_entropy_of_target},
       {2, cross_entropy_of_weight});
+  PULLS(
+      "binary_cross_entropy",
+      {0, PULL(at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3)))});
+  PULLS(
+      "binary_cross_entropy_with_logits",
+      {0, PULL(share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x))},
+      {1, PULL(share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x))},
+      {2, PULL(share(g * without_weight(c), c.integer(4), x))},
+      {3, PULL(share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x))});
   TERMS(
       "binary_cross_entropy_with_logits",
       {0, with_logits_of_input},
       {1, with_logits_of_target},
       {2, with_logits_of_weight},
       {3, with_logits_of_positive});
-  TERMS("soft_margin_loss", {0, TERM(soft_margin(t, c, 1))}, {1, TERM(soft_margin(t, c, 0))});
+  TERMS("soft_margin_loss", {0, TANGENT(soft_margin(t, c, 1))}, {1, TANGENT(soft_margin(t, c, 0))});
 
   LINEAR("nll_loss_backward");
   LINEAR("nll_loss2d_backward");
   TERMS(
-      "mse_loss_backward", {0, on_first}, {1, mse_backward_of}, {2, TERM(-mse_backward_of(t, c))});
+      "mse_loss_backward",
+      {0, on_first},
+      {1, TERM(mse_backward_of(t, c))},
+      {2, TERM(-mse_backward_of(t, c))});
   TERMS(
       "huber_loss_backward",
       {0, on_first},
-      {1, huber_backward_of},
+      {1, TERM(huber_backward_of(t, c))},
       {2, TERM(-huber_backward_of(t, c))});
   TERMS(
       "smooth_l1_loss_backward",
       {0, on_first},
-      {1, smooth_l1_backward_of},
+      {1, TERM(smooth_l1_backward_of(t, c))},
       {2, TERM(-smooth_l1_backward_of(t, c))});
   TERMS(
       "binary_cross_entropy_backward",
       {0, on_first},
-      {1, binary_cross_entropy_backward_of_input},
-      {2, binary_cross_entropy_backward_of_target},
-      {3, binary_cross_entropy_backward_of_weight});
+      {1, TERM(binary_cross_entropy_backward_of_input(t, c))},
+      {2, TERM(binary_cross_entropy_backward_of_target(t, c))},
+      {3, TERM(binary_cross_entropy_backward_of_weight(t, c))});
 }
 
 } // namespace torchlayers

@@ -10,6 +10,7 @@ using at::Tensor;
 // What standardising over `dims` does: (x - mean) / deviation.
 struct Standardised {
   Tensor x;
+  Tensor scale;
   Tensor x_tangent;
   Tensor mean_tangent;
   Tensor scale_tangent;
@@ -19,9 +20,9 @@ struct Standardised {
       const Tensor& input,
       const Tensor& tangent,
       const Tensor& mean,
-      const Tensor& scale,
+      const Tensor& deviation,
       at::IntArrayRef dims)
-      : x((input - mean) * scale) {
+      : x((input - mean) * deviation), scale(deviation) {
     if (!tangent.defined()) {
       return;
     }
@@ -163,12 +164,123 @@ void batch_norm(Call& call) {
           {scaled, weight_tangent.defined() ? standard * weight_tangent : Tensor(), bias_tangent}));
 }
 
+void pull_layer_norm(Pullback& call) {
+  const auto [input, weight, bias] = at::native_layer_norm_backward_symint(
+      call.cotangents()[0],
+      call[0],
+      call.sizes(1),
+      call.result(1),
+      call.result(2),
+      call.optional(2),
+      call.optional(3),
+      {call.wants(0), call.wants(2), call.wants(3)});
+  call.give(0, input);
+  call.give(2, weight);
+  call.give(3, bias);
+}
+
+// torch has no derivative of its backward operator: where somebody asks for it, the gradient is
+// written with others.
+void pull_group_norm(Pullback& call) {
+  const Tensor& g = call.cotangents()[0];
+  const Tensor& x = call[0];
+  const Tensor& g_mean = call.cotangents()[1];
+  const Tensor& g_scale = call.cotangents()[2];
+  const bool is_plain = g.defined() && !g_mean.defined() && !g_scale.defined();
+  if (is_plain && !is_differentiated_below({g, x, call[1]})) {
+    const auto [input, weight, bias] = at::native_group_norm_backward_symint(
+        g.contiguous(),
+        x.contiguous(),
+        call.result(1).contiguous(),
+        call.result(2).contiguous(),
+        call.optional(1),
+        call.size(3),
+        call.size(4),
+        call.size(5),
+        call.integer(6),
+        {call.wants(0), call.wants(1), call.wants(2)});
+    call.give(0, input);
+    call.give(1, weight);
+    call.give(2, bias);
+    return;
+  }
+  const std::vector<c10::SymInt> grouped{
+      call.size(3), call.integer(6), call.size(4) / call.integer(6) * call.size(5)};
+  const Standardised standard =
+      Standardised::of(x.reshape_symint(grouped), Tensor(), call.number(7), {2});
+  const Tensor normal = standard.x.reshape_symint(x.sym_sizes());
+  if (call.wants(0)) {
+    const c10::SymInt& count = grouped[2];
+    Tensor sum;
+    if (g.defined()) {
+      const Tensor scaled = call[1].defined() ? g * along_channels(call[1], x.dim()) : g;
+      const Tensor rows = scaled.reshape_symint(grouped);
+      sum = (rows - rows.mean({2}, /*keepdim=*/true) -
+             standard.x * (standard.x * rows).mean({2}, /*keepdim=*/true)) *
+            standard.scale;
+    }
+    if (g_mean.defined()) {
+      sum = sum_of({sum, (g_mean.unsqueeze(-1) / count).expand_symint(grouped)});
+    }
+    if (g_scale.defined()) {
+      const Tensor along = standard.scale * standard.scale * standard.x;
+      sum = sum_of({sum, -g_scale.unsqueeze(-1) * along / count});
+    }
+    call.give(0, sum.reshape_symint(x.sym_sizes()));
+  }
+  const std::vector<int64_t> others = all_but_channels(x.dim());
+  if (g.defined() && call.wants(1)) {
+    call.give(1, (g * normal).sum(others));
+  }
+  if (g.defined() && call.wants(2)) {
+    call.give(2, g.sum(others));
+  }
+}
+
+void pull_batch_norm(Pullback& call) {
+  const auto [input, weight, bias] = at::native_batch_norm_backward(
+      call.cotangents()[0],
+      call[0],
+      call.optional(1),
+      call.optional(3),
+      call.optional(4),
+      call.result(1),
+      call.result(2),
+      call.flag(5),
+      call.number(7),
+      {call.wants(0), call.wants(1), call.wants(2)});
+  call.give(0, input);
+  call.give(1, weight);
+  call.give(2, bias);
+}
+
 } // namespace
 
 void add_norms(Table& rules) {
   WRITTEN("native_layer_norm", layer_norm);
+  rules.add_pull(
+      "native_layer_norm",
+      std::make_unique<AtOnce>(
+          std::vector<size_t>{0, 2, 3},
+          std::vector<size_t>{0},
+          Reads{0b1101, 0b110},
+          pull_layer_norm));
   WRITTEN("native_group_norm", group_norm);
+  rules.add_pull(
+      "native_group_norm",
+      std::make_unique<AtOnce>(
+          std::vector<size_t>{0, 1, 2},
+          std::vector<size_t>{0, 1, 2},
+          Reads{0b11, 0b110},
+          pull_group_norm));
   WRITTEN("native_batch_norm", batch_norm);
+  rules.add_pull(
+      "native_batch_norm",
+      std::make_unique<AtOnce>(
+          std::vector<size_t>{0, 1, 2},
+          std::vector<size_t>{0},
+          Reads{0b11011, 0b110},
+          pull_batch_norm));
 }
 
 } // namespace torchlayers

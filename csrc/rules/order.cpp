@@ -58,27 +58,72 @@ void aminmax(Call& call) {
   }
 }
 
+Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
+  const Tensor is_chosen = value.isnan().logical_and(x.isnan()).logical_or(x == value);
+  return at::where(is_chosen, g / is_chosen.sum(), 0);
+}
+
+Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, const Dims& over) {
+  if (x.dim() == 0) {
+    return g;
+  }
+  const Tensor is_chosen = x == over.kept(value, x.dim());
+  const Dims kept{over.dims, /*keepdim=*/true};
+  return at::where(is_chosen, over.kept(g, x.dim()) / kept.sum(is_chosen), 0);
+}
+
+// Gradients, put where the indices say.
+Tensor put_back(
+    const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices, bool keepdim) {
+  return at::value_selecting_reduction_backward_symint(g, dim, indices, sizes, keepdim);
+}
+
+// The same, where an element may have been chosen several times.
+Tensor add_back(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices) {
+  return g.new_zeros_symint(sizes).scatter_add(dim, indices, g);
+}
+
 } // namespace
 
 void add_order(Table& rules) {
-  ELEMENTWISE("max", shared(t, x, y));
-  ELEMENTWISE("min", shared(t, x, y));
-  ELEMENTWISE("median", shared(t, x, y));
-  ELEMENTWISE("nanmedian", shared(t, x, y));
-  ELEMENTWISE("amax", shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}));
-  ELEMENTWISE("amin", shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}));
+  TERMS("max", {0, TANGENT(shared(t, x, y))});
+  PULLS("max", {0, PULL(share_out(g, x, y))});
+  TERMS("min", {0, TANGENT(shared(t, x, y))});
+  PULLS("min", {0, PULL(share_out(g, x, y))});
+  TERMS("median", {0, TANGENT(shared(t, x, y))});
+  PULLS("median", {0, PULL(share_out(g, x, y))});
+  TERMS("nanmedian", {0, TANGENT(shared(t, x, y))});
+  PULLS("nanmedian", {0, PULL(share_out(g, x, y))});
+  TERMS("amax", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
+  PULLS("amax", {0, PULL(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
+  TERMS("amin", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
+  PULLS("amin", {0, PULL(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   WRITTEN("aminmax", aminmax);
   WRITTEN("max.dim", one_of<1>);
+  PULLS("max.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("min.dim", one_of<1>);
+  PULLS("min.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("median.dim", one_of<1>);
+  PULLS("median.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("nanmedian.dim", one_of<1>);
+  PULLS(
+      "nanmedian.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("mode", one_of<1>);
+  PULLS("mode", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("kthvalue", one_of<2>);
+  PULLS("kthvalue", {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3)))});
   WRITTEN("topk", many_of<2>);
+  PULLS("topk", {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
   WRITTEN("sort", many_of<1>);
+  PULLS("sort", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true))});
   WRITTEN("sort.stable", many_of<2>);
+  PULLS(
+      "sort.stable",
+      {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
   WRITTEN("cummax", many_of<1>);
+  PULLS("cummax", {0, PULL(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
   WRITTEN("cummin", many_of<1>);
+  PULLS("cummin", {0, PULL(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
 }
 
 } // namespace torchlayers

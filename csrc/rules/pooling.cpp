@@ -19,20 +19,55 @@ void max_pool(Call& call) {
   call.set_tangent(0, flat.gather(-1, indices.flatten(-Spatial)).view_as(indices));
 }
 
-Tensor padded_with_zeros(const Tensor& t, const Call& call) {
+Tensor padded_with_zeros(const Tensor& t, const Operands& call) {
   return call.with({{0, t}, {2, at::Scalar(0)}});
+}
+
+Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
+  for (c10::SymInt& width : padding) {
+    width = -width;
+  }
+  return at::constant_pad_nd_symint(g, padding, 0);
 }
 
 } // namespace
 
 void add_pooling(Table& rules) {
   WRITTEN("max_pool2d_with_indices", max_pool<2>);
+  PULLS(
+      "max_pool2d_with_indices",
+      {0,
+       PULL(
+           at::max_pool2d_with_indices_backward(
+               g,
+               x,
+               c.integers(1),
+               c.integers(2),
+               c.integers(3),
+               c.integers(4),
+               c.flag(5),
+               c.result(1)))});
   WRITTEN("max_pool3d_with_indices", max_pool<3>);
   WRITTEN("adaptive_max_pool2d", max_pool<2>);
   WRITTEN("adaptive_max_pool3d", max_pool<3>);
   WRITTEN("fractional_max_pool2d", max_pool<2>);
   WRITTEN("fractional_max_pool3d", max_pool<3>);
   TERMS("constant_pad_nd", {0, padded_with_zeros});
+  PULLS("constant_pad_nd", {0, PULL(unpadded(g, c.sizes(1)))});
+  PULLS(
+      "avg_pool2d",
+      {0,
+       PULL(
+           at::avg_pool2d_backward(
+               g,
+               x,
+               c.integers(1),
+               c.integers(2),
+               c.integers(3),
+               c.flag(4),
+               c.flag(5),
+               c.arg(6).toOptional<int64_t>()))});
+  PULLS("_adaptive_avg_pool2d", {0, PULL(at::_adaptive_avg_pool2d_backward(g, x))});
   for (const char* name : {
            "avg_pool2d",
            "avg_pool3d",

@@ -8,6 +8,78 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
+Tensor conjugated(const Tensor& tensor) {
+  return tensor.is_complex() ? tensor.conj() : tensor;
+}
+
+Scalar conjugated(const Scalar& factor) {
+  return factor.isComplex() ? factor.conj() : factor;
+}
+
+Tensor transposed(const Tensor& matrix) {
+  return conjugated(matrix).transpose(-2, -1);
+}
+
+// A vector, matrix or batch of them as one matrix.
+Tensor rows_of(const Tensor& tensor) {
+  switch (tensor.dim()) {
+    case 1:
+      return tensor.unsqueeze(0);
+    case 2:
+      return tensor;
+    default:
+      return tensor.flatten(0, -2);
+  }
+}
+
+// linear(x, weight), x of (…, in) and weight of (out, in) or (in).
+Tensor linear_input(const Tensor& g, const Tensor& weight) {
+  if (weight.dim() == 1) {
+    return g.unsqueeze(-1) * conjugated(weight);
+  }
+  return g.dim() == 2 ? g.mm(conjugated(weight)) : g.matmul(conjugated(weight));
+}
+
+Tensor linear_weight(const Tensor& g, const Tensor& x) {
+  const Tensor outputs = g.dim() < x.dim() ? g.unsqueeze(-1) : g; // of a weight that is a vector
+  return rows_of(outputs).t().mm(rows_of(conjugated(x)));
+}
+
+// The gradients by the factors of a matrix product. That of a factor which is laid out by columns
+// is too: its transpose, the tensor that the user has, then has a contiguous gradient.
+Tensor mm_first(const Tensor& g, const Tensor& b, bool is_column_major) {
+  return is_column_major ? conjugated(b).mm(g.t()).t() : g.mm(transposed(b));
+}
+
+Tensor mm_second(const Tensor& g, const Tensor& a, bool is_column_major) {
+  return is_column_major ? g.t().mm(conjugated(a)).t() : transposed(a).mm(g);
+}
+
+// matmul of vectors, matrices and batches; what broadcast is summed up later.
+Tensor matmul_first(const Tensor& g, const Tensor& a, const Tensor& b, bool is_column_major) {
+  if (b.dim() == 1) {
+    return g.unsqueeze(-1) * conjugated(b);
+  }
+  if (a.dim() == 1) {
+    return b.dim() == 2 ? conjugated(b).mv(g) : conjugated(b).matmul(g.unsqueeze(-1)).squeeze(-1);
+  }
+  const bool are_matrices = a.dim() == 2 && b.dim() == 2;
+  return are_matrices ? mm_first(g, b, is_column_major) : g.matmul(transposed(b));
+}
+
+Tensor matmul_second(const Tensor& g, const Tensor& a, const Tensor& b, bool is_column_major) {
+  if (a.dim() == 1) {
+    return b.dim() == 1 ? g * conjugated(a) : conjugated(a).unsqueeze(-1) * g.unsqueeze(-2);
+  }
+  if (b.dim() == 1) {
+    return a.dim() == 2 ? transposed(a).mv(g) : transposed(a).matmul(g.unsqueeze(-1)).squeeze(-1);
+  }
+  if (b.dim() == 2) { // a batch's rows are rows like others
+    return mm_second(rows_of(g), rows_of(a), is_column_major);
+  }
+  return transposed(a).matmul(g);
+}
+
 // beta * self + alpha * product(a, b), on tangents where they are there.
 template <class Product, class Fused>
 void add_product(Call& call, const Product& product, const Fused& fused) {
@@ -91,21 +163,43 @@ void linear(Call& call) {
 } // namespace
 
 void add_products(Table& rules) {
-  MULTILINEAR("mm", 0, 1);
-  MULTILINEAR("bmm", 0, 1);
-  MULTILINEAR("mv", 0, 1);
-  MULTILINEAR("dot", 0, 1);
-  MULTILINEAR("vdot", 0, 1);
-  MULTILINEAR("outer", 0, 1);
-  MULTILINEAR("matmul", 0, 1);
-  MULTILINEAR("linalg_cross", 0, 1);
+  BILINEAR("mm", mm_first(g, c[1], c.is_column_major(0)), mm_second(g, c[0], c.is_column_major(1)));
+  BILINEAR("bmm", g.bmm(transposed(c[1])), transposed(c[0]).bmm(g));
+  BILINEAR("mv", g.outer(conjugated(c[1])), transposed(c[0]).mv(g));
+  BILINEAR("dot", g * conjugated(c[1]), g * conjugated(c[0]));
+  BILINEAR("vdot", conjugated(g) * c[1], g * c[0]);
+  BILINEAR("outer", g.mv(conjugated(c[1])), g.t().mv(conjugated(c[0])));
+  BILINEAR(
+      "matmul",
+      matmul_first(g, c[0], c[1], c.is_column_major(0)),
+      matmul_second(g, c[0], c[1], c.is_column_major(1)));
+  BILINEAR(
+      "linalg_cross",
+      at::linalg_cross(conjugated(c[1]), g, c.integer(2)),
+      at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
   MULTILINEAR("_trilinear", 0, 1, 2);
   WRITTEN("addmm", addmm);
+  PULLS(
+      "addmm",
+      {0, PULL(times(g, conjugated(c.scalar(3))))},
+      {1, PULL(times(mm_first(g, c[2], c.is_column_major(1)), conjugated(c.scalar(4))))},
+      {2, PULL(times(mm_second(g, c[1], c.is_column_major(2)), conjugated(c.scalar(4))))});
   WRITTEN("addmv", addmv);
+  PULLS(
+      "addmv",
+      {0, PULL(times(g, conjugated(c.scalar(3))))},
+      {1, PULL(times(g.outer(conjugated(c[2])), conjugated(c.scalar(4))))},
+      {2, PULL(times(transposed(c[1]).mv(g), conjugated(c.scalar(4))))});
   WRITTEN("addbmm", addbmm);
   WRITTEN("baddbmm", baddbmm);
+  PULLS(
+      "baddbmm",
+      {0, PULL(times(g, conjugated(c.scalar(3))))},
+      {1, PULL(times(g.bmm(transposed(c[2])), conjugated(c.scalar(4))))},
+      {2, PULL(times(transposed(c[1]).bmm(g), conjugated(c.scalar(4))))});
   WRITTEN("addr", addr);
   WRITTEN("linear", linear);
+  PULLS("linear", {0, PULL(linear_input(g, c[1]))}, {1, PULL(linear_weight(g, x))}, {2, PULL(g)});
 }
 
 } // namespace torchlayers

@@ -95,18 +95,54 @@ void nansum(Call& call) {
   call.set_tangent(0, over.sum(t));
 }
 
+c10::SymInt numel(c10::SymIntArrayRef sizes) {
+  c10::SymInt count = 1;
+  for (const c10::SymInt& size : sizes) {
+    count *= size;
+  }
+  return count;
+}
+
+// To where it was summed up from.
+Tensor spread(const Tensor& g, c10::SymIntArrayRef sizes, const Dims& over) {
+  return over.kept(g, static_cast<int64_t>(sizes.size())).expand_symint(sizes);
+}
+
+Tensor mean_gradient(const Tensor& g, c10::SymIntArrayRef sizes, const Dims& over) {
+  return spread(g, sizes, over) / over.count(sizes);
+}
+
+Tensor cumsum_gradient(const Tensor& g, int64_t dim) {
+  return g.dim() == 0 ? g : g.flip(dim).cumsum(dim).flip(dim);
+}
+
+Tensor variance_gradient(
+    const Tensor& g, const Tensor& x, const Dims& over, const c10::IValue& correction) {
+  const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
+  const double count = static_cast<double>(over.count(x).expect_int()) - taken;
+  return (2 / count) * over.kept(g, x.dim()) * (x - x.mean(over.dims, /*keepdim=*/true));
+}
+
 } // namespace
 
 void add_reductions(Table& rules) {
-  LINEAR("sum");
-  LINEAR("sum.dim_IntList");
-  LINEAR("mean");
-  LINEAR("mean.dim");
-  LINEAR("cumsum");
+  TRANSPOSED("sum", g.expand_symint(c.sizes_of(0)));
+  TRANSPOSED("sum.dim_IntList", spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
+  TRANSPOSED("mean", g.expand_symint(c.sizes_of(0)) / numel(c.sizes_of(0)));
+  TRANSPOSED("mean.dim", mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
+  TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
   LINEAR("trace");
   WRITTEN("nansum", nansum);
   WRITTEN("var.correction", var);
+  PULLS(
+      "var.correction",
+      {0, PULL(variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
   WRITTEN("std.correction", std_);
+  PULLS(
+      "std.correction",
+      {0,
+       PULL(variance_gradient(
+           deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
   WRITTEN("var_mean.correction", var_mean);
   WRITTEN("std_mean.correction", std_mean);
   WRITTEN("linalg_vector_norm", vector_norm);

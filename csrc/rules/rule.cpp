@@ -55,7 +55,7 @@ at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
   return factor.equal(1) ? tensor : at::mul(tensor, factor);
 }
 
-at::Tensor on_first(const at::Tensor& tangent, const Call& call) {
+at::Tensor on_first(const at::Tensor& tangent, const Operands& call) {
   return call.with({{0, tangent}});
 }
 
@@ -79,6 +79,33 @@ void Table::add(const std::string& name, std::unique_ptr<Rule> rule) {
   TORCH_INTERNAL_ASSERT(is_new, "two rules for ", name);
 }
 
+void Table::add_pull(const std::string& name, std::unique_ptr<PullRule> rule) {
+  const bool is_new = pulls_.emplace("aten::" + name, std::move(rule)).second;
+  TORCH_INTERNAL_ASSERT(is_new, "two cotangent rules for ", name);
+}
+
+void Table::add_symmetric(const std::string& name, const std::vector<Term>& terms) {
+  std::vector<Pull> pulls;
+  for (const Term& term : terms) {
+    if (term.adjoint != Adjoint::Unknown) {
+      pulls.push_back({term.arg, term.reads, nullptr, term.of, term.adjoint == Adjoint::Conjugate});
+    }
+  }
+  if (!pulls.empty()) {
+    add_pull(name, std::make_unique<ByArgument>(std::move(pulls)));
+  }
+}
+
+void Table::add_terms(const std::string& name, std::vector<Term> terms) {
+  add_symmetric(name, terms);
+  add(name, std::make_unique<SumOfTerms>(std::move(terms)));
+}
+
+void Table::add_constant(const std::string& name) {
+  add(name, std::make_unique<SumOfTerms>(std::vector<Term>{}));
+  constants_.insert("aten::" + name);
+}
+
 const Table& Table::instance() {
   static const Table* table = [] {
     auto* all = new Table(); // outlives threads that end late
@@ -94,9 +121,27 @@ const Rule* Table::find(const c10::OperatorName& name) {
   return found == rules.end() ? nullptr : found->second.get();
 }
 
+const PullRule* Table::find_pull(const c10::OperatorName& name) {
+  const auto& pulls = instance().pulls_;
+  const auto found = pulls.find(c10::toString(name));
+  return found == pulls.end() ? nullptr : found->second.get();
+}
+
+bool Table::is_constant(const c10::OperatorName& name) {
+  return instance().constants_.count(c10::toString(name)) > 0;
+}
+
 std::vector<std::string> Table::names() {
   std::vector<std::string> names;
   for (const auto& [name, rule] : instance().rules_) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+std::vector<std::string> Table::pull_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : instance().pulls_) {
     names.push_back(name);
   }
   return names;

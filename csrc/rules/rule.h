@@ -1,14 +1,16 @@
-// Rules: an operator states its mathematics once, and a layer reads from it what the
-// operator does to tangents. docs/forward-mode.md tells how to write one.
+// Rules: an operator states its mathematics once, and a layer reads from it what the operator
+// does to tangents (docs/forward-mode.md) and to cotangents (docs/reverse-mode.md).
 #pragma once
 
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "call.h"
+#include "pullback.h"
 
 namespace torchlayers {
 
@@ -23,10 +25,16 @@ class Rule {
   virtual void push_forward(Call& call) const = 0;
 };
 
+// How a term tells the cotangent: not at all; being a product with a derivative, by the
+// derivative's conjugate; or, being conjugate-linear or real, as it is.
+enum class Adjoint { Unknown, Conjugate, Itself };
+
 // What an argument's tangent adds to the result's: a function linear in that tangent.
 struct Term {
   size_t arg;
-  at::Tensor (*of)(const at::Tensor& tangent, const Call& call);
+  at::Tensor (*of)(const at::Tensor& tangent, const Operands& call);
+  Adjoint adjoint = Adjoint::Unknown;
+  Reads reads = {};
 };
 
 // An operator with one result, whose tangent is a sum of terms.
@@ -80,7 +88,7 @@ at::Tensor sum_of(std::initializer_list<at::Tensor> terms);
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 
 // The operator on the tangent of its first argument: the term of one that is linear in that.
-at::Tensor on_first(const at::Tensor& tangent, const Call& call);
+at::Tensor on_first(const at::Tensor& tangent, const Operands& call);
 
 // Whether somebody below differentiates what a rule makes of these. An operator's kernels may
 // have no derivative, and its results be constants, where what they are made of is neither.
@@ -93,17 +101,29 @@ at::Tensor tangent_or_none(const Call& call, size_t arg);
 class Table {
  public:
   void add(const std::string& name, std::unique_ptr<Rule> rule);
+  void add_pull(const std::string& name, std::unique_ptr<PullRule> rule);
+  // The tangents, and the cotangents of those terms that tell them.
+  void add_terms(const std::string& name, std::vector<Term> terms);
+  // The cotangents alone.
+  void add_symmetric(const std::string& name, const std::vector<Term>& terms);
+  // An operator whose results depend on no argument as far as derivatives go.
+  void add_constant(const std::string& name);
 
   // Null where there is none.
   static const Rule* find(const c10::OperatorName& name);
+  static const PullRule* find_pull(const c10::OperatorName& name);
+  static bool is_constant(const c10::OperatorName& name);
 
-  // The names of the operators with rules.
+  // The names of the operators with rules, for tangents and for cotangents.
   static std::vector<std::string> names();
+  static std::vector<std::string> pull_names();
 
  private:
   static const Table& instance();
 
   std::unordered_map<std::string, std::unique_ptr<Rule>> rules_;
+  std::unordered_map<std::string, std::unique_ptr<PullRule>> pulls_;
+  std::unordered_set<std::string> constants_;
 };
 
 } // namespace torchlayers

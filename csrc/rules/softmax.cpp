@@ -30,8 +30,18 @@ Tensor logsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, cons
     return t;
   }
   const Tensor kept = over.kept(y, x.dim());
-  const Tensor shift = kept.masked_fill(kept.isinf(), 0);
+  const Tensor shift = kept.masked_fill(kept == -INFINITY, 0); // of nothing: no nan
   return over.sum((x - shift).exp() * t);
+}
+
+Tensor logsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, const Dims& over) {
+  if (x.dim() == 0) {
+    return g;
+  }
+  const Tensor kept = over.kept(y, x.dim());
+  const Tensor shift = kept.masked_fill(kept == -INFINITY, 0); // of nothing: no nan
+  const Tensor share = (x - shift).exp();
+  return over.kept(g, x.dim()) * (share.is_complex() ? share.conj() : share);
 }
 
 } // namespace
@@ -39,15 +49,18 @@ Tensor logsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, cons
 void add_softmax(Table& rules) {
   ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
   ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
-  ELEMENTWISE("_log_softmax", log_softmax_tangent(t, y, c.integer(1)));
-  ELEMENTWISE("logsumexp", logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)}));
+  TERMS("_log_softmax", {0, TANGENT(log_softmax_tangent(t, y, c.integer(1)))});
+  PULLS(
+      "_log_softmax", {0, PULL(at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0)))});
+  TERMS("logsumexp", {0, TANGENT(logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)}))});
+  PULLS("logsumexp", {0, PULL(logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   TERMS(
       "_softmax_backward_data",
-      {0, on_first},
-      {1, TERM(softmax_curvature(t, c[0], c[1], c.integer(2)))});
+      {0, ON_FIRST},
+      {1, TANGENT(softmax_curvature(t, c[0], c[1], c.integer(2)))});
   TERMS(
       "_log_softmax_backward_data",
-      {0, on_first},
+      {0, TANGENT(on_first(t, c))},
       {1, TERM(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
 }
 

@@ -27,7 +27,8 @@ Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
 } // namespace
 
 void add_unary(Table& rules) {
-  ELEMENTWISE("abs", x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn());
+  TERMS("abs", {0, TANGENT(x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn())});
+  PULLS("abs", {0, PULL(g * x.sgn())});
   ELEMENTWISE("acos", -t * (1 - x * x).rsqrt());
   ELEMENTWISE("acosh", t * (x * x - 1).rsqrt());
   ELEMENTWISE("asin", t * (1 - x * x).rsqrt());
@@ -51,13 +52,13 @@ void add_unary(Table& rules) {
   ELEMENTWISE("sqrt", t / (2 * y));
   ELEMENTWISE("rsqrt", -0.5 * t * y * y * y);
   ELEMENTWISE("reciprocal", -t * y * y);
-  ELEMENTWISE("sgn", sgn_tangent(t, x, y));
+  TERMS("sgn", {0, TANGENT(sgn_tangent(t, x, y))});
   ELEMENTWISE("frac", t);
   ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
 
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * (-x * x).exp());
   ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * (-x * x).exp());
-  ELEMENTWISE("erfinv", t * (kSqrtPi / 2) * (y * y).exp());
+  ELEMENTWISE("erfinv", t * (kSqrtPi / 2) * x.erfinv().square().exp());
   ELEMENTWISE("special_erfcx", t * (2 * x * y - 2 / kSqrtPi));
   ELEMENTWISE("special_entr", -t * (x.log() + 1));
   ELEMENTWISE("special_ndtri", t * std::sqrt(2 * M_PI) * (y * y / 2).exp());
@@ -70,14 +71,14 @@ void add_unary(Table& rules) {
   ELEMENTWISE("special_i1", t * at_zero(x, 0.5, at::i0(x) - y / x));
   ELEMENTWISE(
       "special_i1e", t * at_zero(x, 0.5, at::special_i0e(x) - y * (x.sgn() + x.reciprocal())));
-  ELEMENTWISE("sinc", t * at_zero(x, 0, ((x * M_PI).cos() - y) / x));
+  ELEMENTWISE("sinc", t * at_zero(x, 0, ((x * M_PI).cos() - x.sinc()) / x));
 
-  LINEAR("neg");
-  LINEAR("deg2rad");
-  LINEAR("rad2deg");
-  LINEAR("conj_physical");
-  LINEAR("_conj_physical");
-  LINEAR("clone");
+  TRANSPOSED("neg", -g);
+  TRANSPOSED("deg2rad", at::deg2rad(g));
+  TRANSPOSED("rad2deg", at::rad2deg(g));
+  TRANSPOSED("conj_physical", at::conj_physical(g));
+  TRANSPOSED("_conj_physical", at::conj_physical(g));
+  TRANSPOSED("clone", g);
   LINEAR("_to_copy");
 }
 

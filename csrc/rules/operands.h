@@ -1,0 +1,78 @@
+// What a rule reads of an operator's call: the arguments and results, of the layers below.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/stack.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/SmallVector.h>
+
+#include <utility>
+#include <vector>
+
+#include "../operator.h"
+
+namespace torchlayers {
+
+// Arguments and results go by their places in the operator's schema.
+class Operands {
+ public:
+  // `args` are the operator's arguments, which somebody else holds.
+  Operands(const Operator& op, const c10::IValue* args) : op_(op), args_(args) {}
+
+  const Operator& op() const {
+    return op_;
+  }
+  const c10::IValue& arg(size_t i) const {
+    return args_[i];
+  }
+  // An undefined tensor where the argument is None.
+  const at::Tensor& operator[](size_t i) const {
+    return arg(i).isTensor() ? arg(i).toTensor() : undefined_;
+  }
+  at::Scalar scalar(size_t i) const {
+    return arg(i).toScalar();
+  }
+  int64_t integer(size_t i) const {
+    return arg(i).toInt();
+  }
+  double number(size_t i) const {
+    return arg(i).toDouble();
+  }
+  bool flag(size_t i) const {
+    return arg(i).toBool();
+  }
+  std::vector<int64_t> integers(size_t i) const {
+    return arg(i).isNone() ? std::vector<int64_t>() : arg(i).toIntVector();
+  }
+  c10::SymInt size(size_t i) const {
+    return arg(i).toSymInt();
+  }
+  std::vector<c10::SymInt> sizes(size_t i) const {
+    return arg(i).toSymIntVector();
+  }
+  std::optional<at::Tensor> optional(size_t i) const {
+    return arg(i).isTensor() ? std::optional<at::Tensor>(arg(i).toTensor()) : std::nullopt;
+  }
+
+  const at::Tensor& result(size_t i = 0) const {
+    return results_[i].isTensor() ? results_[i].toTensor() : undefined_;
+  }
+
+  const c10::IValue& result_value(size_t i) const {
+    return results_[i];
+  }
+
+  // The operator's results with some arguments replaced.
+  using Replacements = c10::SmallVector<std::pair<size_t, c10::IValue>, 3>;
+  at::Tensor with(const Replacements& replaced) const;
+  Args all_with(const Replacements& replaced) const;
+
+ protected:
+  static const at::Tensor undefined_;
+
+  const Operator& op_;
+  const c10::IValue* args_;
+  const c10::IValue* results_ = nullptr;
+};
+
+} // namespace torchlayers
