@@ -94,9 +94,8 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   if (layer == nullptr && Below::is_at_bottom()) {
     refuse_captured(op, *args);
   }
-  // torch.func takes some operators apart (linear) that jvp has a rule for.
-  const bool has_rule = layer != nullptr && layer->kind() == Layer::Kind::Jvp && op.rule != nullptr;
-  if (layer == nullptr || (op.has_torch_func_kernel && !has_rule)) {
+  // torch.func takes some operators apart (linear) that a layer has a rule for.
+  if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {
     step_aside(handle, keys, kFront, args);
     return;
   }

@@ -13,6 +13,7 @@
 
 namespace torchlayers {
 
+class PullRule;
 class Rule;
 
 using Randomness = at::functorch::RandomnessType;
@@ -36,6 +37,11 @@ class Layer {
 
   // Whether an operator made of others should be taken apart above this layer.
   virtual bool takes_apart(const Operator&) const {
+    return false;
+  }
+
+  // Whether the layer follows a rule of its own for it.
+  virtual bool has_rule_for(const Operator&) const {
     return false;
   }
 
@@ -83,17 +89,16 @@ class AutogradLayer : public Layer {
   Modes modes_below_caller(const Operator& op) const;
   void refuse_to_mutate_captured(const Operator& op, const Args& args) const;
   void lift(const Operator& op, Args& args) const;
-
- private:
-  // True while nothing at this level needs recording. NOTE [The backward phase].
-  virtual bool is_transparent_to(const Operator&) const {
-    return false;
-  }
 };
 
 class GradLayer final : public AutogradLayer {
  public:
   GradLayer(bool previous_grad_mode, bool previous_inference_mode);
+  void process(const Operator& op, Args& args) override;
+  bool takes_apart(const Operator& op) const override;
+  bool has_rule_for(const Operator& op) const override {
+    return op.pull_rule != nullptr;
+  }
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
   bool previous_grad_mode() const {
@@ -102,13 +107,15 @@ class GradLayer final : public AutogradLayer {
   bool previous_inference_mode() const {
     return previous_inference_mode_;
   }
+  // Nothing at this level needs recording. NOTE [The backward phase].
+  bool runs_backward() const;
+
+  Modes modes_below(Modes here) const override;
 
  private:
   friend class InBackward;
-  Modes modes_below(Modes here) const override;
-  bool is_transparent_to(const Operator& op) const override;
-  bool takes_apart(const Operator& op) const override;
-  bool runs_backward() const;
+  void follow(const PullRule& rule, const Operator& op, Args& args);
+  void follow_view(const PullRule& rule, const Operator& op, Args& args);
 
   bool previous_grad_mode_;
   bool previous_inference_mode_;
@@ -137,6 +144,9 @@ class JvpLayer final : public AutogradLayer {
   JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode);
   void process(const Operator& op, Args& args) override;
   bool takes_apart(const Operator& op) const override;
+  bool has_rule_for(const Operator& op) const override {
+    return op.rule != nullptr;
+  }
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
   bool previous_forward_grad_mode() const {

@@ -1,5 +1,5 @@
-// What grad and jvp share, and grad. Both let torch's autograd work on wrappers of their level; the
-// values inside the wrappers belong to the layers below.
+// What grad and jvp share: torch's autograd works on wrappers of their level; the values inside
+// the wrappers belong to the layers below.
 #include <c10/util/SmallVector.h>
 
 #include "../args.h"
@@ -14,12 +14,10 @@
 namespace torchlayers {
 namespace {
 
-using at::functorch::DynamicLayer;
-using at::functorch::TransformType;
-
 // The results that share memory with a tensor from outside the transform, and so
 // are immutable too.
-c10::SmallVector<size_t, 2> results_of_immutable(const Operator& op, const Args& args) {
+c10::SmallVector<size_t, 2> results_of_immutable(
+    const Operator& op, const Args& args, int64_t level) {
   c10::SmallVector<size_t, 2> results;
   const size_t first = args.size() - op.num_args;
   for (size_t i = 0; i < op.num_args; ++i) {
@@ -31,7 +29,7 @@ c10::SmallVector<size_t, 2> results_of_immutable(const Operator& op, const Args&
       continue;
     }
     auto* wrapper = wrapper_of(tensor);
-    if (!wrapper || wrapper->is_immutable()) {
+    if (!wrapper || wrapper->level() != level || wrapper->is_immutable()) {
       results.push_back(*op.aliased_result[i]);
     }
   }
@@ -39,8 +37,6 @@ c10::SmallVector<size_t, 2> results_of_immutable(const Operator& op, const Args&
 }
 
 } // namespace
-
-bool (*python_is_running)() = [] { return true; };
 
 void AutogradLayer::lift(const Operator& op, Args& args) const {
   change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {
@@ -79,10 +75,6 @@ Modes AutogradLayer::modes_below_caller(const Operator& op) const {
 }
 
 void AutogradLayer::process(const Operator& op, Args& args) {
-  if (is_transparent_to(op)) {
-    send_down(op, args);
-    return;
-  }
   if (op.is_in_place) {
     refuse_to_mutate_captured(op, args);
   }
@@ -103,7 +95,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   // one else holds, and alias stands where a composite operator means a new tensor.
   c10::SmallVector<size_t, 2> immutable;
   if (op.aliases && !op.always_wraps) {
-    immutable = results_of_immutable(op, args);
+    immutable = results_of_immutable(op, args, level());
   }
   // 2. Keep the arguments whose sizes the operator may change.
   c10::SmallVector<at::Tensor, 2> written;
@@ -132,60 +124,6 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
     if (auto* wrapper = wrapper_of(tensor)) {
       wrapper->refreshMetadata();
     }
-  }
-}
-
-// NOTE [no_grad inside and outside]
-// A transform obeys a no_grad inside the function and is blind to one outside it.
-// Entering turns grad mode on at this level and remembers what it was; below, an
-// outside no_grad holds again, and an inside one simply still holds. jvp does the
-// same with forward grad mode.
-GradLayer::GradLayer(bool previous_grad_mode, bool previous_inference_mode)
-    : AutogradLayer(Kind::Grad),
-      previous_grad_mode_(previous_grad_mode),
-      previous_inference_mode_(previous_inference_mode) {}
-
-DynamicLayer GradLayer::mirrored(int64_t level) const {
-  return DynamicLayer(TransformType::Grad, level, std::nullopt, std::nullopt, previous_grad_mode_);
-}
-
-Modes GradLayer::modes_below(Modes here) const {
-  return {here.grad && previous_grad_mode_, here.forward_grad};
-}
-
-// NOTE [The backward phase]
-// grad runs forward, then backward, inside its layer. Nobody differentiates that
-// backward at this level, so an operator it calls need not be recorded here and
-// goes straight down. Grad mode stays on all the while (the engine is called with
-// create_graph=True), because the layers below do record.
-// Two kinds of operators still take the long way:
-// - aliasing ones, because autograd has to know views and versions;
-// - whatever Python calls, from hooks or an autograd.Function's backward: it may
-//   differentiate on its own. The engine runs without the interpreter lock, so
-//   holding the lock tells that Python is running.
-// An operator made of others is taken apart first, and its parts go down: what it is
-// made of may depend on whether it sees wrappers, and torch.func shows it some.
-bool GradLayer::runs_backward() const {
-  return backwards_running_.load(std::memory_order_relaxed) > 0 && !python_is_running();
-}
-
-bool GradLayer::is_transparent_to(const Operator& op) const {
-  return !op.aliases && runs_backward();
-}
-
-bool GradLayer::takes_apart(const Operator& op) const {
-  return op.is_composite && runs_backward();
-}
-
-InBackward::InBackward(GradLayer* layer) : layer_(layer) {
-  if (layer_) {
-    ++layer_->backwards_running_;
-  }
-}
-
-InBackward::~InBackward() {
-  if (layer_) {
-    --layer_->backwards_running_;
   }
 }
 
