@@ -1,5 +1,6 @@
 #include "trace.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
@@ -17,19 +18,31 @@ const bool printing = asked_for_by_environment();
 std::mutex mutex;
 std::vector<std::vector<TraceEvent>> recordings;
 
+void record(const TraceEvent& event) {
+  std::lock_guard<std::mutex> lock(mutex);
+  if (printing) {
+    const auto indent = static_cast<size_t>(2 * std::max<int64_t>(event.level - 1, 0));
+    std::cerr << std::string(indent, ' ') << event.layer << " " << event.step << " " << event.op
+              << "\n";
+  }
+  for (auto& recording : recordings) {
+    recording.push_back(event);
+  }
+}
+
 } // namespace
 
 bool tracing = printing;
 
 void trace_step(const char* step, const Operator& op, const Layer& layer) {
-  TraceEvent event{step, op.name(), layer.name(), layer.level()};
-  std::lock_guard<std::mutex> lock(mutex);
-  if (printing) {
-    std::cerr << std::string(static_cast<size_t>(2 * (event.level - 1)), ' ') << event.layer << " "
-              << event.step << " " << event.op << "\n";
-  }
-  for (auto& recording : recordings) {
-    recording.push_back(event);
+  record({step, op.name(), layer.name(), layer.level()});
+}
+
+void trace_pull_back(const char* who, const Layer* layer) {
+  if (layer != nullptr) {
+    record({"pull_back", who, layer->name(), layer->level()});
+  } else {
+    record({"pull_back", who, "vjp", 0});
   }
 }
 

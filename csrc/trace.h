@@ -10,7 +10,7 @@
 namespace torchlayers {
 
 struct TraceEvent {
-  std::string step; // "process" or "send_down"
+  std::string step; // "process", "send_down", "rule" or "pull_back"
   std::string op;
   std::string layer; // "grad (level 1)"
   int64_t level;
@@ -26,6 +26,10 @@ inline void trace(const char* step, const Operator& op, const Layer& layer) {
     trace_step(step, op, layer);
   }
 }
+
+// Who runs a reverse pass: "torchlayers", or "autograd" for torch's engine. The layer is null where
+// it has ended, as vjp's has.
+void trace_pull_back(const char* who, const Layer* layer);
 
 // Records from now on, on every thread. Nested recordings each get every step.
 void start_recording();

@@ -7,7 +7,9 @@
 #include "errors.h"
 #include "layer.h"
 #include "modes.h"
+#include "reverse.h"
 #include "stack.h"
+#include "trace.h"
 #include "wrapper.h"
 
 namespace torchlayers {
@@ -52,6 +54,13 @@ std::vector<at::Tensor> pull_back(
   InBackward phase(layer);
   std::optional<c10::InferenceMode> no_inference;
   without_inference(no_inference);
+  if (auto found =
+          pull_back_below({outputs, inputs, cotangents, retain_graph, create_graph, layer})) {
+    return std::move(*found);
+  }
+  if (C10_UNLIKELY(tracing)) {
+    trace_pull_back("autograd", layer);
+  }
   return torch::autograd::grad(
       outputs, inputs, cotangents, retain_graph, create_graph, /*allow_unused=*/true);
 }

@@ -19,8 +19,9 @@ def trace() -> Iterator[list[TraceEvent]]:
     Yields:
         A list that is filled when the block ends. An event has ``step`` ("process": a layer
         got an operator; "send_down": it hands it to the layers below; "rule": it follows a rule
-        of its own there), ``op``
-        ("aten::mul.Tensor"), ``layer`` ("grad (level 1)") and ``level``.
+        of its own there; "pull_back": a reverse pass begins), ``op`` ("aten::mul.Tensor"; of a
+        "pull_back" who runs it, "torchlayers" or "autograd"), ``layer`` ("grad (level 1)"; "vjp"
+        where it has ended) and ``level`` (0 there).
     Example:
         >>> with trace() as events:
         ...     _ = torchlayers.vmap(torch.neg)(torch.ones(2))
