@@ -210,6 +210,146 @@ class PythonRule final : public Rule {
   py::object function_;
 };
 
+// One for cotangents: rule(cotangents, primals, results, **kwargs) -> gradients.
+class PythonPullRule final : public PullRule {
+ public:
+  PythonPullRule(const Operator& op, py::object function) : function_(std::move(function)) {
+    const auto& args = op.schema().arguments();
+    for (size_t i = 0; i < op.num_args; ++i) {
+      if (!args[i].kwarg_only()) {
+        know(i, Reads::everything());
+      }
+    }
+    for (size_t i = 0; i < op.num_returns; ++i) {
+      results_.set(i);
+    }
+  }
+
+  void pull_back(Pullback& call) const override {
+    py::gil_scoped_acquire gil;
+    const auto& schema = call.op().schema();
+    Args primals;
+    Args results;
+    for (size_t i = 0; i < call.op().num_args; ++i) {
+      primals.push_back(call.arg(i));
+    }
+    for (size_t i = 0; i < call.op().num_returns; ++i) {
+      results.push_back(call.result_value(i));
+    }
+    const auto [positional, keywords] = arguments_of(schema, primals, /*with_nones=*/true);
+    size_t next = 0;
+    const py::object cotangents = as_results(results, [&](const c10::IValue& result) {
+      if (!result.isTensor() || !result.toTensor().defined()) {
+        return py::object(py::none());
+      }
+      const at::Tensor& cotangent = call.cotangents()[next++];
+      return cotangent.defined() ? py::cast(cotangent) : py::object(py::none());
+    });
+    const py::object values =
+        as_results(results, [](const c10::IValue& value) { return torch::jit::toPyObject(value); });
+    take_gradients(call, function_(cotangents, positional, values, **keywords));
+  }
+
+ private:
+  // Shaped as the operator's results are: one, a list, or a tuple of such.
+  template <class Of>
+  static py::object as_results(const Args& results, const Of& of) {
+    py::list parts;
+    for (const c10::IValue& result : results) {
+      if (!result.isTensorList()) {
+        parts.append(of(result));
+        continue;
+      }
+      py::list members;
+      for (const c10::IValue& member : result.toListRef()) {
+        members.append(of(member));
+      }
+      parts.append(members);
+    }
+    return results.size() == 1 ? py::object(parts[0]) : py::tuple(parts);
+  }
+
+  static void take_gradients(Pullback& call, const py::object& returned) {
+    size_t count = 0;
+    for (const auto& argument : call.op().schema().arguments()) {
+      count += argument.kwarg_only() ? 0 : 1;
+    }
+    py::tuple gradients;
+    if (count == 1 && !py::isinstance<py::tuple>(returned)) {
+      gradients = py::make_tuple(returned);
+    } else if (py::isinstance<py::tuple>(returned)) {
+      gradients = returned;
+    }
+    if (gradients.size() != count) {
+      raise(
+          "the vjp rule of ",
+          call.op().name(),
+          " must return a tuple with a gradient, or None, for each of its ",
+          count,
+          " positional arguments.");
+    }
+    for (const Target& target : call.targets()) {
+      give(call, target, gradient_of(call, target, gradients[target.arg]));
+    }
+  }
+
+  // The member's own, of the list that a list of tensors is given.
+  static py::object gradient_of(
+      const Pullback& call, const Target& target, const py::object& given) {
+    if (given.is_none() || !call.arg(target.arg).isList()) {
+      return given;
+    }
+    const py::list members(given);
+    const size_t count = call.arg(target.arg).toListRef().size();
+    if (members.size() != count) {
+      raise(
+          "the vjp rule of ",
+          call.op().name(),
+          " gave argument ",
+          target.arg,
+          ", a list of ",
+          count,
+          " tensors, ",
+          members.size(),
+          " gradients: they must be as many.");
+    }
+    return members[target.member];
+  }
+
+  static void give(Pullback& call, const Target& target, const py::object& object) {
+    if (object.is_none()) {
+      return;
+    }
+    if (!THPVariable_Check(object.ptr())) {
+      raise(
+          "the vjp rule of ",
+          call.op().name(),
+          " gave argument ",
+          target.arg,
+          " no tensor for a gradient, but ",
+          py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
+          ".");
+    }
+    const at::Tensor gradient = THPVariable_Unpack(object.ptr());
+    const c10::SymIntArrayRef sizes(target.sizes);
+    if (gradient.sym_sizes() != sizes) {
+      raise(
+          "the vjp rule of ",
+          call.op().name(),
+          " gave argument ",
+          target.arg,
+          " of shape ",
+          sizes,
+          " a gradient of shape ",
+          gradient.sym_sizes(),
+          ": they must be the same.");
+    }
+    call.give(target.arg, gradient, target.member);
+  }
+
+  py::object function_;
+};
+
 const Operator& operator_named(const std::string& name, const std::string& overload) {
   const auto handle = c10::Dispatcher::singleton().findSchema({name, overload});
   TORCH_CHECK_VALUE(handle, "torchlayers: there is no operator ", name, ".", overload);
@@ -223,6 +363,21 @@ bool has_rule(const std::string& name, const std::string& overload) {
 // The rule before it, if any, stays allocated: somebody may be following it.
 void register_rule(const std::string& name, const std::string& overload, py::object function) {
   operator_named(name, overload).rule = new PythonRule(std::move(function));
+}
+
+bool has_pull_rule(const std::string& name, const std::string& overload) {
+  return operator_named(name, overload).pull_rule != nullptr;
+}
+
+void register_pull_rule(const std::string& name, const std::string& overload, py::object function) {
+  const Operator& op = operator_named(name, overload);
+  op.pull_rule = new PythonPullRule(op, std::move(function));
+}
+
+// Puts the rule that came with torchlayers in force or out of it, for tests.
+void switch_pull_rule(const std::string& name, const std::string& overload, bool on) {
+  const Operator& op = operator_named(name, overload);
+  op.pull_rule = on ? Table::find_pull(op.handle.operator_name()) : nullptr;
 }
 
 // While it lives, the operator is being decomposed on this thread: one that is made of
@@ -276,6 +431,10 @@ void bind_operators(py::module_& m) {
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));
   m.def("jvp_rules", wrap_pybind_function(&Table::names));
+  m.def("has_vjp_rule", wrap_pybind_function(&has_pull_rule));
+  m.def("register_vjp_rule", wrap_pybind_function(&register_pull_rule));
+  m.def("switch_vjp_rule", wrap_pybind_function(&switch_pull_rule));
+  m.def("vjp_rules", wrap_pybind_function(&Table::pull_names));
 }
 
 } // namespace torchlayers

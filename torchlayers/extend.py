@@ -1,4 +1,4 @@
-"""Teaching torchlayers an operator: its tangents, in Python."""
+"""Teaching torchlayers an operator: its tangents and its cotangents, in Python."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -49,28 +49,82 @@ def jvp_rule(
         (tensor(8.), tensor(12.))
     Source: the convention of jax.custom_jvp, with None for zeros.
     """
-    overload = _overload(op)
+    return _decorator("jvp_rule", op, replace, _C.has_jvp_rule, _C.register_jvp_rule)
+
+
+def vjp_rule(
+    op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
+) -> Callable[[Rule], Rule]:
+    """Decorator: registers what an operator does to cotangents.
+
+    grad, vjp, jacrev and what is made of them follow the rule from then on, on every thread,
+    instead of autograd's; plain autograd and torch.func know nothing of it. What the rule
+    computes are ordinary operators, so it nests with every other transform.
+
+    Args:
+        op: an operator without side effects that returns no views, as for :func:`jvp_rule`.
+        replace: take the place of a rule that is there already.
+    Returns:
+        A decorator of ``rule(cotangents, primals, results, **kwargs)``. primals holds the
+        operator's positional arguments, tensors or not, and results what it returned. The
+        cotangents are shaped as the results: a tensor, or a tuple where there are several (a list
+        for a list of tensors), with None for zeros. kwargs are the operator's keyword-only
+        arguments. It returns a tuple with as many entries as primals: an argument's gradient, of
+        its shape, or None for zeros (a list of them for a list of tensors). For an operator of
+        one argument the tuple may be left out.
+    Raises:
+        RuleError: op is no operator, has several overloads, writes to its arguments or returns
+            views of them, or has a rule already.
+    Example:
+        >>> import torch, torchlayers
+        >>> @torch.library.custom_op("mylib::quartic", mutates_args=())
+        ... def quartic(x: torch.Tensor) -> torch.Tensor:
+        ...     return x**4
+        >>> @torchlayers.extend.vjp_rule(quartic)
+        ... def quartic_vjp(g, primals, result):
+        ...     return 4 * primals[0] ** 3 * g
+        >>> torchlayers.grad(quartic)(torch.tensor(2.0))
+        tensor(32.)
+    Source: the convention of jax.custom_vjp, with None for zeros.
+    """
+    return _decorator("vjp_rule", op, replace, _C.has_vjp_rule, _C.register_vjp_rule)
+
+
+def _decorator(
+    api: str,
+    op: Any,
+    replace: bool,
+    has_rule: Callable[[str, str], bool],
+    register_rule: Callable[[str, str, Callable[..., Any]], None],
+) -> Callable[[Rule], Rule]:
+    overload = _overload(api, op)
     schema = overload._schema
     if schema.is_mutable:
+        follows = ": an in-place operator follows that of its namesake" if api == "jvp_rule" else ""
         raise RuleError(
-            f"torchlayers: jvp_rule: {overload} writes to its arguments. Give the operator "
-            "without side effects a rule: an in-place operator follows that of its namesake."
+            f"torchlayers: {api}: {overload} writes to its arguments. Give the operator "
+            f"without side effects a rule{follows}."
+        )
+    if api == "vjp_rule" and any(argument.alias_info for argument in schema.arguments):
+        raise RuleError(
+            f"torchlayers: vjp_rule: {overload} returns a view of an argument, which is "
+            "autograd's to follow. Give a rule to an operator that returns a new tensor."
         )
     name = schema.name, schema.overload_name
-    if _C.has_jvp_rule(*name) and not replace:
+    if has_rule(*name) and not replace:
         raise RuleError(
-            f"torchlayers: jvp_rule: {overload} has a rule already. Pass replace=True to take "
+            f"torchlayers: {api}: {overload} has a rule already. Pass replace=True to take "
             "its place."
         )
 
     def register(rule: Rule) -> Rule:
-        _C.register_jvp_rule(*name, rule)
+        register_rule(*name, rule)
         return rule
 
     return register
 
 
-def _overload(op: Any) -> torch._ops.OpOverload:
+def _overload(api: str, op: Any) -> torch._ops.OpOverload:
     if isinstance(op, CustomOpDef):
         return op._opoverload
     if isinstance(op, torch._ops.OpOverload):
@@ -81,10 +135,10 @@ def _overload(op: Any) -> torch._ops.OpOverload:
             found: torch._ops.OpOverload = getattr(op, overloads[0])
             return found
         raise RuleError(
-            f"torchlayers: jvp_rule: {op} has the overloads {', '.join(overloads)}. Name one: "
+            f"torchlayers: {api}: {op} has the overloads {', '.join(overloads)}. Name one: "
             f"torch.ops.{op!s}.{overloads[0]}."
         )
     raise RuleError(
-        f"torchlayers: jvp_rule takes an operator (torch.ops.mylib.name, or what "
+        f"torchlayers: {api} takes an operator (torch.ops.mylib.name, or what "
         f"torch.library.custom_op made), got {type(op).__name__}."
     )
