@@ -44,7 +44,7 @@ KINDS = ("grad", "vjp", "jvp", "vmap")
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A transform in a stack: one of KINDS, of the library that goes by this name."""
+    """A transform in a stack: one of KINDS or jacrev, of the library that goes by this name."""
 
     kind: str
     library: str
@@ -66,6 +66,9 @@ class Level:
             function = f"lambda {y}: {inner} * {weight}"
             yield f"value, tangent = {self.library}.jvp({function}, ({x},), ({x}.sin(),))"
             yield "return value + tangent"
+        elif self.kind == "jacrev":
+            yield f"jacobian = {self.library}.jacrev(lambda {y}: {inner} * {weight})({x})"
+            yield f"return jacobian.reshape(-1, *{x}.shape).sum(0)"
         else:
             dims = f"in_dims={self.in_dim}, out_dims={self.out_dim}"
             yield f"return {self.library}.vmap(lambda {y}: {inner} * {weight}, {dims})({x})"
@@ -647,11 +650,15 @@ def _saved_by(tensor: Tensor) -> set[int]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, depth: int, libraries: tuple[str, ...]) -> Case:
-    """Cases of so many levels, each of one of these libraries."""
-    levels = [
-        Level(draw(st.sampled_from(KINDS)), draw(st.sampled_from(libraries))) for _ in range(depth)
-    ]
+def cases(
+    draw: st.DrawFn,
+    depth: int,
+    libraries: tuple[str, ...],
+    kinds: tuple[str, ...] | None = None,
+) -> Case:
+    """Cases of so many levels, each of one of these libraries; of these kinds, or of any."""
+    drawn = kinds or [draw(st.sampled_from(KINDS)) for _ in range(depth)]
+    levels = [Level(kind, draw(st.sampled_from(libraries))) for kind in drawn]
     # The variables' shapes, from the innermost out: every vmap has a dimension more outside.
     shapes = [tuple(draw(st.lists(st.integers(1, 3), max_size=2)))]
     for i in reversed(range(depth)):

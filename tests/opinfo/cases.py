@@ -1,12 +1,15 @@
 """op_db's samples as functions of their differentiable tensors."""
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -78,11 +81,13 @@ def ops(dtype: torch.dtype) -> list[Any]:
 def cases(op: Any, dtype: torch.dtype, limit: int | None) -> list[Case]:
     """The operator's samples, each with its differentiable tensors as inputs."""
     torch.manual_seed(0)
-    with warnings.catch_warnings():
+    # torch looks through the stack for a test of unittest's, which under pytest takes long.
+    unfound = mock.patch.object(common_utils, "extract_test_fn", lambda: None)
+    with warnings.catch_warnings(), unfound:
         warnings.simplefilter("ignore")
-        samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
-    found = [case for sample in samples if (case := _case(op, sample))]
-    return found[:limit]
+        samples = op.sample_inputs("cpu", dtype, requires_grad=False)
+        found = (case for sample in samples if (case := _case(op, sample)))
+        return list(itertools.islice(found, limit))
 
 
 def _case(op: Any, sample: Any) -> Case | None:

@@ -1,0 +1,54 @@
+"""Gradients by torchlayers and by plain autograd, side by side.
+
+Functions take tensors and return a list of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+
+Function = Callable[..., list[Tensor]]
+Pull = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+
+
+def cotangents_of(outputs: Sequence[Tensor], seed: int = 5) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in outputs]
+
+
+def ours(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:
+    """The primals' cotangents by tl.vjp."""
+    return list(tl.vjp(f, *primals)[1](list(cotangents)))
+
+
+def plain(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:
+    """The same by torch.autograd.grad, on which plain autograd may look again."""
+    tracked = [x if x.requires_grad else x.clone().requires_grad_() for x in primals]
+    pairs = zip(f(*tracked), cotangents, strict=True)
+    connected = [(y, g) for y, g in pairs if y.requires_grad]
+    if not connected:
+        return [torch.zeros_like(x) for x in primals]
+    gradients: Any = torch.autograd.grad(
+        [y for y, _ in connected],
+        tracked,
+        [g for _, g in connected],
+        create_graph=True,
+        materialize_grads=True,
+    )
+    return list(gradients)
+
+
+def twice(
+    pull: Pull, f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """Cotangents of the primals' cotangents: by the primals, and by the first cotangents."""
+    count = len(primals)
+
+    def pulled(*values: Tensor) -> list[Tensor]:
+        return pull(f, values[:count], values[count:])
+
+    return pull(pulled, [*primals, *cotangents], cotangents_of(primals, seed=6))

@@ -1,0 +1,152 @@
+"""A call for each operator with a cotangent rule, by which the rule is followed."""
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import torchlayers as tl
+from tests.forward_mode.samples import SAMPLES as FORWARD
+from tests.forward_mode.samples import A, Sample, X, Y, unit, values
+from tests.opinfo.cases import cases, ops
+from tests.reverse_mode.derivatives import Function
+from tests.reverse_mode.rules import RULES, followed
+
+G = values(3, 2).t() + 0.1
+PLACES = torch.tensor([[[0, 1], [2, 0]]])
+
+# Of rules that op_db's samples do not reach, or not by a gradient of the first order.
+OWN: dict[str, Sample] = {
+    "_conj_physical": (A._conj_physical, [torch.complex(X, Y)]),
+    "_log_softmax_backward_data": (
+        lambda y: A._log_softmax_backward_data(G, y, 1, torch.float64),
+        [X],
+    ),
+    "_adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, (3, 2)), [values(1, 2, 4, 4)]),
+    "_softmax_backward_data": (
+        lambda g: A._softmax_backward_data(g, Y, 1, torch.float64),
+        [X],
+    ),
+    "_unsafe_view": (lambda x: A._unsafe_view(x * 1, [3, 2]), [X]),
+    "add.Scalar": (lambda x: A.add.Scalar(x, 1.5, 2), [X]),
+    "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, unit(2, 3)), [unit(3, 2).t()]),
+    "binary_cross_entropy_backward": (
+        lambda x, y: A.binary_cross_entropy_backward(G, x, y, unit(3), 2),
+        [unit(2, 3), unit(3, 2).t()],
+    ),
+    "binary_cross_entropy_with_logits": (
+        lambda x: F.binary_cross_entropy_with_logits(x, Y, unit(3), pos_weight=unit(3)),
+        [X],
+    ),
+    "clamp_min": (lambda x: x.clamp_min(0.1), [X]),
+    "clamp": (lambda x: x.clamp(-0.5, 0.6), [X]),
+    "copy": (lambda y: A.copy(X, y), [values(3)]),
+    "copysign.Tensor": (lambda x: x.copysign(Y), [X]),
+    "div.Scalar": (lambda x: A.div.Scalar(x, 1.5), [X]),
+    "div.Tensor": (torch.div, [X, values(3)]),
+    "elu_backward": (
+        lambda g, y: A.elu_backward(g, 1.2, 0.9, 1.1, False, y),
+        [X, Y],
+    ),
+    "fill.Tensor": (lambda v: A.fill(X, v), [values()]),
+    "gelu_backward": (A.gelu_backward, [X, Y]),
+    "hardshrink_backward": (lambda g: A.hardshrink_backward(g, Y, 0.5), [X]),
+    "hardsigmoid_backward": (lambda g: A.hardsigmoid_backward(g, Y), [X]),
+    "hardswish_backward": (A.hardswish_backward, [X, Y]),
+    "hardtanh_backward": (lambda g: A.hardtanh_backward(g, Y, -1, 1), [X]),
+    "heaviside": (lambda v: A.heaviside(torch.cat([X, torch.zeros(1, 3)]), v), [values(3)]),
+    "huber_loss_backward": (
+        lambda x, y: A.huber_loss_backward(G, x, y, 0, 0.7),
+        [X, Y],
+    ),
+    "leaky_relu_backward": (lambda g: A.leaky_relu_backward(g, Y, 0.1, False), [X]),
+    "mean": (torch.mean, [X]),
+    "mean.dim": (lambda x: x.mean(0), [X]),
+    "mm": (torch.mm, [X, values(3, 4)]),
+    "mse_loss_backward": (lambda x, y: A.mse_loss_backward(G.sum(), x, y, 1), [X, Y]),
+    "native_batch_norm": (
+        lambda x, w, b: A.native_batch_norm(x, w, b, values(3).clone(), unit(3), True, 0.1, 1e-5)[
+            0
+        ],
+        [values(4, 3), values(3), values(3)],
+    ),
+    "native_layer_norm": (
+        lambda x, w, b: A.native_layer_norm(x, [3], w, b, 1e-5)[0],
+        [X, values(3), Y[0]],
+    ),
+    "neg": (torch.neg, [X]),
+    "nll_loss2d_forward": (lambda x: F.nll_loss(x, PLACES, values(3)), [values(1, 3, 2, 2)]),
+    "pow.Scalar": (lambda x: 1.7**x, [X]),
+    "rsub.Scalar": (lambda x: A.rsub.Scalar(x, 1.5, 2), [X]),
+    "select_backward": (lambda g: A.select_backward(g, [2, 3], 1, 2), [values(2)]),
+    "sigmoid_backward": (A.sigmoid_backward, [X, unit(2, 3)]),
+    "slice_backward": (lambda g: A.slice_backward(g, [2, 5], 1, 1, 5, 2), [values(2, 2)]),
+    "smooth_l1_loss_backward": (
+        lambda x, y: A.smooth_l1_loss_backward(G, x, y, 0, 0.7),
+        [X, Y],
+    ),
+    "special_entr": (torch.special.entr, [unit(2, 3)]),
+    "sub.Scalar": (lambda x: A.sub.Scalar(x, 1.5, 2), [X]),
+    "softplus_backward": (lambda g, x: A.softplus_backward(g, x, 1.3, 20), [X, Y]),
+    "softshrink_backward": (lambda g: A.softshrink_backward(g, Y, 0.5), [X]),
+    "sort.stable": (lambda x: x.sort(dim=1, stable=True).values, [X]),
+    "stack": (lambda x, y: torch.stack([x, y, x], 1), [X, Y]),
+    "sum": (torch.sum, [X]),
+    "sum.dim_IntList": (lambda x: x.sum(1, keepdim=True), [X]),
+    "tanh_backward": (A.tanh_backward, [X, unit(2, 3)]),
+    "threshold_backward": (lambda g: A.threshold_backward(g, Y, 0.1), [X]),
+}
+
+
+def results(f: Callable[..., Any]) -> Function:
+    """What f returns that may have derivatives, as a list."""
+
+    def listed(*primals: Tensor) -> list[Tensor]:
+        returned = f(*primals)
+        returned = [returned] if isinstance(returned, Tensor) else returned
+        return [y for y in returned if y.is_floating_point() or y.is_complex()]
+
+    return listed
+
+
+@functools.cache
+def reaching() -> dict[str, tuple[Function, list[Tensor]]]:
+    """For each rule that is followed at all a call that does; of op_db's a short one."""
+    found: dict[str, tuple[int, tuple[Function, list[Tensor]]]] = {}
+    for name, (f, primals) in (FORWARD | OWN).items():
+        if name_of(name) in _followed(results(f), primals):
+            found[name_of(name)] = 0, (results(f), primals)
+    for place in range(2):
+        for op in ops(torch.float64):
+            if place == 0 or not found.keys() >= set(RULES):
+                for case in cases(op, torch.float64, 2)[place:][:1]:
+                    rules = _followed(case.differentiable, case.inputs)
+                    for rule in rules:
+                        if rule not in found or found[rule][0] > len(rules):
+                            found[rule] = len(rules), (case.differentiable, case.inputs)
+    return {name: sample for name, (_, sample) in found.items()}
+
+
+def name_of(sample: str) -> str:
+    return f"aten::{sample}"
+
+
+def _followed(f: Function, primals: list[Tensor]) -> set[str]:
+    """The rules that a gradient of the first order follows, unless it is refused or of nothing."""
+    rules: set[str] = set()
+    if not all(x.numel() for x in primals):
+        return rules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        try:
+            with followed(rules):
+                outputs, pull_back = tl.vjp(f, *primals)
+            pull_back([torch.ones_like(y) for y in outputs])
+        except RuntimeError:
+            return set()
+    return rules if all(y.numel() for y in outputs) else set()

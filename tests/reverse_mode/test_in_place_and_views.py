@@ -1,0 +1,155 @@
+"""Programs that write in place and through views: gradients and refusals as torch.func's."""
+
+import re
+
+import pytest
+import torch
+import torch.func
+
+import torchlayers as tl
+from tests.reverse_mode.programs import W, X, function, program
+
+# torch warns of what it batches one by one, and of writes that overlap.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated"),
+]
+
+NESTS = {
+    "grad": lambda tf, f: tf.grad_and_value(f)(X.clone()),
+    "vjp": lambda tf, f: tf.vjp(f, X.clone())[1](torch.ones_like(X).mean()),
+    "grad(grad)": lambda tf, f: tf.grad(lambda x: (tf.grad(f)(x * 1) * W).sum())(X),
+    "jvp(grad)": lambda tf, f: tf.jvp(tf.grad(lambda x: f(x * 1)), (X,), (W,)),
+    "vmap(grad)": lambda tf, f: tf.vmap(tf.grad(f))(torch.stack([X, X.flip(0)])),
+}
+LOOP = {"loop": lambda tf, f: torch.stack([tf.grad(f)(x.clone()) for x in (X, X.flip(0))])}
+
+# The same refusal, in the words of either.
+REFUSALS = {
+    "what is needed was written to": "modified by an inplace operation",
+    "a captured tensor": r"mutate a captured [tT]ensor",
+    "a leaf": "a leaf Variable that requires grad",
+    "a view of several": "returns multiple views",
+    "a view made under no_grad": "no_grad mode",
+    "what overlaps": "refers to a single memory location",
+    "a batch": "vmap",
+}
+
+
+def outcome(tf, nest, source):
+    """(what it gives, None), or (None, how it is refused)."""
+    try:
+        return (NESTS | LOOP)[nest](tf, function(source)), None
+    except RuntimeError as error:
+        said = str(error)
+        kinds = [kind for kind, words in REFUSALS.items() if re.search(words, said)]
+        assert kinds, said
+        return None, kinds[0]
+
+
+def check(seed, nest):
+    source = program(seed)
+    found, refused = outcome(tl, nest, source)
+    assert tl.current_stack() == ()
+    expected, their_refusal = outcome(torch.func, nest, source)
+    if their_refusal == "a batch" and refused != "a batch":
+        # Writing by a mask of a batch is refused by torch.func alone.
+        expected, their_refusal = outcome(torch.func, "loop", source)
+    assert refused == their_refusal, source
+    torch.testing.assert_close(found, expected, msg=lambda said: f"{said}\n{source}")
+    return refused
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_program_that_writes_is_as_in_torch_func(seed):
+    for nest in NESTS:
+        check(seed, nest)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("hundred", range(2, 50))
+def test_more_programs_that_write(hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        for nest in NESTS:
+            check(seed, nest)
+
+
+def test_programs_are_of_every_kind():
+    """Else they would all be refused, or none."""
+    outcomes = [check(seed, "vmap(grad)") for seed in range(100)]
+    outcomes += [check(seed, "grad") for seed in range(200)]
+    assert {None, *REFUSALS} - {"what overlaps"} <= set(outcomes)
+    assert outcomes.count(None) > 100
+
+
+SAVED = {  # rules that save their result, and write to it where autograd does
+    "exp": torch.exp,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "sqrt": lambda x: (x * x).sqrt(),
+    "rsqrt": lambda x: (x * x).rsqrt(),
+    "reciprocal": torch.reciprocal,
+    "softmax": lambda x: x.softmax(0),
+    "log_softmax": lambda x: x.log_softmax(0),
+    "logsumexp": lambda x: x.logsumexp(0),
+    "relu": torch.relu,
+    "tan": torch.tan,
+    "amax": lambda x: x.amax(0),
+    "elu_": lambda x: torch.nn.functional.elu(x * 1, inplace=True),
+}
+UNSAVED = {
+    "sin": torch.sin,
+    "mul": lambda x: x * x,
+    "div": lambda x: x / (x * x + 1),
+    "mm": lambda x: x @ x.mT,
+    "sum": lambda x: x.sum(0),
+    "mean": lambda x: x.mean(1),
+    "sort": lambda x: x.sort(0).values,
+    "max": lambda x: x.max(0).values,
+    "topk": lambda x: x.topk(2, 0).values,
+    "index": lambda x: x[torch.tensor([0, 2])],
+    "cat": lambda x: torch.cat([x, x]),
+    "linear": lambda x: torch.nn.functional.linear(x, x),
+}
+WRITES = {
+    "the result": lambda y: y.mul_(2),
+    "a view of it": lambda y: y.view(-1)[:2].mul_(2),
+    "through a view of a view": lambda y: y[:1].unsqueeze(0).squeeze(0).zero_(),
+    "by index": lambda y: y.index_fill_(0, torch.tensor([0]), 3.0),
+    "by copying": lambda y: y.copy_(y.detach() + 1),
+}
+
+
+def writing(op, write):
+    def f(x):
+        y = op(x)
+        write(y)
+        return y.sum()
+
+    return f
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+@pytest.mark.parametrize("op", SAVED.values(), ids=SAVED.keys())
+def test_a_result_that_is_saved_is_not_written_to(op, write):
+    f = writing(op, write)
+    for refused in (
+        lambda: tl.grad(f)(X),
+        lambda: tl.vjp(f, X)[1](torch.ones((), dtype=X.dtype)),
+        lambda: tl.vmap(tl.grad(f))(X[None]),
+        lambda: tl.jvp(tl.grad(f), (X,), (W,)),
+        lambda: f(X.clone().requires_grad_()).backward(),
+    ):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            refused()
+        assert tl.current_stack() == ()
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
+@pytest.mark.parametrize("op", UNSAVED.values(), ids=UNSAVED.keys())
+def test_a_result_that_is_not_saved_is_written_to(op, write):
+    f = writing(op, write)
+    x = X.clone().requires_grad_()
+    f(x).backward()
+    torch.testing.assert_close(tl.grad(f)(X), x.grad)
+    torch.testing.assert_close(tl.vmap(tl.grad(f))(X[None])[0], x.grad)

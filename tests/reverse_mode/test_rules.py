@@ -1,0 +1,204 @@
+"""Every rule is reached, right, and saves no more than it needs.
+
+A rule has a call in samples.py by which it is followed, and beside those all of op_db is compared
+with plain autograd.
+"""
+
+import re
+
+import pytest
+import torch
+
+import torchlayers as tl
+from tests.forward_mode.derivatives import central_difference, pairing, tangents_of
+from tests.opinfo.cases import cases, full_name, ops
+from tests.reverse_mode.derivatives import cotangents_of, ours, plain, twice
+from tests.reverse_mode.rules import RULES
+from tests.reverse_mode.samples import OWN, name_of, reaching
+
+REFUSALS = "modified by an inplace operation|is not implemented|single memory location"
+STEPS = 1e-6, 1e-5
+
+rules = pytest.mark.parametrize("rule", RULES)
+quietly = pytest.mark.filterwarnings("ignore")  # of what op_db's operators warn is not our affair
+
+
+@rules
+def test_a_rule_is_reached(rule):
+    assert rule in reaching()
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_sample_is_of_a_rule(name):
+    assert name_of(name) in RULES
+
+
+@rules
+def test_gradients_are_central_differences(rule):
+    """Along a direction, of those elements for which two steps agree."""
+    f, primals = reaching()[rule]
+    tangents = tangents_of(*primals)
+    fine, coarse = (central_difference(f, primals, tangents, step) for step in STEPS)
+    pairs = list(zip(fine, coarse, strict=True))
+    smooth = [torch.isclose(a, b, rtol=1e-3, atol=1e-4) & a.isfinite() for a, b in pairs]
+    assert all(sure.any() for sure in smooth)
+    cotangents = [
+        torch.where(sure, g, 0) for sure, g in zip(smooth, cotangents_of(fine), strict=True)
+    ]
+    found = pairing(ours(f, primals, cotangents), tangents)
+    differences = [torch.where(sure, d, 0) for sure, d in zip(smooth, fine, strict=True)]
+    torch.testing.assert_close(found, pairing(cotangents, differences), rtol=1e-5, atol=1e-6)
+
+
+def writing_after(f, what, place):
+    """f, and then a write to one of its arguments or results, which are copies."""
+
+    def written(*primals):
+        arguments = [x * 1 for x in primals]
+        results = f(*arguments)
+        returned = [y * 1 for y in results]
+        {"argument": arguments, "result": results}[what][place].mul_(2)
+        return returned
+
+    return written
+
+
+def gradients_or_none(pull, f, primals, cotangents):
+    """None where torch has no derivative, or what is written to is needed or overlaps itself."""
+    torch.manual_seed(0)
+    try:
+        return pull(f, primals, cotangents)
+    except RuntimeError as error:
+        if not re.search(REFUSALS, str(error)):
+            raise
+        return None
+
+
+@quietly
+@rules
+def test_what_a_rule_does_not_need_may_be_written_to(rule):
+    """Where plain autograd refuses, a rule that saves less need not."""
+    f, primals = reaching()[rule]
+    cotangents = cotangents_of(f(*primals))
+    unwritten = gradients_or_none(plain, f, primals, cotangents) or ours(f, primals, cotangents)
+    for what, place in [*(("argument", i) for i in range(len(primals))), ("result", 0)]:
+        written = writing_after(f, what, place)
+        found = gradients_or_none(ours, written, primals, cotangents)
+        assert tl.current_stack() == ()
+        expected = gradients_or_none(plain, written, primals, cotangents)
+        if expected is None:
+            expected = unwritten if found is not None else None
+        assert (found is None) == (expected is None), f"{what} {place} is saved, and need not be"
+        torch.testing.assert_close(found or [], expected or [], equal_nan=True)
+
+
+def test_what_is_needed_is_not_written_to_unnoticed():
+    refused = {
+        rule
+        for rule in RULES
+        for f, primals in [reaching()[rule]]
+        for place in range(len(primals))
+        if gradients_or_none(
+            ours, writing_after(f, "argument", place), primals, cotangents_of(f(*primals))
+        )
+        is None
+    }
+    assert {"aten::sin", "aten::mm", "aten::mul.Tensor", "aten::convolution"} <= refused
+
+
+DERIVATIVES = {"first": lambda pull, *arguments: pull(*arguments), "second": twice}
+
+_SPARSE = "tensors in sparse CSR are refused, by torch.func too"
+_EMPTY = "of an empty matrix plain autograd leaves out what comes to nothing"
+# Where torchlayers refuses what plain autograd does not: (operator, dtype, derivative).
+REFUSED = {
+    ("sparse.sampled_addmm", torch.float64, "first"): _SPARSE,
+    ("sparse.sampled_addmm", torch.complex128, "first"): _SPARSE,
+    ("sparse.mm.reduce", torch.float64, "first"): _SPARSE,
+    ("linalg.eigh", torch.complex128, "second"): _EMPTY,
+}
+
+
+# Where plain autograd gives nan, and torchlayers the limit.
+NAN_IN_TORCH = {"masked.logaddexp": "its second derivative at infinity"}
+
+
+def gradients_or_error(pull, case, derivative):
+    """The gradients of a sample's results by all its inputs."""
+
+    def f(*primals):
+        torch.manual_seed(0)
+        return case.differentiable(*primals)
+
+    try:
+        cotangents = cotangents_of(f(*(x.clone() for x in case.inputs)))
+        return DERIVATIVES[derivative](pull, f, case.inputs, cotangents), None
+    except Exception as error:
+        return None, error
+
+
+def compare(op, dtype, samples):
+    """What refused a sample that plain autograd does not refuse, by derivative."""
+    refused = {}
+    for case in cases(op, dtype, samples):
+        for derivative in DERIVATIVES:
+            found, error = gradients_or_error(ours, case, derivative)
+            assert tl.current_stack() == ()
+            expected, their_error = gradients_or_error(plain, case, derivative)
+            if their_error is not None:
+                continue
+            if error is not None:
+                refused[derivative] = error
+                continue
+            if full_name(op) in NAN_IN_TORCH:
+                pairs = zip(found, expected, strict=True)
+                expected = [torch.where(y.isnan(), x, y) for x, y in pairs]
+            # What cancels out is no more exact than the largest is.
+            largest = max(
+                [float(y.abs().nan_to_num(0, 0, 0).amax()) for y in expected if y.numel()] or [0]
+            )
+            torch.testing.assert_close(
+                found,
+                expected,
+                equal_nan=True,
+                rtol=1e-7,
+                atol=max(1e-8, 1e-9 * largest),
+                msg=lambda said, derivative=derivative: f"{derivative} derivative: {said}",
+            )
+    return refused
+
+
+OPERATORS = [
+    pytest.param(op, dtype, id=f"{full_name(op)}-{dtype}".replace("torch.", ""))
+    for dtype in (torch.float64, torch.complex128)
+    for op in ops(dtype)
+]
+
+
+@quietly
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS)
+def test_gradients_of_op_db_are_plain_autograds(op, dtype):
+    refused = compare(op, dtype, 2)
+    listed = {kind for name, of, kind in REFUSED if (name, of) == (full_name(op), dtype)}
+    assert refused.keys() == listed, refused
+
+
+@quietly
+@pytest.mark.full
+@pytest.mark.parametrize(("op", "dtype"), OPERATORS)
+def test_gradients_of_all_samples_of_op_db_are_plain_autograds(op, dtype):
+    refused = compare(op, dtype, None)
+    listed = {kind for name, of, kind in REFUSED if (name, of) == (full_name(op), dtype)}
+    assert refused.keys() == listed, refused
+
+
+@quietly
+@pytest.mark.parametrize("name", NAN_IN_TORCH)
+def test_what_is_nan_in_torch_is_finite_here(name):
+    (op,) = [op for op in ops(torch.float64) if full_name(op) == name]
+    found = {"here": False, "in torch": False}
+    for case in cases(op, torch.float64, 2):
+        for who, pull in (("here", ours), ("in torch", plain)):
+            gradients, _ = gradients_or_error(pull, case, "second")
+            found[who] |= any(bool(g.isnan().any()) for g in gradients)
+    assert found == {"here": False, "in torch": True}
