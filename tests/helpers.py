@@ -23,7 +23,7 @@ Call = Callable[[ModuleType], Any]
 def agree(call: Call) -> Any:
     """Asserts that the call gives with torchlayers bit by bit what it gives with torch.func.
 
-    Where a rule of jvp's was followed, values agree up to rounding, and strides may be others.
+    Where a rule of ours was followed, values agree up to rounding, and strides may be others.
     Both start from the same random state. Returns what torchlayers gave.
     """
     theirs = run(call, torch.func)

@@ -14,10 +14,10 @@ from torchlayers.graph import differentiate, gradient, script
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 DOCS = Path(__file__).parent.parent / "docs"
-STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\))$", re.MULTILINE)
+STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", ["custom-functions.md", "forward-mode.md"])
+@pytest.mark.parametrize("page", ["custom-functions.md", "forward-mode.md", "reverse-mode.md"])
 def test_programs_give_what_they_state(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     namespace: dict[str, object] = {}
@@ -26,7 +26,11 @@ def test_programs_give_what_they_state(page):
         exec(program, namespace)
         for match in STATED.finditer(program):
             value = eval(match["value"], {"tensor": torch.tensor})
-            torch.testing.assert_close(eval(match["call"], namespace), value)
+            found = eval(match["call"], namespace)
+            if isinstance(value, torch.Tensor):
+                torch.testing.assert_close(found, value)
+            else:
+                assert found == value
             stated += 1
     assert stated >= 3
 

@@ -600,7 +600,9 @@ COTANGENTS = [
         "again, without retain_graph",
         lambda tf: pull_back_twice(tf),
         RuntimeError,
-        "Trying to backward through the graph a second time",
+        "torchlayers: trying to go backward through the graph a second time, but what aten::sin "
+        "had saved was freed after the first. Pass retain_graph=True to pull back through it "
+        "again.",
     ),
 ]
 

@@ -368,14 +368,14 @@ class Operators(TorchDispatchMode):
 def agree_on_operators(call):
     """agree, for a call that returns its result and a list of what was called for it.
 
-    The rules of jvp call less than torch's forward AD does.
+    Rules call no more than torch does: those of jvp less than its forward AD.
     """
     with tl.trace() as events:
         _, ours = run(call, tl)
     if any(event.step == "rule" for event in events):
         agree(lambda tf: call(tf)[0])
         _, theirs = run(call, torch.func)
-        assert 0 < len(ours) < len(theirs)
+        assert 0 < len(ours) <= len(theirs)
     else:
         agree(call)
     return ours
@@ -579,8 +579,8 @@ def test_saved_tensor_hooks_work_around_and_inside_the_others(name):
 def test_anomaly_detection_finds_nans(transform):
     with (
         torch.autograd.set_detect_anomaly(True),
-        pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
-        pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values"),
+        pytest.warns(UserWarning, match="Error detected in SqrtBackward"),
+        pytest.raises(RuntimeError, match=r"'SqrtBackward.*' returned nan values"),
     ):
         transform(tl, torch.sqrt)(torch.zeros(2, 3) / 0)
 

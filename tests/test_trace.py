@@ -14,16 +14,25 @@ def test_each_step_of_each_operator_is_recorded():
     steps = [(event.step, event.op, event.layer) for event in events]
     assert steps[:4] == [
         ("process", "aten::sin", "grad (level 2)"),
-        ("send_down", "aten::sin", "grad (level 2)"),
+        ("rule", "aten::sin", "grad (level 2)"),
         ("process", "aten::sin", "vmap (level 1)"),
         ("send_down", "aten::sin", "vmap (level 1)"),
     ]
 
 
-def test_the_backward_skips_its_own_layer():
+def test_the_reverse_pass_runs_below_its_layer():
     with tl.trace() as events:
-        tl.grad(torch.sin)(torch.tensor(1.0))
-    assert [event.step for event in events if event.op == "aten::cos"] == ["process", "send_down"]
+        tl.vmap(tl.grad(torch.sin))(torch.ones(2))
+    assert {event.layer for event in events if event.op == "aten::cos"} == {"vmap (level 1)"}
+
+
+def test_a_backward_of_autograds_own_is_not_recorded_at_its_level():
+    with tl.trace() as events:
+        tl.grad(lambda x: x.cumprod(0).sum())(torch.ones(2))
+    assert [event.step for event in events if event.op == "aten::eq.Scalar"] == [
+        "process",
+        "send_down",
+    ]
 
 
 def test_nothing_is_recorded_outside_the_block():

@@ -54,6 +54,14 @@ def constant(op: Callable[..., Any], *arguments: Any) -> Sample:
 
 
 SAMPLES: dict[str, Sample] = {
+    "_conj_physical": (
+        lambda x: torch.view_as_real(A._conj_physical(torch.view_as_complex(x))),
+        [values(3, 2)],
+    ),
+    "_prelu_kernel_backward": (
+        lambda g, x, w: sum(A._prelu_kernel_backward(g, x, w)),
+        [values(2, 3), X, values(2, 3)],
+    ),
     "_convolution": (
         lambda x, w, b: A._convolution(
             *(x, w, b, [1], [0], [1], False, [0], 1, False, False, False, False)
