@@ -41,6 +41,7 @@ format: $(VENV)/built
 bench: $(VENV)/built
 	$(BIN)/python -m benchmarks.first_table
 	$(BIN)/python -m benchmarks.forward_mode
+	$(BIN)/python -m benchmarks.reverse_mode
 
 # The C++ stack under the address sanitizer, in a build of its own. Leaks are not
 # looked for: Python and torch keep memory to the end on purpose, and

@@ -1,4 +1,7 @@
-"""What forward mode is measured on: chains, networks, single operators; each by its peers."""
+"""What forward mode is measured on: chains, networks, single operators; each by its peers.
+
+A comparison itself is the same for every page.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +24,9 @@ MICRO = 1e6
 Function = Callable[[Tensor], Tensor]
 
 
+HEADER = ["what", "over", "that, µs", f"{OURS}, µs", "ratio", "bar", f"{FUNC}'s ratio"]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The same work by several peers, and the most that ours may take of another's time."""
@@ -35,6 +41,16 @@ class Comparison:
         """Microseconds of each."""
         seconds = compare(self.peers, effort, self.beside)
         return {name: timing.scaled(MICRO / self.divisor) for name, timing in seconds.items()}
+
+    def lines(self, timings: dict[str, Timing]) -> list[list[str]]:
+        """A row of a table for each bar."""
+        lines = []
+        for over, bar in self.bars.items():
+            floor, ours = timings[over], timings[OURS]
+            ratio = judged(ours.median / floor.median, bar)
+            theirs = "" if over == FUNC else f"{timings[FUNC].median / floor.median:.2f}"
+            lines.append([self.what, over, str(floor), str(ours), *ratio, theirs])
+        return lines
 
 
 def judged(ratio: float, bar: float) -> list[str]:

@@ -7,7 +7,7 @@ docs/benchmarks.md and docs/forward-mode.md; with ``--quick`` they are rough, an
 from benchmarks import machine, page
 from benchmarks.chains import FUNC, OURS
 from benchmarks.comparisons import (
-    Comparison,
+    HEADER,
     judged,
     of_chain,
     of_memory,
@@ -17,7 +17,7 @@ from benchmarks.comparisons import (
 )
 from benchmarks.peak import peak_bytes
 from benchmarks.survey import Survey
-from benchmarks.timing import Effort, Timing
+from benchmarks.timing import Effort
 
 MEMORY_BAR = 1.00
 KIBI = 2**10
@@ -32,31 +32,19 @@ def measure(quick: bool) -> dict[str, str]:
     timings = {}
     with page.progress(len(comparisons) + len(operators)) as advance:
         for comparison in comparisons:
-            lines += _lines(comparison, comparison.measure(long))
+            lines += comparison.lines(comparison.measure(long))
             advance()
         for operator in operators:
             timings[operator.what] = operator.measure(short)
             advance()
     nothing = of_nothing().measure(longest)  # taken off all the others
     survey = Survey(timings, nothing)
-    header = ["what", "over", "that, µs", f"{OURS}, µs", "ratio", "bar", f"{FUNC}'s ratio"]
-    tables = [page.table(header, lines + survey.lines()), _memory(), survey.table()]
+    tables = [page.table(HEADER, lines + survey.lines()), _memory(), survey.table()]
     where = f"{machine.describe()}."
     return {
         "benchmarks.md": "\n\n".join([*tables, where]),
         "forward-mode.md": f"{survey.zero_tensors()}\n\n{where}",
     }
-
-
-def _lines(comparison: Comparison, timings: dict[str, Timing]) -> list[list[str]]:
-    """One for each bar."""
-    lines = []
-    for over, bar in comparison.bars.items():
-        floor, ours = timings[over], timings[OURS]
-        ratio = judged(ours.median / floor.median, bar)
-        theirs = "" if over == FUNC else f"{timings[FUNC].median / floor.median:.2f}"
-        lines.append([comparison.what, over, str(floor), str(ours), *ratio, theirs])
-    return lines
 
 
 def _memory() -> str:

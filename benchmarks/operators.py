@@ -16,7 +16,22 @@ from benchmarks.chains import BATCH, Workload
 CALLS = 8
 
 
-def survey() -> list[Workload]:
+Random = Callable[..., Tensor]
+Operators = dict[str, Callable[[Tensor], Any]]
+Repeat = Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Any]]
+
+
+def last(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Calls the operator eight times, and returns the last result."""
+    return lambda x: every(operator)(x)[-1]
+
+
+def every(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    """Calls the operator eight times, and returns all results."""
+    return lambda x: tuple(operator(x) for _ in range(CALLS))
+
+
+def survey(repeat: Repeat = last) -> list[Workload]:
     """An operator each, called eight times in one transform."""
     generator = torch.Generator().manual_seed(0)
 
@@ -32,14 +47,10 @@ def survey() -> list[Workload]:
         (image, _of_images(random)),
     ]
     return [
-        Workload(name, _repeated(operator), _batch(x), divided_by=CALLS)
+        Workload(name, repeat(operator), _batch(x), divided_by=CALLS)
         for x, operators in of_kind
         for name, operator in operators.items()
     ]
-
-
-Random = Callable[..., Tensor]
-Operators = dict[str, Callable[[Tensor], Any]]
 
 
 def _of_vectors(random: Random) -> Operators:
@@ -130,15 +141,6 @@ def _of_images(random: Random) -> Operators:
         "batch_norm": lambda x: F.batch_norm(x, None, None, weight, bias, training=True),
         "group_norm": lambda x: F.group_norm(x, 2, weight, bias),
     }
-
-
-def _repeated(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def function(x: Tensor) -> Tensor:
-        for _ in range(CALLS):
-            result = operator(x)
-        return result
-
-    return function
 
 
 def _batch(x: Tensor) -> Tensor:
