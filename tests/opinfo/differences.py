@@ -50,6 +50,7 @@ _ROUNDING = (
     "differs by rounding, where results are large or a softmax is saturated: torchlayers rounds as "
     "reverse mode does, torch.func otherwise and mostly nearer to double precision"
 )
+_LAST_DIGITS = "differs by rounding in the last digits of one element"
 _DTYPE = (
     "differs: torch.func's tangent of the variance or deviation of no elements is float32 where "
     "they are bfloat16"
@@ -105,7 +106,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         )
     },
     _NO_KERNEL: {
-        "i0": {("jvp(jvp)", "jvp(grad)"): ("bfloat16",)},
+        "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
         "special.i0e": {("jvp(jvp)", "jvp(grad)"): ("bfloat16",)},
         "special.i1": {_FORWARD: ("bfloat16",)},
         "special.i1e": {_FORWARD: ("bfloat16",)},
@@ -137,6 +138,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
     },
     _EMPTY_SUM: {"masked.logsumexp": _FORWARD},
     _SINGLE: {"cfloat": {("jvp(grad)",): ("float64",)}},
+    _LAST_DIGITS: {"addcdiv": {("grad(jvp)",): ("float32",)}},
     _ROUNDING: {
         "logsumexp": {
             (*_NESTS, "jvp(grad)"): ("complex64",),
