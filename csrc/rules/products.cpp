@@ -55,26 +55,27 @@ Tensor mm_second(const Tensor& g, const Tensor& a, bool is_column_major) {
   return is_column_major ? g.t().mm(conjugated(a)).t() : transposed(a).mm(g);
 }
 
-// matmul of vectors, matrices and batches; what broadcast is summed up later.
-Tensor matmul_first(const Tensor& g, const Tensor& a, const Tensor& b, bool is_column_major) {
+// matmul of vectors, matrices and batches, by one that had this rank; what broadcast is summed up
+// later.
+Tensor matmul_first(const Tensor& g, size_t rank, const Tensor& b, bool is_column_major) {
   if (b.dim() == 1) {
     return g.unsqueeze(-1) * conjugated(b);
   }
-  if (a.dim() == 1) {
+  if (rank == 1) {
     return b.dim() == 2 ? conjugated(b).mv(g) : conjugated(b).matmul(g.unsqueeze(-1)).squeeze(-1);
   }
-  const bool are_matrices = a.dim() == 2 && b.dim() == 2;
+  const bool are_matrices = rank == 2 && b.dim() == 2;
   return are_matrices ? mm_first(g, b, is_column_major) : g.matmul(transposed(b));
 }
 
-Tensor matmul_second(const Tensor& g, const Tensor& a, const Tensor& b, bool is_column_major) {
+Tensor matmul_second(const Tensor& g, const Tensor& a, size_t rank, bool is_column_major) {
   if (a.dim() == 1) {
-    return b.dim() == 1 ? g * conjugated(a) : conjugated(a).unsqueeze(-1) * g.unsqueeze(-2);
+    return rank == 1 ? g * conjugated(a) : conjugated(a).unsqueeze(-1) * g.unsqueeze(-2);
   }
-  if (b.dim() == 1) {
+  if (rank == 1) {
     return a.dim() == 2 ? transposed(a).mv(g) : transposed(a).matmul(g.unsqueeze(-1)).squeeze(-1);
   }
-  if (b.dim() == 2) { // a batch's rows are rows like others
+  if (rank == 2) { // a batch's rows are rows like others
     return mm_second(rows_of(g), rows_of(a), is_column_major);
   }
   return transposed(a).matmul(g);
@@ -171,8 +172,8 @@ void add_products(Table& rules) {
   BILINEAR("outer", g.mv(conjugated(c[1])), g.t().mv(conjugated(c[0])));
   BILINEAR(
       "matmul",
-      matmul_first(g, c[0], c[1], c.is_column_major(0)),
-      matmul_second(g, c[0], c[1], c.is_column_major(1)));
+      matmul_first(g, c.sizes_of(0).size(), c[1], c.is_column_major(0)),
+      matmul_second(g, c[0], c.sizes_of(1).size(), c.is_column_major(1)));
   BILINEAR(
       "linalg_cross",
       at::linalg_cross(conjugated(c[1]), g, c.integer(2)),

@@ -63,6 +63,7 @@ _TIE = (
 _FORWARD = ("jvp", "jvp(jvp)", "vmap(jvp)", "jvp(vmap)")
 _REVERSE = ("grad", "vjp", "grad(vmap)", "vjp(vjp)")
 _NESTS = (*_FORWARD, "grad(jvp)")
+_DERIVATIVES = (*_NESTS, *_REVERSE, "vmap(grad)", "vmap(vjp)", "jvp(grad)")
 
 # reason: {operator: transforms}, in every dtype that the operator is swept in; where it is not
 # every one, {operator: {transforms: dtypes}}
@@ -107,9 +108,9 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
     },
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
-        "special.i0e": {("jvp(jvp)", "jvp(grad)"): ("bfloat16",)},
-        "special.i1": {_FORWARD: ("bfloat16",)},
-        "special.i1e": {_FORWARD: ("bfloat16",)},
+        "special.i0e": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
+        "special.i1": {_DERIVATIVES: ("bfloat16",)},
+        "special.i1e": {_DERIVATIVES: ("bfloat16",)},
     },
     _ASSERTION: {"linalg.lu_solve": {("jvp(jvp)", "jvp(grad)"): _COMPLEX}},
     WRONG_SECOND_DERIVATIVE: {
