@@ -12,6 +12,7 @@ import torch.func
 from torch import Tensor
 
 import torchlayers
+from benchmarks import page
 from benchmarks.chains import FUNC, OURS, RAW, Workload, peers, workloads
 from benchmarks.networks import Network, cnn, mlp
 from benchmarks.operators import CALLS, survey
@@ -51,6 +52,22 @@ class Comparison:
             theirs = "" if over == FUNC else f"{timings[FUNC].median / floor.median:.2f}"
             lines.append([self.what, over, str(floor), str(ours), *ratio, theirs])
         return lines
+
+
+def measured(
+    comparisons: list[Comparison], long: Effort, operators: list[Comparison], short: Effort
+) -> tuple[list[list[str]], dict[str, dict[str, Timing]]]:
+    """The rows of the comparisons, and what each operator takes, with a bar that advances."""
+    lines: list[list[str]] = []
+    timings: dict[str, dict[str, Timing]] = {}
+    with page.progress(len(comparisons) + len(operators)) as advance:
+        for comparison in comparisons:
+            lines += comparison.lines(comparison.measure(long))
+            advance()
+        for operator in operators:
+            timings[operator.what] = operator.measure(short)
+            advance()
+    return lines, timings
 
 
 def judged(ratio: float, bar: float) -> list[str]:

@@ -9,6 +9,7 @@ from benchmarks.chains import FUNC, OURS
 from benchmarks.comparisons import (
     HEADER,
     judged,
+    measured,
     of_chain,
     of_memory,
     of_networks,
@@ -28,15 +29,7 @@ def measure(quick: bool) -> dict[str, str]:
     longest = Effort(101, 0.003)
     long, short = (Effort(9, 0.001), Effort(5, 0.001)) if quick else (longest, Effort(51, 0.002))
     comparisons, operators = of_chain() + of_networks(), of_operators()
-    lines: list[list[str]] = []
-    timings = {}
-    with page.progress(len(comparisons) + len(operators)) as advance:
-        for comparison in comparisons:
-            lines += comparison.lines(comparison.measure(long))
-            advance()
-        for operator in operators:
-            timings[operator.what] = operator.measure(short)
-            advance()
+    lines, timings = measured(comparisons, long, operators, short)
     nothing = of_nothing().measure(longest)  # taken off all the others
     survey = Survey(timings, nothing)
     tables = [page.table(HEADER, lines + survey.lines()), _memory(), survey.table()]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks import machine, page
 from benchmarks.chains import FUNC, OURS, Workload, peers, workloads
-from benchmarks.comparisons import HEADER, LIBRARIES, Comparison, judged
+from benchmarks.comparisons import HEADER, LIBRARIES, Comparison, judged, measured
 from benchmarks.networks import Network, cnn, mlp
 from benchmarks.operators import every, survey
 from benchmarks.peak import peak_bytes
@@ -31,15 +31,7 @@ def measure(quick: bool) -> dict[str, str]:
     )
     comparisons = [*of_chain(), *of_programs(), *of_networks()]
     operators = of_operators()
-    lines: list[list[str]] = []
-    timings: dict[str, dict[str, Timing]] = {}
-    with page.progress(len(comparisons) + len(operators)) as advance:
-        for comparison in comparisons:
-            lines += comparison.lines(comparison.measure(long))
-            advance()
-        for operator in operators:
-            timings[operator.what] = operator.measure(short)
-            advance()
+    lines, timings = measured(comparisons, long, operators, short)
     where = f"{machine.describe()}."
     summary = page.table(HEADER, lines + _means(timings))
     return {

@@ -91,7 +91,11 @@ class Plan {
       steps_[i].first_cotangent = num_cotangents_;
       num_cotangents_ += node.num_inputs();
     }
-    return sort() && mark_needed();
+    if (!sort()) {
+      return false;
+    }
+    mark_needed();
+    return true;
   }
 
   const std::vector<uint32_t>& order() const {
@@ -170,14 +174,13 @@ class Plan {
     return true;
   }
 
-  bool mark_needed() {
+  void mark_needed() {
     for (auto i = order_.rbegin(); i != order_.rend(); ++i) {
       Step& step = steps_[*i];
       for (size_t edge = 0; edge < step.node->num_outputs() && !step.is_needed; ++edge) {
         step.is_needed = leads_on(goal(step, edge));
       }
     }
-    return true;
   }
 
   // torch's own nodes then ask the engine's task what of theirs is wanted, which is another's.

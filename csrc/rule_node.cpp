@@ -32,12 +32,10 @@ bool is_column_major(const at::Tensor& tensor) {
 // Replaces tensors by None where nobody reads them.
 void drop(Args& values, const std::bitset<64>& read) {
   for (size_t i = 0; i < values.size(); ++i) {
-    if (!read[i] && (values[i].isTensor() || values[i].isList())) {
-      const bool has_tensors =
-          values[i].isTensor() || values[i].isTensorList() || values[i].isOptionalTensorList();
-      if (has_tensors) {
-        values[i] = c10::IValue();
-      }
+    const bool has_tensors =
+        values[i].isTensor() || values[i].isTensorList() || values[i].isOptionalTensorList();
+    if (has_tensors && !read[i]) {
+      values[i] = c10::IValue();
     }
   }
 }
