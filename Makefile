@@ -38,10 +38,20 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
-bench: $(VENV)/built
+# Where a peer can't be installed the benchmarks run without it, and say so.
+$(VENV)/peers: $(VENV)/built
+	-$(BIN)/pip install --quiet --no-build-isolation --editable ".[bench]"
+	-$(BIN)/pip install --quiet --no-deps backpack-for-pytorch curvlinops-for-pytorch
+	touch $@
+
+bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.first_table
 	$(BIN)/python -m benchmarks.forward_mode
 	$(BIN)/python -m benchmarks.reverse_mode
+	$(BIN)/python -m benchmarks.batching
+	$(BIN)/python -m benchmarks.scaling
+	$(BIN)/python -m benchmarks.workloads
+	$(BIN)/python -m benchmarks.workloads --threads all
 
 # The C++ stack under the address sanitizer, in a build of its own. Leaks are not
 # looked for: Python and torch keep memory to the end on purpose, and

@@ -3,6 +3,7 @@
 A comparison itself is the same for every page.
 """
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -21,6 +22,7 @@ from benchmarks.timing import Effort, Timing, Work, compare
 FORWARD_AD, PLAIN = "torch's forward AD", "the plain function"
 LIBRARIES = {FUNC: torch.func, OURS: torchlayers}
 MICRO = 1e6
+SLOWEST_BAR = 1.00
 
 Function = Callable[[Tensor], Tensor]
 
@@ -73,6 +75,16 @@ def measured(
 def judged(ratio: float, bar: float) -> list[str]:
     """Two cells of a table: what was measured, and the most that it should be."""
     return [f"{ratio:.2f}" if ratio <= bar else f"{ratio:.2f}, missed", f"{bar:.2f}"]
+
+
+def summary(what: str, timings: dict[str, dict[str, Timing]], mean_bar: float) -> list[list[str]]:
+    """Rows for a survey: the geometric mean beside torch.func, and the slowest operator."""
+    ratios = {name: of[OURS].median / of[FUNC].median for name, of in timings.items()}
+    mean, slowest = statistics.geometric_mean(ratios.values()), max(ratios, key=ratios.__getitem__)
+    return [
+        [f"survey of 60, {what}: geometric mean", FUNC, "", "", *judged(mean, mean_bar), ""],
+        [f"survey, {what}: {slowest}", FUNC, "", "", *judged(ratios[slowest], SLOWEST_BAR), ""],
+    ]
 
 
 def of_chain() -> list[Comparison]:

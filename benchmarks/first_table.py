@@ -6,8 +6,8 @@ with ``--quick`` it is rough, and printed only.
 
 from dataclasses import dataclass
 
-from benchmarks import fresh, machine, page
-from benchmarks.chains import FUNC, OURS, PEERS, RAW, Workload, peers, workloads
+from benchmarks import fresh, jacobians, machine, page
+from benchmarks.chains import FUNC, OURS, PEERS, RAW, peers, workloads
 from benchmarks.timing import Effort, Timing, compare
 
 MICRO, MILLI = 1e6, 1e3
@@ -40,12 +40,16 @@ class Row:
 def measure(quick: bool) -> dict[str, str]:
     """The table, with the machine and the import times under it."""
     effort, pairs = (Effort(9, 0.001), 2) if quick else (Effort(101, 0.003), 9)
-    works = [(load, name, work) for load in workloads() for name, work in peers(load).items()]
+    works = [
+        (f"{transform}, {workload.name}", workload.divisor, work)
+        for workload in workloads()
+        for transform, work in peers(workload).items()
+    ]
+    works += [(f"{transform}, a call", 1, work) for transform, work in jacobians.peers().items()]
     with page.progress(len(works) + pairs) as advance:
         rows = []
-        for workload, transform, work in works:
-            seconds = compare(work, effort)
-            rows.append(_row(workload, transform, seconds))
+        for what, divisor, work in works:
+            rows.append(_row(what, divisor, compare(work, effort)))
             advance()
         alone, ours = [], []
         for _ in range(pairs):
@@ -56,10 +60,9 @@ def measure(quick: bool) -> dict[str, str]:
     return {"benchmarks.md": f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."}
 
 
-def _row(workload: Workload, transform: str, seconds: dict[str, Timing]) -> Row:
-    factor = MICRO / workload.divisor
-    timings = {peer: timing.scaled(factor) for peer, timing in seconds.items()}
-    return Row(f"{transform}, {workload.name}", timings)
+def _row(what: str, divisor: int, seconds: dict[str, Timing]) -> Row:
+    factor = MICRO / divisor
+    return Row(what, {peer: timing.scaled(factor) for peer, timing in seconds.items()})
 
 
 def _plain_row(alone: list[dict[str, float]], ours: list[dict[str, float]]) -> Row:

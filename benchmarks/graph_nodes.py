@@ -61,7 +61,7 @@ def main() -> None:
         "min-compute": [(row[0], row[2]) for row in rows],
         "min-memory": [(row[0], row[3]) for row in rows],
     }
-    growth.draw(PICTURE, curves)
+    growth.draw(PICTURE, curves, "nodes of the graph", "seconds to differentiate it")
 
 
 if __name__ == "__main__":

@@ -1,21 +1,40 @@
-"""How the time to differentiate a graph grows with the graph, as a plot."""
+"""How a cost grows, as a plot."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+Points = Sequence[tuple[int, float]]
 
-def draw(picture: Path, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-    """Seconds by the number of nodes, a curve for each name."""
+
+def draw(
+    picture: Path,
+    curves: Mapping[str, Points],
+    across: str,
+    up: str,
+    muted: Collection[str] = (),
+    logarithmic: bool = False,
+) -> None:
+    """A curve for each name; those that are muted are dashed and grey.
+
+    The same curves give the same file: it holds neither a date nor random names.
+    """
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = picture.name
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for (name, points), marker in zip(curves.items(), "os^v", strict=False):
-        axes.plot(*zip(*points, strict=True), f"{marker}-", label=name)
-    axes.set(xlabel="nodes of the graph", ylabel="seconds to differentiate it")
-    axes.set(xlim=0, ylim=0)
+    for (name, points), marker in zip(curves.items(), "os^vDP", strict=False):
+        look = {"color": "0.6", "linestyle": "--"} if name in muted else {"linestyle": "-"}
+        axes.plot(*zip(*points, strict=True), marker=marker, label=name, **look)
+    axes.set(xlabel=across, ylabel=up)
+    if logarithmic:
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.3)
+    else:
+        axes.set(xlim=0, ylim=0)
     axes.legend()
     figure.tight_layout()
     figure.savefig(picture, metadata={"Date": None})
+    pyplot.close(figure)

@@ -1,6 +1,7 @@
 """Programs that are mostly gradients of gradients: MAML, a Lennard-Jones cluster, a PINN."""
 
 import itertools
+import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -41,13 +42,13 @@ def maml(library: ModuleType) -> Work:
 
 
 def forces(library: ModuleType) -> Work:
-    force, atoms = library.grad(_lennard_jones), _cluster(13)
-    return lambda: force(atoms)
+    force, arguments = library.grad(lennard_jones), cluster(13)
+    return lambda: force(*arguments)
 
 
 def hessian(library: ModuleType) -> Work:
-    second, atoms = library.hessian(_lennard_jones), _cluster(4)
-    return lambda: second(atoms)
+    second, arguments = library.hessian(lennard_jones), cluster(4)
+    return lambda: second(*arguments)
 
 
 def pinn(library: ModuleType) -> Work:
@@ -69,15 +70,19 @@ def pinn(library: ModuleType) -> Work:
     return lambda: tuple(gradient(weights))
 
 
-def _lennard_jones(atoms: Tensor) -> Tensor:
-    first, second = torch.triu_indices(len(atoms), len(atoms), 1)
-    inverse = 1 / ((atoms[first] - atoms[second]) ** 2).sum(-1) ** 3
+def lennard_jones(atoms: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """The energy of the pairs of atoms; of several clusters, that of all."""
+    distances = atoms[..., first, :] - atoms[..., second, :]
+    inverse = 1 / (distances**2).sum(-1) ** 3
     return 4 * (inverse**2 - inverse).sum()
 
 
-def _cluster(atoms: int) -> Tensor:
-    grid = torch.cartesian_prod(*[torch.arange(3.0)] * 3)[:atoms]
-    return 1.1 * grid + 0.05 * torch.rand(grid.shape, generator=torch.Generator().manual_seed(0))
+def cluster(atoms: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The atoms, near the points of a cubic grid, and both ends of every pair of them."""
+    side = math.ceil(round(atoms ** (1 / 3), 6))
+    grid = torch.cartesian_prod(*[torch.arange(float(side))] * 3)[:atoms]
+    noise = torch.rand(grid.shape, generator=torch.Generator().manual_seed(0))
+    return (1.1 * grid + 0.05 * noise, *torch.triu_indices(atoms, atoms, 1))
 
 
 def _mlp(widths: list[int]) -> list[Any]:

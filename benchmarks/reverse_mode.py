@@ -4,7 +4,6 @@
 docs/benchmarks.md and docs/reverse-mode.md; with ``--quick`` they are rough, and printed only.
 """
 
-import statistics
 from collections.abc import Callable
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from benchmarks import machine, page
 from benchmarks.chains import FUNC, OURS, Workload, peers, workloads
-from benchmarks.comparisons import HEADER, LIBRARIES, Comparison, judged, measured
+from benchmarks.comparisons import HEADER, LIBRARIES, Comparison, judged, measured, summary
 from benchmarks.networks import Network, cnn, mlp
 from benchmarks.operators import every, survey
 from benchmarks.peak import peak_bytes
@@ -20,7 +19,7 @@ from benchmarks.physics import programs
 from benchmarks.timing import Effort, Timing, Work
 
 AUTOGRAD = "autograd"
-MEAN_BAR, SLOWEST_BAR, MEMORY_BAR = 0.45, 1.00, 1.00
+MEAN_BAR, MEMORY_BAR = 0.45, 1.00
 KIBI = 2**10
 
 
@@ -33,10 +32,10 @@ def measure(quick: bool) -> dict[str, str]:
     operators = of_operators()
     lines, timings = measured(comparisons, long, operators, short)
     where = f"{machine.describe()}."
-    summary = page.table(HEADER, lines + _means(timings))
+    whole = page.table(HEADER, lines + summary("vjp", timings, MEAN_BAR))
     return {
-        "benchmarks.md": "\n\n".join([summary, _memory(), _survey(timings), where]),
-        "reverse-mode.md": "\n\n".join([summary, where]),
+        "benchmarks.md": "\n\n".join([whole, _memory(), _survey(timings), where]),
+        "reverse-mode.md": "\n\n".join([whole, where]),
     }
 
 
@@ -136,15 +135,6 @@ def _gradients(network: Network) -> dict[str, Work]:
 
     whole = Workload(network.name, loss, network.input.unsqueeze(0))
     return {AUTOGRAD: by_hand, **_by(whole, lambda library, f: library.grad(f))}
-
-
-def _means(timings: dict[str, dict[str, Timing]]) -> list[list[str]]:
-    ratios = {name: of[OURS].median / of[FUNC].median for name, of in timings.items()}
-    mean, slowest = statistics.geometric_mean(ratios.values()), max(ratios, key=ratios.__getitem__)
-    return [
-        ["survey of 60, vjp: geometric mean", FUNC, "", "", *judged(mean, MEAN_BAR), ""],
-        [f"survey, vjp: {slowest}", FUNC, "", "", *judged(ratios[slowest], SLOWEST_BAR), ""],
-    ]
 
 
 def _survey(timings: dict[str, dict[str, Timing]]) -> str:

@@ -83,7 +83,7 @@ def main() -> None:
             (row.nodes, row.theirs) for row in rows if row.theirs is not None
         ],
     }
-    growth.draw(PICTURE, curves)
+    growth.draw(PICTURE, curves, "nodes of the graph", "seconds to differentiate it")
 
 
 if __name__ == "__main__":

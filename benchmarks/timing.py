@@ -46,14 +46,19 @@ def compare(
 
     What is beside the peers does other work, and is timed with them.
 
-    A round times one block of calls of each, so that a machine that slows down does
-    so for all of them; every round starts with another peer.
-
     Raises:
         AssertionError: two peers return different results.
     """
     check_same(peers)
-    works = {**peers, **(beside or {})}
+    return by_turns({**peers, **(beside or {})}, effort)
+
+
+def by_turns(works: Mapping[str, Work], effort: Effort) -> dict[str, Timing]:
+    """Seconds a call of each.
+
+    A round times one block of calls of each, so that a machine that slows down does
+    so for all of them; every round starts with another.
+    """
     calls = {name: _calls_per_block(work, effort.block) for name, work in works.items()}
     measured: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)

@@ -1,0 +1,108 @@
+"""Whole workloads beside the raw engine, torch.func, torch.compile, JAX and specialists.
+
+``python -m benchmarks.workloads`` prints the tables and writes them into docs/workloads.md;
+with ``--threads all`` it measures the large ones on all cores; with ``--quick`` it measures the
+small ones roughly, and prints only.
+"""
+
+import argparse
+import contextlib
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator
+from importlib import metadata
+
+import torch
+
+from benchmarks import machine, page
+from benchmarks.timing import Effort, by_turns
+from benchmarks.workloads import tables
+from benchmarks.workloads.catalogue import LARGE_BAR, SMALL_BAR, catalogue, large, small
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, prepare
+
+PACKAGES = ("jax", "opacus", "backpack-for-pytorch", "curvlinops-for-pytorch")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="the small ones, printed only")
+    parser.add_argument("--threads", choices=("one", "all"), default="one")
+    options = parser.parse_args()
+    if options.threads == "one":
+        use_one_thread()
+    text = measure(options.quick, options.threads)
+    print(text)
+    if not options.quick:
+        page.write("workloads.md", f"workloads, {options.threads}", text)
+
+
+def use_one_thread() -> None:
+    """For JAX too, if it is not yet imported."""
+    torch.set_num_threads(1)
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.environ["NPROC"] = "1"  # the size of XLA's pools
+
+
+def measure(quick: bool, threads: str) -> str:
+    """The tables, with what is absent and the machine under them."""
+    effort = Effort(3, 0.001) if quick else Effort(15, 0.003)
+    if quick:
+        bounded = [(workload, SMALL_BAR) for workload in small()]
+    elif threads == "all":
+        bounded = [(workload, LARGE_BAR) for workload in large()]
+    else:
+        bounded = catalogue()
+    left_out = left_out_of(quick, threads)
+    rows = []
+    with compiler_cache(), quiet(), page.progress(len(bounded)) as advance:
+        for workload, bar in bounded:
+            ready = prepare(workload, left_out)
+            rows.append(tables.Row(workload, bar, ready, by_turns(ready.works, effort)))
+            advance()
+    parts = [
+        tables.times(rows),
+        tables.leaders(rows),
+        tables.absences(rows, left_out),
+        tables.first_calls(rows),
+        f"{machine.describe()}{versions()}.",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
+    """Inductor takes minutes for all workloads, and JAX most of one."""
+    if quick:
+        return COMPILED, JIT, EAGER
+    return (COMPILED,) if threads == "all" else ()
+
+
+@contextlib.contextmanager
+def compiler_cache() -> Iterator[None]:
+    """Nothing that inductor compiled in an earlier run is found."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        yield
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The specialists' hooks warn that a batch of data needs no gradient, and that a module has
+    no layer of its own to save the gradients of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Full backward hook is firing")
+        warnings.filterwarnings("ignore", "Extension saving to grad_batch")
+        yield
+
+
+def versions() -> str:
+    """Of the peers that are installed."""
+    found = []
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found.append(f"; {package} {metadata.version(package)}")
+    return "".join(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The same on torch, batched by hand: parameters too have a leading dimension, one set a sample.
+
+A loss is the sum over the samples of what each sample's would be.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, eye, relu, softmax, tanh
+
+from benchmarks.workloads.torch_operators import layer_norm
+
+__all__ = [
+    "conv2d", "cross_entropy", "embedding", "eye", "layer_norm", "linear", "max_pool2d", "relu",
+    "softmax", "tanh",
+]  # fmt: skip
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    product = x.flatten(1, -2) @ weight.mT
+    if bias is not None:
+        product = product + bias.unsqueeze(-2)
+    return product.view(*x.shape[:-1], -1)
+
+
+def embedding(words: Tensor, table: Tensor) -> Tensor:
+    samples = torch.arange(len(words)).view(-1, *[1] * (words.dim() - 1))
+    return table[samples, words]
+
+
+def conv2d(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+    """Each sample, an image or a batch of one, is a group of one convolution."""
+    samples, channels = kernel.shape[:2]
+    image = x.reshape(1, -1, *x.shape[-2:])
+    result = F.conv2d(image, kernel.flatten(0, 1), bias.flatten(), padding=1, groups=samples)
+    return result.view(samples, 1, channels, *x.shape[-2:])
+
+
+def max_pool2d(x: Tensor) -> Tensor:
+    return F.max_pool2d(x.flatten(0, 1), 2).unflatten(0, x.shape[:2])
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")

@@ -1,0 +1,121 @@
+"""Those who do a workload: which are there, whether they agree, and their first calls."""
+
+import importlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+import torch
+import torch.func
+from torch.utils import _pytree as pytree
+
+import torchlayers
+from benchmarks.chains import FUNC, OURS, RAW
+from benchmarks.timing import Work
+from benchmarks.workloads import torch_operators
+from benchmarks.workloads.workload import Workload
+
+COMPILED, JIT, EAGER = f"{FUNC} compiled", "JAX jit", "JAX eager"
+TOLERANCE = 1e-4  # of a result's largest entry; float32 rounds by 6e-8, and derivatives add to it
+
+
+@dataclass
+class Ready:
+    """A workload's peers that did it once, rightly; what that call took; why others did not."""
+
+    works: dict[str, Work] = field(default_factory=dict)
+    first_calls: dict[str, float] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
+    """Calls each peer once.
+
+    Raises:
+        AssertionError: a peer's result is not torch.func's.
+    """
+    ready, expected = Ready(), None
+    for name, make in _makers(workload).items():
+        if name in left_out:
+            continue
+        start = time.perf_counter()
+        try:
+            work = make()
+            result = work()
+        except ImportError as error:
+            ready.missing[name] = str(error)
+            continue
+        except (torch._dynamo.exc.TorchDynamoException, NotImplementedError) as error:
+            if name in (RAW, FUNC, OURS):
+                raise
+            ready.refusals[name] = _reason(error)
+            continue
+        ready.first_calls[name] = time.perf_counter() - start
+        expected = result if expected is None else expected
+        check_same(f"{workload}: {name}", result, expected)
+        ready.works[name] = work
+    return ready
+
+
+def check_same(what: str, result: Any, expected: Any) -> None:
+    """Raises AssertionError where a tensor is further from torch.func's than rounding explains."""
+    ours, theirs = _tensors(result), _tensors(expected)
+    if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
+        raise AssertionError(f"{what} returns other shapes than {FUNC}.")
+    for actual, wanted in zip(ours, theirs, strict=True):
+        apart = (actual - wanted).abs().max() / wanted.abs().max()
+        if not apart <= TOLERANCE:  # so that nan fails too
+            raise AssertionError(f"{what} differs from {FUNC} by {apart:.1e} of the largest entry.")
+
+
+def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
+    """torch.func is the first: the others are compared with it."""
+    program, arguments = workload.program, workload.arguments
+
+    def of(function: Callable[..., Any]) -> Work:
+        return lambda: function(*arguments)
+
+    return {
+        FUNC: lambda: of(program(torch.func, torch_operators)),
+        RAW: lambda: of(workload.by_hand),
+        COMPILED: lambda: of(_compiled(program(torch.func, torch_operators))),
+        JIT: lambda: _jax(workload, compiled=True),
+        EAGER: lambda: _jax(workload, compiled=False),
+        **workload.specialists,
+        OURS: lambda: of(program(torchlayers, torch_operators)),
+    }
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """By inductor, as one graph."""
+    torch._dynamo.reset()
+    compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def _jax(workload: Workload, compiled: bool) -> Work:
+    jax = importlib.import_module("jax")
+    operators = importlib.import_module("benchmarks.workloads.jax_operators")
+    arguments = pytree.tree_map(
+        lambda tensor: jax.numpy.asarray(tensor.numpy()), workload.arguments
+    )
+    function = workload.program(jax, operators)
+    if compiled:
+        function = jax.jit(function)
+    return lambda: jax.block_until_ready(function(*arguments))
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    leaves = pytree.tree_leaves(result)
+    return [
+        leaf.detach() if isinstance(leaf, torch.Tensor) else torch.from_numpy(numpy.array(leaf))
+        for leaf in leaves
+    ]
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
