@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks import growth, machine, page
 from benchmarks.chains import FUNC, OURS
 from benchmarks.comparisons import LIBRARIES, MICRO, judged
-from benchmarks.timing import Effort, Work, compare
+from benchmarks.timing import Work, check_same, least_within
 
 FOLDER = Path(__file__).parent
 LINEAR = 1.05  # a slope of 1, and what noise adds to a fit
@@ -51,21 +51,22 @@ def growths() -> list[Growth]:
     return [
         Growth("depth", "transforms in the nest", (1, 2, 3, 4, 5, 6), nests, an_operator=True),
         Growth("operators", "operators of the function", powers, {"grad": _operators}),
-        Growth("batch", "samples", (*powers, 4096), {"vmap(grad)": _batch}),
+        Growth("batch", "samples", (*powers, 4**6, 4**7), {"vmap(grad)": _batch}),
         Growth("parameters", "tensors in the pytree", powers, {"grad": _parameters}),
     ]
 
 
 def measure(quick: bool) -> dict[str, str]:
     """The slope of each curve; and, unless quick, the plots."""
-    effort = Effort(3, 0.001) if quick else Effort(15, 0.003)
+    seconds = 0.01 if quick else 0.3
     rows = []
     every = growths()
     with page.progress(sum(len(growth.curves) for growth in every)) as advance:
         for of in every:
             measured = {}
             for name, make in of.curves.items():
-                measured[name] = _measured(of, make, effort, of.counts[:4] if quick else of.counts)
+                counts = of.counts[:4] if quick else of.counts
+                measured[name] = _measured(of, make, seconds, counts)
                 rows.append(_row(of, name, measured[name]))
                 advance()
             if not quick:
@@ -96,14 +97,16 @@ def slope(points: list[tuple[int, float]]) -> float:
     ).slope
 
 
-def _measured(of: Growth, make: Make, effort: Effort, counts: tuple[int, ...]) -> Points:
+def _measured(of: Growth, make: Make, seconds: float, counts: tuple[int, ...]) -> Points:
     """Microseconds of torch.func and torchlayers at each count."""
     points: Points = {peer: [] for peer in LIBRARIES}
     for count in counts:
         works = {peer: make(library, count) for peer, library in LIBRARIES.items()}
-        divisor = count_plain_operators(works[FUNC]) if of.an_operator else 1
-        for peer, timing in compare(works, effort).items():
-            points[peer].append((count, timing.median * MICRO / divisor))
+        check_same(works)
+        for peer, work in works.items():
+            cost = least_within(work, seconds) * MICRO
+            operators = count_plain_operators(work) if of.an_operator else 1
+            points[peer].append((count, cost / operators))
     return points
 
 

@@ -79,6 +79,12 @@ def least_seconds(work: Work, repetitions: int) -> float:
     return min(seconds)
 
 
+def least_within(work: Work, seconds: float, repetitions: int = 5) -> float:
+    """The least, of as many repetitions as take those seconds, and of some at least."""
+    least = least_seconds(work, repetitions)
+    return min(least, least_seconds(work, round(seconds / least))) if least < seconds else least
+
+
 def check_same(peers: Mapping[str, Work]) -> None:
     """Raises AssertionError unless all peers return finite results, equal up to rounding."""
     results = [(name, work()) for name, work in peers.items()]

@@ -1,0 +1,150 @@
+"""The benchmarks run, and none compares different work."""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks import batching, growth, jacobians, scaling, timing
+from benchmarks.chains import FUNC, OURS, RAW
+from benchmarks.timing import Effort, Timing, by_turns, check_same
+from benchmarks.workloads import __main__ as workloads
+from benchmarks.workloads import peers, tables
+from benchmarks.workloads.catalogue import catalogue, small
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, Ready
+from benchmarks.workloads.workload import Workload
+
+SPECIALISTS = ("Opacus", "BackPACK", "curvlinops")
+OTHERS = (COMPILED, JIT, EAGER, *SPECIALISTS)
+
+
+def doubling(by_hand=lambda x: 2 * x, specialists=None, size="one number"):
+    return Workload(
+        "doubling",
+        size,
+        lambda transforms, ops: lambda x: x + x,
+        by_hand,
+        (torch.ones(1),),
+        specialists or {},
+    )
+
+
+def row(size="one number", **medians):
+    names = {"theirs": FUNC, "ours": OURS, "jit": JIT}
+    timings = {names[name]: Timing(median, 0.0) for name, median in medians.items()}
+    return tables.Row(doubling(size=size), 0.67, Ready(), timings)
+
+
+@pytest.mark.parametrize("workload", small(), ids=str)
+def test_a_workload_is_the_same_by_hand_and_by_transforms(workload):
+    ready = peers.prepare(workload, OTHERS)
+    assert ready.works.keys() == {FUNC, RAW, OURS}
+
+
+def test_a_large_workload_is_its_small_one_on_more():
+    bounded = [workload for workload, _ in catalogue()]
+    for little, much in zip(bounded[::2], bounded[1::2], strict=True):
+        assert little.name == much.name
+        assert little.size != much.size
+
+
+@pytest.mark.parametrize("wrong", [1.999, -2.0, math.nan, math.inf])
+def test_a_peer_that_does_other_work_is_not_timed(wrong):
+    with pytest.raises(AssertionError, match="doubling, one number: raw engine differs from"):
+        peers.prepare(doubling(lambda x: wrong * x), OTHERS)
+
+
+def test_a_peer_of_another_shape_is_not_timed():
+    with pytest.raises(AssertionError, match="other shapes"):
+        peers.prepare(doubling(lambda x: 2 * x.unsqueeze(0)), OTHERS)
+
+
+def test_a_missing_peer_is_named():
+    def specialist():
+        raise ImportError("No module named 'special'")
+
+    ready = peers.prepare(doubling(specialists={"Special": specialist}), OTHERS)
+    assert "Special" not in ready.works
+    text = tables.absences([tables.Row(doubling(), 1.0, ready, {})], ())
+    assert text == "- Special was skipped, not installed: No module named 'special'."
+
+
+def test_a_refusal_is_in_the_table_with_its_reason():
+    def specialist():
+        raise NotImplementedError("no doubling\nat all")
+
+    workload = doubling(specialists={"Special": specialist})
+    ready = peers.prepare(workload, OTHERS)
+    refused = tables.Row(workload, 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))
+    assert "Special refused" in tables.times([refused])
+    expected = "- Special refuses doubling, one number: no doubling"
+    assert tables.absences([refused], ()) == expected
+
+
+def test_a_missed_bar_is_written_down():
+    assert row(theirs=1.0, ours=0.7).cells()[-2:] == ["0.70, missed", "0.67"]
+    assert row(theirs=1.0, ours=0.6).cells()[-2:] == ["0.60", "0.67"]
+
+
+def test_who_is_faster_is_computed():
+    rows = [row(theirs=4.0, ours=2.0, jit=0.5), row("large", theirs=1.0, ours=2.0, jit=2.0)]
+    lines = tables.leaders(rows).splitlines()[2:]
+    assert lines == [
+        "| torch.func | 1 of 2 | 2.00 | 2.00 | doubling, large |",
+        "| JAX jit | 1 of 2 | 4.00 | 4.00 | doubling, one number |",
+    ]
+
+
+def test_the_workloads_run(monkeypatch):
+    monkeypatch.setattr(workloads, "small", lambda: small()[-2:])
+    text = workloads.measure(quick=True, threads="one")
+    assert "| Lennard-Jones cluster, forces | 13 atoms |" in text
+    assert f"- {JIT} was left out of this run." in text
+
+
+@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+def test_jacobians_agree(transform):
+    check_same(jacobians.peers()[transform])
+
+
+def test_batching_runs(monkeypatch):
+    survey = batching.survey
+    monkeypatch.setattr(batching, "survey", lambda repeat: survey(repeat)[:2])
+    text = batching.measure(quick=True)["benchmarks.md"]
+    assert "survey of 60, vmap(grad): geometric mean" in text
+    assert "| x / 2 |" in text
+
+
+def test_growth_is_measured():
+    (depth, *_) = scaling.growths()
+    points = scaling._measured(depth, depth.curves["vmap"], 0.001, (1, 2))
+    assert [count for count, _ in points[OURS]] == [1, 2]
+    assert all(cost > 0 for of in points.values() for _, cost in of)
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_slope_is_the_power_of_the_larger_half(power):
+    costs = [1000.0, 1000.0, *(3 * count**power for count in (16, 64, 256))]
+    assert scaling.slope(list(zip((1, 4, 16, 64, 256), costs, strict=True))) == pytest.approx(power)
+
+
+def test_plain_operators_are_counted_below_the_transforms():
+    x = torch.ones(2, 3)
+    assert scaling.count_plain_operators(lambda: torch.func.vmap(torch.sin)(x)) == 1
+
+
+def test_a_plot_is_the_same_each_time(tmp_path):
+    pytest.importorskip("matplotlib")
+    curves = {"ours": [(1, 1.0), (2, 2.0)], "theirs": [(1, 2.0), (2, 4.0)]}
+    texts = []
+    for _ in range(2):
+        growth.draw(tmp_path / "plot.svg", curves, "count", "cost", ["theirs"], logarithmic=True)
+        texts.append((tmp_path / "plot.svg").read_text())
+    assert texts[0] == texts[1]
+    assert "<svg" in texts[0]
+
+
+def test_the_least_is_of_all_calls():
+    calls = []
+    timing.least_within(lambda: calls.append(1), seconds=1e-5, repetitions=3)
+    assert len(calls) >= 3
