@@ -81,6 +81,19 @@ def test_a_refusal_is_in_the_table_with_its_reason():
     assert tables.absences([refused], ()) == expected
 
 
+def test_a_wrong_compiler_is_in_the_table_with_its_error(monkeypatch):
+    monkeypatch.setattr(peers, "_compiled", lambda function: lambda x: 3 * function(x))
+    others = (JIT, EAGER)
+    ready = peers.prepare(doubling(), others)
+    wrong = tables.Row(doubling(), 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))
+    assert COMPILED not in ready.works
+    assert wrong.cells()[2 + tables.EVERYWHERE.index(COMPILED)] == "wrong"
+    assert tables.absences([wrong], ()) == (
+        f"- Wrong: doubling, one number: {COMPILED} differs from torch.func "
+        "by 2.0e+00 of the largest entry."
+    )
+
+
 def test_a_missed_bar_is_written_down():
     assert row(theirs=1.0, ours=0.7).cells()[-2:] == ["0.70, missed", "0.67"]
     assert row(theirs=1.0, ours=0.6).cells()[-2:] == ["0.60", "0.67"]

@@ -48,6 +48,8 @@ class Row:
     def _time(self, peer: str) -> str:
         if peer in self.ready.refusals:
             return "refused"
+        if peer in self.ready.wrong:
+            return "wrong"
         if peer not in self.timings:
             return ""
         timing = self.timings[peer].scaled(MICRO)
@@ -87,7 +89,7 @@ def leaders(rows: list[Row]) -> str:
 
 
 def absences(rows: list[Row], left_out: tuple[str, ...]) -> str:
-    """A sentence for each peer that is missing, left out or refuses."""
+    """A sentence for each peer that is missing, left out, refuses or is wrong."""
     sentences = [f"{peer} was left out of this run." for peer in left_out]
     missing = {peer: reason for row in rows for peer, reason in row.ready.missing.items()}
     sentences += [f"{peer} was skipped, not installed: {why}." for peer, why in missing.items()]
@@ -96,4 +98,5 @@ def absences(rows: list[Row], left_out: tuple[str, ...]) -> str:
         for row in rows
         for peer, reason in row.ready.refusals.items()
     ]
+    sentences += [f"Wrong: {error}" for row in rows for error in row.ready.wrong.values()]
     return "\n".join(f"- {sentence}" for sentence in sentences)
