@@ -29,7 +29,7 @@ class Row:
             self.workload.name,
             self.workload.size,
             *map(self._time, EVERYWHERE),
-            "<br>".join(f"{name} {self._time(name)}" for name in self.workload.specialists),
+            "<br>".join(f"{name} {self._time(name)}" for name in self._specialists()),
             self._time(OURS),
             *judged(ratio, self.bar),
         ]
@@ -44,6 +44,11 @@ class Row:
         if peer not in self.timings:
             return None
         return self.timings[OURS].median / self.timings[peer].median
+
+    def _specialists(self) -> list[str]:
+        """Those that are installed."""
+        missing = self.ready.missing
+        return [name for name in self.workload.specialists if name not in missing]
 
     def _time(self, peer: str) -> str:
         if peer in self.ready.refusals:
