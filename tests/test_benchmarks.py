@@ -66,7 +66,7 @@ def test_a_missing_peer_is_named():
     ready = peers.prepare(doubling(specialists={"Special": specialist}), OTHERS)
     assert "Special" not in ready.works
     text = tables.absences([tables.Row(doubling(), 1.0, ready, {})], ())
-    assert text == "- Special was skipped, not installed: No module named 'special'."
+    assert text == "- Special was skipped: No module named 'special'."
 
 
 def test_a_refusal_is_in_the_table_with_its_reason():
@@ -77,7 +77,7 @@ def test_a_refusal_is_in_the_table_with_its_reason():
     ready = peers.prepare(workload, OTHERS)
     refused = tables.Row(workload, 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))
     assert "Special refused" in tables.times([refused])
-    expected = "- Special refuses doubling, one number: no doubling"
+    expected = "- Refused: doubling, one number: Special: no doubling"
     assert tables.absences([refused], ()) == expected
 
 

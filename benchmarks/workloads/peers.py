@@ -9,6 +9,7 @@ from typing import Any
 import numpy
 import torch
 import torch.func
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils import _pytree as pytree
 
 import torchlayers
@@ -21,17 +22,21 @@ COMPILED, JIT, EAGER = f"{FUNC} compiled", "JAX jit", "JAX eager"
 TOLERANCE = 1e-4  # of a result's largest entry; float32 rounds by 6e-8, and derivatives add to it
 
 
+@dataclass(frozen=True)
+class Failure:
+    """What a peer did not do: it "refused" the workload, or its result is "wrong"."""
+
+    kind: str
+    reason: str
+
+
 @dataclass
 class Ready:
-    """A workload's peers that did it once, and what that call took; why others are not among them.
-
-    A compiler is wrong, rather than refuses, where its result is not that of the program.
-    """
+    """A workload's peers that did it once, what that call took, and why others are not here."""
 
     works: dict[str, Work] = field(default_factory=dict)
     first_calls: dict[str, float] = field(default_factory=dict)
-    refusals: dict[str, str] = field(default_factory=dict)
-    wrong: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
 
@@ -50,25 +55,21 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
         try:
             work = make()
             result = work()
+            seconds = time.perf_counter() - start
+            expected = result if expected is None else expected
+            check_same(f"{workload}: {name}", result, expected)
         except ImportError as error:
             ready.missing[name] = str(error)
-            continue
-        except (torch._dynamo.exc.TorchDynamoException, NotImplementedError) as error:
+        except (TorchDynamoException, NotImplementedError) as error:
             if name in (RAW, FUNC, OURS):
                 raise
-            ready.refusals[name] = _reason(error)
-            continue
-        seconds = time.perf_counter() - start
-        expected = result if expected is None else expected
-        try:
-            check_same(f"{workload}: {name}", result, expected)
+            ready.failures[name] = Failure("refused", f"{workload}: {name}: {_reason(error)}")
         except AssertionError as error:
             if name != COMPILED:
                 raise
-            ready.wrong[name] = str(error)
-            continue
-        ready.first_calls[name] = seconds
-        ready.works[name] = work
+            ready.failures[name] = Failure("wrong", str(error))
+        else:
+            ready.works[name], ready.first_calls[name] = work, seconds
     return ready
 
 

@@ -51,10 +51,8 @@ class Row:
         return [name for name in self.workload.specialists if name not in missing]
 
     def _time(self, peer: str) -> str:
-        if peer in self.ready.refusals:
-            return "refused"
-        if peer in self.ready.wrong:
-            return "wrong"
+        if peer in self.ready.failures:
+            return self.ready.failures[peer].kind
         if peer not in self.timings:
             return ""
         timing = self.timings[peer].scaled(MICRO)
@@ -97,11 +95,7 @@ def absences(rows: list[Row], left_out: tuple[str, ...]) -> str:
     """A sentence for each peer that is missing, left out, refuses or is wrong."""
     sentences = [f"{peer} was left out of this run." for peer in left_out]
     missing = {peer: reason for row in rows for peer, reason in row.ready.missing.items()}
-    sentences += [f"{peer} was skipped, not installed: {why}." for peer, why in missing.items()]
-    sentences += [
-        f"{peer} refuses {row.workload}: {reason}"
-        for row in rows
-        for peer, reason in row.ready.refusals.items()
-    ]
-    sentences += [f"Wrong: {error}" for row in rows for error in row.ready.wrong.values()]
+    sentences += [f"{peer} was skipped: {reason}." for peer, reason in missing.items()]
+    failures = [failure for row in rows for failure in row.ready.failures.values()]
+    sentences += [f"{failure.kind.capitalize()}: {failure.reason}" for failure in failures]
     return "\n".join(f"- {sentence}" for sentence in sentences)
