@@ -3,6 +3,8 @@
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+MARKERS = "os^vDP"
+
 Points = Sequence[tuple[int, float]]
 
 
@@ -16,6 +18,7 @@ def draw(
 ) -> None:
     """A curve for each name; those that are muted are dashed and grey.
 
+    The first muted one has the marker of the first that is not, and so on.
     The same curves give the same file: it holds neither a date nor random names.
     """
     import matplotlib
@@ -25,8 +28,10 @@ def draw(
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4))
-    for (name, points), marker in zip(curves.items(), "os^vDP", strict=False):
+    markers = {True: iter(MARKERS), False: iter(MARKERS)}
+    for name, points in curves.items():
         look = {"color": "0.6", "linestyle": "--"} if name in muted else {"linestyle": "-"}
+        marker = next(markers[name in muted])
         axes.plot(*zip(*points, strict=True), marker=marker, label=name, **look)
     axes.set(xlabel=across, ylabel=up)
     if logarithmic:

@@ -19,7 +19,7 @@ from benchmarks import machine, page
 from benchmarks.timing import Effort, by_turns
 from benchmarks.workloads import tables
 from benchmarks.workloads.catalogue import LARGE_BAR, SMALL_BAR, catalogue, large, small
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, prepare
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, prepare, warm_up_compiler
 
 PACKAGES = ("jax", "opacus", "backpack-for-pytorch", "curvlinops-for-pytorch")
 
@@ -55,6 +55,8 @@ def measure(quick: bool, threads: str) -> str:
     left_out = left_out_of(quick, threads)
     rows = []
     with compiler_cache(), quiet(), page.progress(len(bounded)) as advance:
+        if COMPILED not in left_out:
+            warm_up_compiler()
         for workload, bar in bounded:
             ready = prepare(workload, left_out)
             rows.append(tables.Row(workload, bar, ready, by_turns(ready.works, effort)))

@@ -1,5 +1,6 @@
 """Those who do a workload: which are there, whether they agree, and their first calls."""
 
+import contextlib
 import importlib
 import time
 from collections.abc import Callable, Iterable
@@ -71,6 +72,12 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
         else:
             ready.works[name], ready.first_calls[name] = work, seconds
     return ready
+
+
+def warm_up_compiler() -> None:
+    """Has inductor make what it makes once; where it can't, it refuses each workload."""
+    with contextlib.suppress(TorchDynamoException):
+        torch.compile(torch.sin)(torch.ones(64))
 
 
 def check_same(what: str, result: Any, expected: Any) -> None:
