@@ -54,6 +54,17 @@ def test_a_peer_that_does_other_work_is_not_timed(wrong):
         peers.prepare(doubling(lambda x: wrong * x), OTHERS)
 
 
+def test_a_peer_that_does_other_work_in_its_second_call_is_not_timed():
+    calls = []
+
+    def by_hand(x):
+        calls.append(x)
+        return 2 * x * len(calls)
+
+    with pytest.raises(AssertionError, match="raw engine differs"):
+        peers.prepare(doubling(by_hand), OTHERS)
+
+
 def test_a_peer_of_another_shape_is_not_timed():
     with pytest.raises(AssertionError, match="other shapes"):
         peers.prepare(doubling(lambda x: 2 * x.unsqueeze(0)), OTHERS)
