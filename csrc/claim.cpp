@@ -5,6 +5,7 @@
 
 #include "fallbacks.h"
 #include "keys.h"
+#include "typed.h"
 
 namespace torchlayers {
 namespace {
@@ -56,6 +57,7 @@ void claim_keys() {
   on_front->fallback(torch::CppFunction::makeFromBoxedFunction<&front>());
   static auto* on_back = new torch::Library(torch::Library::IMPL, "_", kBack, __FILE__, __LINE__);
   on_back->fallback(torch::CppFunction::makeFromBoxedFunction<&back>());
+  register_typed();
 }
 
 } // namespace torchlayers

@@ -166,12 +166,19 @@ class JvpLayer final : public AutogradLayer {
   bool previous_inference_mode_;
 };
 
-// vmap: torch's batching rules.
+// vmap: batching rules, ours and torch's.
 class VmapLayer final : public Layer {
  public:
   VmapLayer(c10::SymInt batch_size, Randomness randomness);
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
+  // Above the layer its parts meet our rules; torch's rule would see them through to the end.
+  bool takes_apart(const Operator& op) const override {
+    return op.is_composite_under_vmap && op.batch_rule == nullptr;
+  }
+  bool has_rule_for(const Operator& op) const override {
+    return op.batch_rule != nullptr;
+  }
   void bypassed(const Operator& op, const Args& args) const override;
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "keys.h"
+#include "rules/batching/families.h"
 #include "rules/rule.h"
 
 namespace torchlayers {
@@ -165,6 +166,8 @@ Operator::Operator(const c10::OperatorHandle& op)
           {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})),
       has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
+      is_composite_under_vmap(
+          is_composite && op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition)),
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(
           is_custom && op.schema().getNamespace() != "prims" &&
@@ -174,6 +177,7 @@ Operator::Operator(const c10::OperatorHandle& op)
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       rule(Table::find(op.operator_name())),
       pull_rule(Table::find_pull(op.operator_name())),
+      batch_rule(BatchTable::find(op.operator_name())),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
     if (is_written(schema().arguments()[i])) {

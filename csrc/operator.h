@@ -13,6 +13,7 @@ namespace torchlayers {
 
 class PullRule;
 class Rule;
+struct BatchRule;
 
 // The values that end with an operator's arguments, and then with its results.
 using Args = torch::jit::Stack;
@@ -50,6 +51,8 @@ struct Operator {
   bool has_torch_func_kernel;
   // Has a kernel made of other operators, which are what autocast looks at.
   bool is_composite;
+  // torch's batching rule for it is to take it apart.
+  bool is_composite_under_vmap;
   // Not torch's own: a kernel written in Python may apply an autograd.Function.
   bool is_custom;
   // Not of aten or prims, and with a derivative of its own.
@@ -67,6 +70,8 @@ struct Operator {
   mutable std::atomic<const Rule*> rule;
   // What it does to cotangents, likewise.
   mutable std::atomic<const PullRule*> pull_rule;
+  // How it runs on a batch; null where torch's batching rule is to tell.
+  mutable std::atomic<const BatchRule*> batch_rule;
 
   // The arguments whose sizes or strides this operator may change.
   std::vector<size_t> written_args;

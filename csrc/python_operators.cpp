@@ -10,7 +10,9 @@
 
 #include "decompose.h"
 #include "errors.h"
+#include "rules/batching/families.h"
 #include "rules/rule.h"
+#include "typed.h"
 
 namespace torchlayers {
 namespace {
@@ -380,6 +382,12 @@ void switch_pull_rule(const std::string& name, const std::string& overload, bool
   op.pull_rule = on ? Table::find_pull(op.handle.operator_name()) : nullptr;
 }
 
+// The same of batching rules.
+void switch_batching_rule(const std::string& name, const std::string& overload, bool on) {
+  const Operator& op = operator_named(name, overload);
+  op.batch_rule = on ? BatchTable::find(op.handle.operator_name()) : nullptr;
+}
+
 // While it lives, the operator is being decomposed on this thread: one that is made of
 // itself in the end (torch's, by way of a prim) is made of nothing.
 class UnderWay {
@@ -435,6 +443,9 @@ void bind_operators(py::module_& m) {
   m.def("register_vjp_rule", wrap_pybind_function(&register_pull_rule));
   m.def("switch_vjp_rule", wrap_pybind_function(&switch_pull_rule));
   m.def("vjp_rules", wrap_pybind_function(&Table::pull_names));
+  m.def("switch_batching_rule", wrap_pybind_function(&switch_batching_rule));
+  m.def("batching_rules", wrap_pybind_function(&BatchTable::names));
+  m.def("typed_operators", wrap_pybind_function(&typed_operators));
 }
 
 } // namespace torchlayers

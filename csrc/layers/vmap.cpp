@@ -2,6 +2,7 @@
 // read the batch size and the randomness from this layer's entry in the mirror.
 #include "../keys.h"
 #include "../layer.h"
+#include "../rules/batching/batched_call.h"
 #include "../rules/batching/masked.h"
 #include "../rules/batching/pointwise.h"
 #include "../stack.h"
@@ -10,6 +11,19 @@
 #include "vmap_errors.h"
 
 namespace torchlayers {
+
+namespace {
+
+bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
+  const BatchRule* rule = op.batch_rule;
+  if (rule == nullptr) {
+    return false;
+  }
+  BatchedCall call(op, args, layer);
+  return call.is_plain() && rule->follow(call, rule->arg);
+}
+
+} // namespace
 
 VmapLayer::VmapLayer(c10::SymInt batch_size, Randomness randomness)
     : Layer(Kind::Vmap), batch_size_(std::move(batch_size)), randomness_(randomness) {}
@@ -24,7 +38,8 @@ void VmapLayer::process(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (run_batched_alike(op, args, *this) || fill_by_mask(op, args, *this)) {
+  if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
+      fill_by_mask(op, args, *this)) {
     return;
   }
   const bool unbatched = writes_unbatched(op, args, *this);

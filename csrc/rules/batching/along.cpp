@@ -1,0 +1,99 @@
+// Operators that work along dimensions, counted one further back where the batch is in front,
+// and those of the last dimensions, which don't see it.
+#include "families.h"
+
+namespace torchlayers {
+namespace {
+
+// op(tensors..., dim, ...), the tensors all alike.
+bool along_dim(BatchedCall& call, size_t arg) {
+  if (!call[arg].isInt() || !call.all_like(0)) {
+    return false;
+  }
+  const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
+  if (!dim) {
+    return false;
+  }
+  call.set(arg, *dim);
+  return call.run();
+}
+
+// The same along several dimensions, of which there is one at least.
+bool along_dims(BatchedCall& call, size_t arg) {
+  if (!call.all_like(0)) {
+    return false;
+  }
+  const auto dims = call.behind_batch(call[arg], call.rank(0));
+  if (!dims || dims->empty()) {
+    return false;
+  }
+  call.set(arg, *dims);
+  return call.run();
+}
+
+bool keeps_strides(at::MemoryFormat format) {
+  return format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous;
+}
+
+// op(x, ...) that keeps each element where it is; the memory format, argument `arg`, must not be
+// one of as many dimensions as a sample has.
+bool every_element(BatchedCall& call, size_t arg) {
+  const bool names_format = arg != 0 && !call[arg].isNone();
+  if (!call.only(0) || (names_format && !keeps_strides(call[arg].toMemoryFormat()))) {
+    return false;
+  }
+  return call.run();
+}
+
+// Of the last `arg` dimensions.
+bool of_last(BatchedCall& call, size_t arg) {
+  if (!call.all_like(0) || call.rank(0) < static_cast<int64_t>(arg)) {
+    return false;
+  }
+  return call.run();
+}
+
+} // namespace
+
+void add_batched_along(BatchTable& rules) {
+  rules.add({"softmax.int", "log_softmax.int", "_softmax", "_log_softmax"}, {along_dim, 1});
+  rules.add({"_softmax_backward_data", "_log_softmax_backward_data"}, {along_dim, 2});
+  rules.add({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"}, {along_dim, 1});
+  rules.add({"sort", "max.dim", "min.dim", "median.dim"}, {along_dim, 1});
+  rules.add({"argmax", "argmin", "glu"}, {along_dim, 1});
+  rules.add({"sort.stable", "topk"}, {along_dim, 2});
+  rules.add({"flip"}, {along_dims, 1});
+  rules.add({"roll"}, {along_dims, 2});
+
+  rules.add({"detach", "alias"}, {every_element});
+  rules.add({"clone"}, {every_element, 1});
+  rules.add({"ones_like", "zeros_like"}, {every_element, 5});
+  // Pointwise, as torch's tags do not say.
+  rules.add(
+      {"elu_backward",
+       "hardshrink_backward",
+       "hardsigmoid_backward",
+       "hardswish_backward",
+       "hardtanh_backward",
+       "leaky_relu_backward",
+       "log_sigmoid_backward",
+       "softplus_backward",
+       "softshrink_backward"},
+      {of_last, 0});
+  rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
+  rules.add(
+      {"tril",
+       "triu",
+       "linalg_inv_ex",
+       "linalg_cholesky_ex",
+       "linalg_matrix_exp",
+       "linalg_qr",
+       "linalg_eig",
+       "_linalg_svd",
+       "_linalg_eigh",
+       "_linalg_det",
+       "_linalg_slogdet"},
+      {of_last, 2});
+}
+
+} // namespace torchlayers

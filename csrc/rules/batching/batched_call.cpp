@@ -1,0 +1,124 @@
+#include "batched_call.h"
+
+#include "../../args.h"
+
+namespace torchlayers {
+
+bool BatchedCall::is_plain() const {
+  bool plain = layer_.batch_size().maybe_as_int().has_value();
+  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
+    if (is_batched(each)) {
+      const at::Tensor& value = at::functorch::maybeGetBatchedImpl(each)->value();
+      plain = plain && value.layout() == at::kStrided && !value.is_nested();
+    }
+  });
+  return plain;
+}
+
+bool BatchedCall::only(size_t i) const {
+  if (!is_batched(i)) {
+    return false;
+  }
+  size_t batched = 0;
+  visit_tensors(
+      args_, op_.num_args, [&](const at::Tensor& each) { batched += is_batched(each) ? 1 : 0; });
+  return batched == 1;
+}
+
+bool BatchedCall::all_like(size_t i) const {
+  if (!is_batched(i)) {
+    return false;
+  }
+  bool alike = true;
+  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
+    alike = alike && is_batched(each) && each.dim() == rank(i);
+  });
+  return alike;
+}
+
+std::optional<int64_t> BatchedCall::behind_batch(int64_t dim, int64_t rank) {
+  if (dim < -rank || dim >= rank) {
+    return std::nullopt;
+  }
+  return (dim < 0 ? dim + rank : dim) + 1;
+}
+
+std::optional<std::vector<int64_t>> BatchedCall::behind_batch(
+    const c10::IValue& dims, int64_t rank) const {
+  if (!dims.isIntList()) {
+    return std::nullopt;
+  }
+  std::vector<int64_t> behind = dims.toIntVector();
+  for (int64_t& dim : behind) {
+    const auto moved = behind_batch(dim, rank);
+    if (!moved) {
+      return std::nullopt;
+    }
+    dim = *moved;
+  }
+  return behind;
+}
+
+std::optional<std::vector<int64_t>> BatchedCall::with_batch(const c10::IValue& sizes) const {
+  if (!sizes.isIntList()) {
+    return std::nullopt;
+  }
+  std::vector<int64_t> all = sizes.toIntVector();
+  all.insert(all.begin(), batch_size());
+  return all;
+}
+
+at::Tensor BatchedCall::value(const at::Tensor& tensor) const {
+  if (!is_batched(tensor)) {
+    return tensor;
+  }
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  return batched->bdim() == 0 ? batched->value() : batched->value().movedim(batched->bdim(), 0);
+}
+
+at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
+  if (is_batched(tensor)) {
+    return value(tensor);
+  }
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  sizes.insert(sizes.begin(), batch_size());
+  return tensor.expand(sizes);
+}
+
+bool BatchedCall::run() {
+  trace("rule", op_, layer_);
+  {
+    const WithoutTop below(layer_);
+    change_tensors(
+        args_, op_.num_args, [&](const at::Tensor& tensor, size_t) { return value(tensor); });
+    op_.handle.callBoxed(&args_);
+  }
+  change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
+    return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+  });
+  return true;
+}
+
+std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
+  op_.handle.callBoxed(&args);
+  std::vector<at::Tensor> results;
+  for (const c10::IValue& result : args) {
+    results.push_back(result.toTensor());
+  }
+  return results;
+}
+
+at::Tensor BatchedCall::call(Args args) const {
+  op_.handle.callBoxed(&args);
+  return std::move(args[0]).toTensor();
+}
+
+void BatchedCall::finish(const std::vector<at::Tensor>& results) {
+  args_.resize(first_);
+  for (const at::Tensor& result : results) {
+    args_.emplace_back(
+        result.defined() ? at::functorch::makeBatched(result, /*bdim=*/0, layer_.level()) : result);
+  }
+}
+
+} // namespace torchlayers

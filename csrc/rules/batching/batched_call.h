@@ -1,0 +1,133 @@
+// One call of an operator under vmap, as a batching rule sees it: arguments of the layer below,
+// some with the batch in front.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <optional>
+#include <vector>
+
+#include "../../layer.h"
+#include "../../operator.h"
+#include "../../stack.h"
+#include "../../trace.h"
+
+namespace torchlayers {
+
+// NOTE [A batching rule of our own]
+// A rule first looks at what the samples are like, and may then still leave the operator to
+// torch's batching rule. From the first tensor that it asks `value` for, it is on the layer
+// below, and ends the call: with `run`, the same operator on other arguments, or with `give`,
+// what it has made of them itself. A dimension is counted as a sample's: the batch is in front
+// of it.
+// Errors about a sample (a dimension that it has not, shapes that don't fit) are torch's rule's
+// to raise, or would name the batch: so a rule leaves those calls to it where it sees them.
+class BatchedCall {
+ public:
+  BatchedCall(const Operator& op, Args& args, const VmapLayer& layer)
+      : op_(op), args_(args), layer_(layer), first_(args.size() - op.num_args) {}
+
+  size_t size() const {
+    return op_.num_args;
+  }
+  // The argument as it was given: of a batched tensor, one sample.
+  const c10::IValue& operator[](size_t i) const {
+    return args_[first_ + i];
+  }
+  bool flag(size_t i) const {
+    return (*this)[i].toBool();
+  }
+  bool has_tensor(size_t i) const {
+    return (*this)[i].isTensor() && (*this)[i].toTensor().defined();
+  }
+  const at::Tensor& tensor(size_t i) const {
+    return (*this)[i].toTensor();
+  }
+  int64_t rank(size_t i) const {
+    return tensor(i).dim();
+  }
+  int64_t batch_size() const {
+    return *layer_.batch_size().maybe_as_int();
+  }
+
+  // Whether its tensors are strided and its batch size a number, as all rules take for granted.
+  bool is_plain() const;
+
+  bool is_batched(const at::Tensor& tensor) const {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    return batched != nullptr && batched->level() == layer_.level();
+  }
+  bool is_batched(size_t i) const {
+    return has_tensor(i) && is_batched(tensor(i));
+  }
+  // Whether this is the one batched argument.
+  bool only(size_t i) const;
+  // Whether argument i is batched, and every other tensor too, with samples of its rank.
+  bool all_like(size_t i) const;
+
+  // A dimension of a sample of this rank, seen with the batch in front; none where it has none
+  // such.
+  static std::optional<int64_t> behind_batch(int64_t dim, int64_t rank);
+  // The same of a list; none too where the argument is something else than a list of numbers.
+  std::optional<std::vector<int64_t>> behind_batch(const c10::IValue& dims, int64_t rank) const;
+  // The sizes with the batch's in front; none where they are not numbers.
+  std::optional<std::vector<int64_t>> with_batch(const c10::IValue& sizes) const;
+
+  // The tensor on the layer below, its batch in front if it has one.
+  at::Tensor value(const at::Tensor& tensor) const;
+  at::Tensor value(size_t i) const {
+    return value(tensor(i));
+  }
+  // The same with a batch in any case; undefined where the tensor is.
+  at::Tensor expanded(const at::Tensor& tensor) const;
+  at::Tensor expanded(size_t i) const {
+    return has_tensor(i) ? expanded(tensor(i)) : at::Tensor();
+  }
+
+  void set(size_t i, c10::IValue value) {
+    args_[first_ + i] = std::move(value);
+  }
+  // Calls the operator, as it now is, on the layer below.
+  bool run();
+
+  // Runs `compute` on the layer below; what it returns, a tensor or several, has the batch in
+  // front.
+  template <class Compute>
+  bool give(const Compute& compute) {
+    trace("rule", op_, layer_);
+    std::vector<at::Tensor> results;
+    {
+      const WithoutTop below(layer_);
+      results = as_list(compute());
+    }
+    finish(results);
+    return true;
+  }
+  // Calls the operator on the layer below with these arguments.
+  at::Tensor call(Args args) const;
+  std::vector<at::Tensor> call_all(Args args) const;
+
+ private:
+  static std::vector<at::Tensor> as_list(at::Tensor result) {
+    return {std::move(result)};
+  }
+  static std::vector<at::Tensor> as_list(std::vector<at::Tensor> results) {
+    return results;
+  }
+  void finish(const std::vector<at::Tensor>& results);
+
+  const Operator& op_;
+  Args& args_;
+  const VmapLayer& layer_;
+  size_t first_;
+};
+
+// What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
+// place of the argument that the rule is about: its dimension, its sizes.
+struct BatchRule {
+  bool (*follow)(BatchedCall& call, size_t arg);
+  size_t arg = 0;
+};
+
+} // namespace torchlayers

@@ -1,0 +1,198 @@
+// Convolution and pooling: images have one batch dimension of their own, which takes up vmap's.
+#include <ATen/ATen.h>
+
+#include <array>
+
+#include "families.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// (B, N, ...) as (B N, ...) and back.
+Tensor joined(const Tensor& tensor) {
+  return tensor.flatten(0, 1);
+}
+
+Tensor parted(const Tensor& tensor, int64_t batch_size) {
+  return tensor.defined() ? tensor.unflatten(0, {batch_size, -1}) : tensor;
+}
+
+// (B, N, C, ...) as (N, B C, ...): the batch beside the channels, in groups of its own.
+Tensor beside_channels(const Tensor& tensor) {
+  return tensor.transpose(0, 1).flatten(1, 2);
+}
+
+// op(x, ...) of images with `dims` dimensions to a plane, where every tensor is one.
+bool on_images(BatchedCall& call, size_t dims) {
+  const auto image_rank = static_cast<int64_t>(dims) + 1;
+  if (!call.all_like(0) || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+    return false;
+  }
+  if (call.rank(0) == image_rank) {
+    return call.run();
+  }
+  if (call.rank(0) != image_rank + 1) {
+    return false;
+  }
+  return call.give([&] {
+    Args args;
+    for (size_t i = 0; i < call.size(); ++i) {
+      args.push_back(call.has_tensor(i) ? c10::IValue(joined(call.value(i))) : call[i]);
+    }
+    std::vector<Tensor> results = call.call_all(std::move(args));
+    for (Tensor& result : results) {
+      result = parted(result, call.batch_size());
+    }
+    return results;
+  });
+}
+
+// What the convolutions by dimension and the general one have in common.
+struct Convolution {
+  std::vector<int64_t> stride, padding, dilation, output_padding;
+  bool transposed;
+  int64_t groups;
+
+  Tensor operator()(
+      const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) const {
+    return at::convolution(
+        x, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
+  }
+};
+
+// convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+bool convolution(BatchedCall& call, size_t) {
+  for (size_t i : {3, 4, 5, 7}) {
+    if (!call[i].isIntList()) {
+      return false;
+    }
+  }
+  Convolution conv{
+      call[3].toIntVector(),
+      call[4].toIntVector(),
+      call[5].toIntVector(),
+      call[7].toIntVector(),
+      call.flag(6),
+      call[8].toInt()};
+  const bool is_empty = call.tensor(0).numel() == 0 || call.batch_size() == 0;
+  const bool has_bias = call.has_tensor(2);
+  if (is_empty || call.rank(0) != call.rank(1)) {
+    return false;
+  }
+  const int64_t batch_size = call.batch_size();
+  if (call.only(0)) {
+    return call.give([&] {
+      const auto bias = has_bias ? std::optional<Tensor>(call.tensor(2)) : std::nullopt;
+      return parted(conv(joined(call.value(0)), call.tensor(1), bias), batch_size);
+    });
+  }
+  if (!call.is_batched(1)) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor x = beside_channels(call.expanded(0));
+    const Tensor weight = joined(call.value(1));
+    const auto bias = has_bias ? std::optional<Tensor>(joined(call.expanded(2))) : std::nullopt;
+    conv.groups *= batch_size;
+    return conv(x, weight, bias).unflatten(1, {batch_size, -1}).transpose(0, 1);
+  });
+}
+
+// conv2d(x, weight, bias, stride, padding, dilation, groups), and its like: one image a sample is
+// a batch of images below.
+bool convolution_of_image(BatchedCall& call, size_t dims) {
+  return call.only(0) && call.rank(0) == static_cast<int64_t>(dims) + 1 && call.run();
+}
+
+// convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
+// output_padding, groups, which): a sample's gradient by the weight is that of a group.
+bool convolution_backward(BatchedCall& call, size_t) {
+  for (size_t i : {4, 5, 6, 8}) {
+    if (!call[i].isIntList()) {
+      return false;
+    }
+  }
+  const bool has_images = call.is_batched(0) && call.is_batched(1) && !call.is_batched(2) &&
+                          call.rank(0) == call.rank(1) && call.tensor(1).numel() > 0 &&
+                          call.tensor(0).numel() > 0;
+  if (!has_images || call.batch_size() == 0) {
+    return false;
+  }
+  const int64_t batch_size = call.batch_size();
+  const auto stride = call[4].toIntVector();
+  const auto padding = call[5].toIntVector();
+  const auto dilation = call[6].toIntVector();
+  const bool transposed = call.flag(7);
+  const auto output_padding = call[8].toIntVector();
+  const int64_t groups = call[9].toInt();
+  const auto which = call[10].toBoolList();
+  return call.give([&] {
+    const Tensor gradient = call.value(0);
+    const Tensor x = call.value(1);
+    const Tensor& weight = call.tensor(2);
+    const auto backward = [&](const Tensor& gradient,
+                              const Tensor& x,
+                              const Tensor& weight,
+                              int64_t groups,
+                              std::array<bool, 3> which) {
+      return at::convolution_backward(
+          gradient,
+          x,
+          weight,
+          std::nullopt,
+          stride,
+          padding,
+          dilation,
+          transposed,
+          output_padding,
+          groups,
+          which);
+    };
+    std::vector<Tensor> gradients(3);
+    if (which[0]) {
+      gradients[0] = parted(
+          std::get<0>(backward(joined(gradient), joined(x), weight, groups, {true, false, false})),
+          batch_size);
+    }
+    if (which[1]) {
+      const Tensor weights = joined(call.expanded(2));
+      const Tensor by_group = std::get<1>(backward(
+          beside_channels(gradient),
+          beside_channels(x),
+          weights,
+          groups * batch_size,
+          {false, true, false}));
+      gradients[1] = parted(by_group, batch_size);
+    }
+    if (which[2]) {
+      std::vector<int64_t> dims{1};
+      for (int64_t dim = 3; dim < gradient.dim(); ++dim) {
+        dims.push_back(dim);
+      }
+      gradients[2] = gradient.sum(dims);
+    }
+    return gradients;
+  });
+}
+
+} // namespace
+
+void add_batched_images(BatchTable& rules) {
+  rules.add({"convolution"}, {convolution});
+  rules.add({"conv1d"}, {convolution_of_image, 1});
+  rules.add({"conv2d"}, {convolution_of_image, 2});
+  rules.add({"conv3d"}, {convolution_of_image, 3});
+  rules.add({"convolution_backward"}, {convolution_backward});
+  rules.add(
+      {"max_pool2d_with_indices",
+       "max_pool2d_with_indices_backward",
+       "avg_pool2d",
+       "avg_pool2d_backward",
+       "_adaptive_avg_pool2d",
+       "_adaptive_avg_pool2d_backward"},
+      {on_images, 2});
+}
+
+} // namespace torchlayers

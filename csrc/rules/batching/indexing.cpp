@@ -1,0 +1,102 @@
+// Indexing, gathering and scattering.
+#include <ATen/ATen.h>
+
+#include "families.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// op(x, dim, index): one index for all samples.
+bool pick(BatchedCall& call, size_t) {
+  if (!call.only(0)) {
+    return false;
+  }
+  const auto dim = BatchedCall::behind_batch(call[1].toInt(), call.rank(0));
+  if (!dim) {
+    return false;
+  }
+  call.set(1, *dim);
+  return call.run();
+}
+
+// op(x, dim, index, source, ...), of tensors of one rank, each with a batch or given one.
+bool by_elements(BatchedCall& call, size_t) {
+  bool any_batched = false;
+  for (size_t i = 0; i < call.size(); ++i) {
+    if (call.has_tensor(i)) {
+      any_batched = any_batched || call.is_batched(i);
+      if (call.rank(i) != call.rank(0)) {
+        return false;
+      }
+    }
+  }
+  const auto dim = BatchedCall::behind_batch(call[1].toInt(), call.rank(0));
+  if (!dim || !any_batched) {
+    return false;
+  }
+  return call.give([&] {
+    Args args;
+    for (size_t i = 0; i < call.size(); ++i) {
+      args.push_back(call.has_tensor(i) ? c10::IValue(call.expanded(i)) : call[i]);
+    }
+    args[1] = *dim;
+    return call.call(std::move(args));
+  });
+}
+
+// index.Tensor(x, indices). Indices that stand side by side leave the batch where it is; parted
+// ones would bring what they pick to the front of it.
+bool index(BatchedCall& call, size_t) {
+  const auto given = call[1].toListRef();
+  std::vector<Tensor> indices;
+  int64_t runs = 0;
+  bool was_index = false;
+  bool any_batched = false;
+  for (const c10::IValue& each : given) {
+    const bool is_index = each.isTensor() && each.toTensor().defined();
+    runs += is_index && !was_index ? 1 : 0;
+    was_index = is_index;
+    indices.push_back(is_index ? each.toTensor() : Tensor());
+    any_batched = any_batched || (is_index && call.is_batched(indices.back()));
+  }
+  if (runs != 1) {
+    return false;
+  }
+  const auto as_list = [](const std::vector<Tensor>& tensors) {
+    c10::List<std::optional<Tensor>> list;
+    for (const Tensor& tensor : tensors) {
+      list.push_back(tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt);
+    }
+    return list;
+  };
+  if (!any_batched && call.is_batched(0)) {
+    const bool has_rank = static_cast<int64_t>(indices.size()) <= call.rank(0);
+    return has_rank && call.give([&] {
+      indices.insert(indices.begin(), Tensor());
+      return at::index(call.value(0), as_list(indices));
+    });
+  }
+  const bool is_one = !indices.empty() && indices[0].defined() && indices.size() == 1;
+  if (any_batched && !call.is_batched(0) && is_one && indices[0].scalar_type() == at::kLong) {
+    return call.give([&] { return at::index(call.tensor(0), as_list({call.value(indices[0])})); });
+  }
+  return false;
+}
+
+// embedding(weight, indices, ...)
+bool embedding(BatchedCall& call, size_t) {
+  return call.only(1) && call.run();
+}
+
+} // namespace
+
+void add_batched_indexing(BatchTable& rules) {
+  rules.add({"index_select"}, {pick});
+  rules.add({"gather", "scatter.src", "scatter.value", "scatter_add"}, {by_elements});
+  rules.add({"index.Tensor"}, {index});
+  rules.add({"embedding"}, {embedding});
+}
+
+} // namespace torchlayers

@@ -1,0 +1,124 @@
+// Losses: a sample's mean or sum is that of its own elements.
+#include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
+
+#include <numeric>
+
+#include "families.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// A loss an element, (B, ...), brought to one a sample.
+Tensor reduced(const Tensor& losses, int64_t reduction) {
+  if (reduction == at::Reduction::None || losses.dim() == 1) {
+    return losses;
+  }
+  std::vector<int64_t> dims(losses.dim() - 1);
+  std::iota(dims.begin(), dims.end(), 1);
+  return reduction == at::Reduction::Mean ? losses.mean(dims) : losses.sum(dims);
+}
+
+// op(x, target, ..., reduction, ...) of tensors of one shape, element by element.
+bool elementwise(BatchedCall& call, size_t reduction) {
+  const Tensor& x = call.tensor(0);
+  const Tensor& target = call.tensor(1);
+  const bool fits = (call.is_batched(0) || call.is_batched(1)) && x.sizes() == target.sizes() &&
+                    x.scalar_type() == target.scalar_type();
+  if (!fits) {
+    return false;
+  }
+  for (size_t i = 2; i < reduction; ++i) {
+    if (call.has_tensor(i) && (call.is_batched(i) || call.rank(i) > x.dim())) {
+      return false; // a weight: below, broadcasting lines it up
+    }
+  }
+  return call.give([&] {
+    Args args;
+    for (size_t i = 0; i < call.size(); ++i) {
+      args.push_back(call.has_tensor(i) ? c10::IValue(call.value(i)) : call[i]);
+    }
+    // Pairs of one shape, as some losses demand.
+    args[0] = call.expanded(0);
+    args[1] = call.expanded(1);
+    args[reduction] = static_cast<int64_t>(at::Reduction::None);
+    return reduced(call.call(std::move(args)), call[reduction].toInt());
+  });
+}
+
+// Classes (C) and a number, or (N, C) and (N), without weights.
+bool fits_classes(const BatchedCall& call, size_t x, size_t target, size_t weight) {
+  return call.is_batched(x) && !call.has_tensor(weight) &&
+         (call.rank(x) == 1 || call.rank(x) == 2) && call.rank(target) == call.rank(x) - 1;
+}
+
+// How many classes of each sample count.
+Tensor counted(const Tensor& target, int64_t ignore_index, const Tensor& like) {
+  const Tensor counts = (target != ignore_index).to(like.scalar_type());
+  return counts.dim() == 1 ? counts : counts.sum(1);
+}
+
+// nll_loss_forward(x, target, weight, reduction, ignore_index) -> (loss, total weight)
+bool nll_loss(BatchedCall& call, size_t) {
+  if (!fits_classes(call, 0, 1, 2) || call[3].toInt() == at::Reduction::None) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor x = call.value(0);
+    const Tensor target = call.expanded(1);
+    const int64_t ignored = call[4].toInt();
+    const bool has_rows = x.dim() == 3;
+    const Tensor losses = std::get<0>(at::nll_loss_forward(
+        has_rows ? x.flatten(0, 1) : x,
+        has_rows ? target.flatten() : target,
+        std::nullopt,
+        at::Reduction::None,
+        ignored));
+    const Tensor total = counted(target, ignored, x);
+    const Tensor sum = has_rows ? losses.unflatten(0, {x.size(0), x.size(1)}).sum(1) : losses;
+    const bool is_mean = call[3].toInt() == at::Reduction::Mean;
+    return std::vector<Tensor>{is_mean ? sum / total : sum, total};
+  });
+}
+
+// nll_loss_backward(gradient, x, target, weight, reduction, ignore_index, total weight)
+bool nll_loss_backward(BatchedCall& call, size_t) {
+  if (!fits_classes(call, 1, 2, 3) || call[4].toInt() == at::Reduction::None || call.rank(0) != 0) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor x = call.value(1);
+    const Tensor target = call.expanded(2);
+    const bool has_rows = x.dim() == 3;
+    Tensor gradient = call.expanded(0);
+    if (call[4].toInt() == at::Reduction::Mean) {
+      gradient = gradient / call.expanded(6);
+    }
+    if (has_rows) {
+      gradient = gradient.unsqueeze(1).expand({x.size(0), x.size(1)}).flatten();
+    }
+    const Tensor result = at::nll_loss_backward(
+        gradient,
+        has_rows ? x.flatten(0, 1) : x,
+        has_rows ? target.flatten() : target,
+        std::nullopt,
+        at::Reduction::None,
+        call[5].toInt(),
+        gradient.new_zeros({}));
+    return has_rows ? result.unflatten(0, {x.size(0), x.size(1)}) : result;
+  });
+}
+
+} // namespace
+
+void add_batched_losses(BatchTable& rules) {
+  rules.add({"mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"}, {elementwise, 2});
+  rules.add({"binary_cross_entropy"}, {elementwise, 3});
+  rules.add({"binary_cross_entropy_with_logits"}, {elementwise, 4});
+  rules.add({"nll_loss_forward"}, {nll_loss});
+  rules.add({"nll_loss_backward"}, {nll_loss_backward});
+}
+
+} // namespace torchlayers

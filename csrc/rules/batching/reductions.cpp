@@ -1,0 +1,95 @@
+// Reductions, along dimensions or of all that a sample has.
+#include <ATen/ATen.h>
+
+#include <numeric>
+
+#include "families.h"
+
+namespace torchlayers {
+namespace {
+
+std::vector<int64_t> all_behind_batch(int64_t rank) {
+  std::vector<int64_t> dims(rank);
+  std::iota(dims.begin(), dims.end(), 1);
+  return dims;
+}
+
+// op(x, ..., dims, ...): none named means all.
+bool over_dims(BatchedCall& call, size_t arg) {
+  if (!call.only(0) || call.rank(0) == 0) {
+    return false;
+  }
+  const int64_t rank = call.rank(0);
+  std::optional<std::vector<int64_t>> dims;
+  if (call[arg].isNone()) {
+    dims = all_behind_batch(rank);
+  } else {
+    dims = call.behind_batch(call[arg], rank);
+    if (dims && dims->empty()) {
+      dims = all_behind_batch(rank);
+    }
+  }
+  if (!dims) {
+    return false;
+  }
+  call.set(arg, *dims);
+  return call.run();
+}
+
+bool over_dim(BatchedCall& call, size_t arg) {
+  if (!call[arg].isInt() || !call.only(0)) {
+    return false;
+  }
+  const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
+  if (!dim) {
+    return false;
+  }
+  call.set(arg, *dim);
+  return call.run();
+}
+
+bool can_reduce_all(const BatchedCall& call) {
+  return call.only(0) && call.rank(0) > 0;
+}
+
+// sum(x, dtype)
+bool sum(BatchedCall& call, size_t) {
+  return can_reduce_all(call) && call.give([&] {
+    return at::sum(
+        call.value(0), all_behind_batch(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
+  });
+}
+
+// mean(x, dtype)
+bool mean(BatchedCall& call, size_t) {
+  return can_reduce_all(call) && call.give([&] {
+    return at::mean(
+        call.value(0), all_behind_batch(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
+  });
+}
+
+// Both derivatives, this one's and max's without a dimension, share a gradient between equals.
+bool largest(BatchedCall& call, size_t) {
+  return can_reduce_all(call) && call.give([&] { return at::amax(call.value(0).flatten(1), 1); });
+}
+
+bool smallest(BatchedCall& call, size_t) {
+  return can_reduce_all(call) && call.give([&] { return at::amin(call.value(0).flatten(1), 1); });
+}
+
+} // namespace
+
+void add_batched_reductions(BatchTable& rules) {
+  rules.add(
+      {"sum.dim_IntList", "mean.dim", "amax", "amin", "nansum", "var.correction", "std.correction"},
+      {over_dims, 1});
+  rules.add({"var_mean.correction", "std_mean.correction", "logsumexp"}, {over_dims, 1});
+  rules.add({"linalg_vector_norm", "norm.ScalarOpt_dim"}, {over_dims, 2});
+  rules.add({"prod.dim_int", "all.dim", "any.dim"}, {over_dim, 1});
+  rules.add({"sum"}, {sum});
+  rules.add({"mean"}, {mean});
+  rules.add({"max"}, {largest});
+  rules.add({"min"}, {smallest});
+}
+
+} // namespace torchlayers

@@ -1,0 +1,43 @@
+#include "families.h"
+
+namespace torchlayers {
+
+void BatchTable::add(std::initializer_list<const char*> names, BatchRule rule) {
+  for (const char* name : names) {
+    const bool is_new = rules_.emplace(std::string("aten::") + name, rule).second;
+    TORCH_INTERNAL_ASSERT(is_new, "two batching rules for ", name);
+  }
+}
+
+const BatchTable& BatchTable::instance() {
+  static const BatchTable* table = [] {
+    auto* all = new BatchTable(); // outlives threads that end late
+    add_batched_shapes(*all);
+    add_batched_along(*all);
+    add_batched_reductions(*all);
+    add_batched_products(*all);
+    add_batched_images(*all);
+    add_batched_losses(*all);
+    add_batched_norms(*all);
+    add_batched_indexing(*all);
+    add_batched_lists(*all);
+    return all;
+  }();
+  return *table;
+}
+
+const BatchRule* BatchTable::find(const c10::OperatorName& name) {
+  const auto& rules = instance().rules_;
+  const auto found = rules.find(c10::toString(name));
+  return found == rules.end() ? nullptr : &found->second;
+}
+
+std::vector<std::string> BatchTable::names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rule] : instance().rules_) {
+    names.push_back(name);
+  }
+  return names;
+}
+
+} // namespace torchlayers

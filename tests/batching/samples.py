@@ -1,0 +1,280 @@
+"""Calls of every operator with a batching rule, each on one sample's tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+A = torch.ops.aten
+
+Sample = tuple[Callable[..., Any], list[Tensor]]
+
+
+def values(*sizes: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(sizes) + len(sizes))
+    return torch.rand(sizes, generator=generator, dtype=torch.float64) + 0.1
+
+
+V, W = values(3), values(3) + 1
+X, Y = values(2, 3), values(2, 3) + 1
+SQUARE, CUBE = values(3, 3) + 3 * torch.eye(3), values(2, 3, 4)
+IMAGE, IMAGES = values(2, 5, 5), values(2, 2, 5, 5)
+PLACES, ROWS = torch.tensor([2, 0]), torch.tensor([[0, 1, 1], [1, 0, 1]])
+CLASS, CLASSES = torch.tensor(1), torch.tensor([2, 0])
+CONV = ([2, 1], [1, 0], [1, 1])
+MEAN, SUM, NONE = 1, 2, 0
+
+
+def in_order(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _convolution_backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
+    return A.convolution_backward(
+        g, x, w, [2], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True] * 3
+    )
+
+
+def _layer_norm_backward(g: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> Any:
+    _, mean, rstd = A.native_layer_norm(x, [3], w, w, 1e-5)
+    return [
+        result
+        for result in A.native_layer_norm_backward(g, x, [3], mean, rstd, w, w, which)
+        if result is not None
+    ]
+
+
+def _pool_backward(g: Tensor, x: Tensor) -> Any:
+    _, places = A.max_pool2d_with_indices(x, [2, 2])
+    return A.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
+
+
+SAMPLES: dict[str, list[Sample]] = {
+    "view": [(lambda x: A.view(x, [3, -1]), [X]), (lambda x: A.view(x, [1, 1]), [values()])],
+    "reshape": [(lambda x: A.reshape(x, [-1]), [X]), (lambda x: A.reshape(x, [6]), [X])],
+    "_unsafe_view": [(lambda x: A._unsafe_view(x * 1, [6]), [X])],
+    "expand": [(lambda x: x.expand(4, 2, -1), [X]), (lambda x: x.expand(4), [values()])],
+    "repeat": [(lambda x: x.repeat(2, 1, 3), [X])],
+    "select.int": [(lambda x: x.select(-1, 1), [X]), (lambda x: x.select(0, -1), [X])],
+    "slice.Tensor": [(lambda x: A.slice(x, -2, 0, 2, 1), [X]), (lambda x: x[:, 1:], [X])],
+    "squeeze.dim": [(lambda x: x.squeeze(0), [values(1, 3)]), (lambda x: x.squeeze(1), [X])],
+    "squeeze.dims": [(lambda x: x.squeeze((0, -1)), [values(1, 3, 1)])],
+    "unbind.int": [(lambda x: x.unbind(-1), [X])],
+    "split.Tensor": [(lambda x: A.split(x, 2, 1), [X])],
+    "split_with_sizes": [(lambda x: A.split_with_sizes(x, [1, 2], -1), [X])],
+    "transpose.int": [(lambda x: x.transpose(0, -1), [CUBE])],
+    "diagonal": [(lambda x: x.diagonal(1, -1, 0), [SQUARE])],
+    "permute": [(lambda x: x.permute(1, -1, 0), [CUBE])],
+    "t": [(torch.t, [X]), (torch.t, [V])],
+    "unsqueeze": [(lambda x, d=d: x.unsqueeze(d), [X]) for d in (0, -1, 2, -3)],
+    "constant_pad_nd": [(lambda x: A.constant_pad_nd(x, [1, 2, 0, 1], 3.0), [X])],
+    "select_backward": [(lambda g: A.select_backward(g, [2, 3], -1, 2), [values(2)])],
+    "slice_backward": [(lambda g: A.slice_backward(g, [2, 5], 1, 1, 5, 2), [values(2, 2)])],
+    "softmax.int": [(lambda x: x.softmax(0), [X]), (lambda x: x.softmax(0), [values()])],
+    "log_softmax.int": [(lambda x: x.log_softmax(-1), [X])],
+    "_softmax": [(lambda x: A._softmax(x, 1, False), [X])],
+    "_log_softmax": [(lambda x: A._log_softmax(x, -2, False), [X])],
+    "_softmax_backward_data": [
+        (lambda g, y: A._softmax_backward_data(g, y, 0, torch.float64), [X, Y])
+    ],
+    "_log_softmax_backward_data": [
+        (lambda g, y: A._log_softmax_backward_data(g, y, -1, torch.float64), [X, Y])
+    ],
+    "cumsum": [(lambda x: x.cumsum(-1), [X]), (lambda x: x.cumsum(0), [values()])],
+    "cumprod": [(lambda x: x.cumprod(0), [X])],
+    "logcumsumexp": [(lambda x: x.logcumsumexp(1), [X])],
+    "cummax": [(lambda x: x.cummax(1), [X])],
+    "cummin": [(lambda x: x.cummin(-2), [X])],
+    "sort": [(lambda x: A.sort(x, 0, True), [X])],
+    "sort.stable": [(lambda x: x.sort(dim=-1, stable=True), [X])],
+    "topk": [(lambda x: x.topk(2, 1), [X])],
+    "max.dim": [(lambda x: x.max(0), [X]), (lambda x: x.max(-1, keepdim=True), [X])],
+    "min.dim": [(lambda x: x.min(1), [X])],
+    "median.dim": [(lambda x: x.median(1), [X])],
+    "argmax": [(lambda x: x.argmax(0), [X]), (torch.argmax, [X])],
+    "argmin": [(lambda x: x.argmin(-1, keepdim=True), [X])],
+    "glu": [(lambda x: A.glu(x, 0), [X])],
+    "flip": [(lambda x: x.flip((0, -1)), [X]), (lambda x: x.flip(()), [X])],
+    "roll": [(lambda x: x.roll((1, 2), (-1, 0)), [X]), (lambda x: x.roll(1), [X])],
+    "detach": [(torch.detach, [X])],
+    "alias": [(A.alias, [X])],
+    "clone": [(torch.clone, [X])],
+    "ones_like": [(torch.ones_like, [X])],
+    "zeros_like": [(torch.zeros_like, [X])],
+    "elu_backward": [(lambda g, y: A.elu_backward(g, 1.2, 0.9, 1.1, False, y - 1), [X, Y])],
+    "hardshrink_backward": [(lambda g, x: A.hardshrink_backward(g, x, 0.5), [X, Y])],
+    "hardsigmoid_backward": [
+        (lambda g, x: A.hardsigmoid_backward(g.detach(), x.detach()) * g, [X, Y])
+    ],
+    "hardswish_backward": [(A.hardswish_backward, [X, Y])],
+    "hardtanh_backward": [(lambda g, x: A.hardtanh_backward(g, x, -1, 1), [X, Y])],
+    "leaky_relu_backward": [(lambda g, x: A.leaky_relu_backward(g, x, 0.1, False), [X, Y])],
+    "log_sigmoid_backward": [(lambda g, x: A.log_sigmoid_backward(g, x, x.detach()), [X, Y])],
+    "softplus_backward": [(lambda g, x: A.softplus_backward(g, x, 1, 20), [X, Y])],
+    "softshrink_backward": [(lambda g, x: A.softshrink_backward(g, x, 0.5), [X, Y])],
+    "pixel_shuffle": [(lambda x: A.pixel_shuffle(x, 2), [values(4, 2, 3)])],
+    "pixel_unshuffle": [(lambda x: A.pixel_unshuffle(x, 2), [values(1, 4, 2)])],
+    "tril": [(torch.tril, [SQUARE])],
+    "triu": [(lambda x: x.triu(1), [X])],
+    "linalg_inv_ex": [(A.linalg_inv_ex, [SQUARE])],
+    "linalg_cholesky_ex": [(lambda x: A.linalg_cholesky_ex(x @ x.mT)[0], [SQUARE])],
+    "linalg_matrix_exp": [(A.linalg_matrix_exp, [SQUARE])],
+    "linalg_qr": [(A.linalg_qr, [SQUARE])],
+    "linalg_eig": [(lambda x: A.linalg_eig(x)[0], [SQUARE])],
+    "_linalg_svd": [(lambda x: A._linalg_svd(x)[1], [X])],
+    "_linalg_eigh": [(lambda x: A._linalg_eigh(x + x.mT)[0], [SQUARE])],
+    "_linalg_det": [(A._linalg_det, [SQUARE])],
+    "_linalg_slogdet": [(A._linalg_slogdet, [SQUARE])],
+    "sum.dim_IntList": [
+        (lambda x: x.sum(-1), [X]),
+        (lambda x: A.sum.dim_IntList(x, [], True), [X]),
+        (lambda x: A.sum.dim_IntList(x, []), [values()]),
+    ],
+    "mean.dim": [(lambda x: x.mean((0, 1)), [X])],
+    "amax": [(lambda x: x.amax(0), [X]), (torch.amax, [X])],
+    "amin": [(lambda x: x.amin(-1), [X])],
+    "nansum": [(torch.nansum, [X])],
+    "var.correction": [(torch.var, [X]), (lambda x: x.var(1, correction=0), [X])],
+    "std.correction": [(lambda x: x.std(0, keepdim=True), [X])],
+    "var_mean.correction": [(lambda x: torch.var_mean(x, -1), [X])],
+    "std_mean.correction": [(torch.std_mean, [X])],
+    "logsumexp": [(lambda x: x.logsumexp((0, -1)), [X])],
+    "linalg_vector_norm": [
+        (torch.linalg.vector_norm, [X]),
+        (lambda x: torch.linalg.vector_norm(x, 3, -1, True), [X]),
+    ],
+    "norm.ScalarOpt_dim": [(lambda x: A.norm.ScalarOpt_dim(x, 2, [0]), [X])],
+    "prod.dim_int": [(lambda x: x.prod(-1), [X])],
+    "all.dim": [(lambda x: (x > 0.5).all(0), [X])],
+    "any.dim": [(lambda x: (x > 0.5).any(1, keepdim=True), [X])],
+    "sum": [(torch.sum, [X]), (torch.sum, [values()])],
+    "mean": [(torch.mean, [X])],
+    "max": [(torch.max, [X])],
+    "min": [(torch.min, [X])],
+    "matmul": [
+        (torch.matmul, [values(*left), values(*right)])
+        for left, right in [
+            ((3,), (3,)),
+            ((3,), (3, 2)),
+            ((2, 3), (3,)),
+            ((2, 3), (3, 4)),
+            ((3,), (2, 3, 4)),
+            ((2, 5, 3), (3,)),
+            ((2, 5, 3), (3, 4)),
+            ((5, 3), (2, 3, 4)),
+            ((2, 5, 3), (2, 3, 4)),
+            ((4, 1, 5, 3), (2, 3, 4)),
+        ]
+    ],
+    "mm": [(torch.mm, [values(2, 3), values(3, 4)])],
+    "mv": [(torch.mv, [X, V])],
+    "dot": [(torch.dot, [V, W])],
+    "bmm": [(torch.bmm, [values(2, 2, 3), CUBE])],
+    "outer": [(A.outer, [V, values(2)])],
+    "ger": [(A.ger, [V, values(2)])],
+    "linear": [
+        (A.linear, [X, values(4, 3), values(4)]),
+        (A.linear, [V, values(4, 3)]),
+        (A.linear, [CUBE, values(5, 4), values(5)]),
+        (A.linear, [X, V]),
+    ],
+    "addmm": [
+        (lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), [values(4), X, values(3, 4)]),
+        (torch.addmm, [values(2, 1), X, values(3, 4)]),
+        (torch.addmm, [values(), X, values(3, 4)]),
+    ],
+    "convolution": [
+        (
+            lambda x, w, b: A.convolution(x, w, b, *CONV, False, [0, 0], 2),
+            [IMAGES, values(4, 1, 2, 2), values(4)],
+        ),
+        (
+            lambda x, w, b: A.convolution(x, w, b, *CONV, True, [1, 0], 2),
+            [IMAGES, values(2, 3, 2, 2), values(6)],
+        ),
+    ],
+    "conv1d": [(A.conv1d, [values(2, 5), values(3, 2, 2), V])],
+    "conv2d": [(A.conv2d, [x, values(3, 2, 2, 2), V]) for x in (IMAGE, IMAGES)],
+    "conv3d": [(A.conv3d, [values(2, 3, 3, 3), values(1, 2, 2, 2, 2), values(1)])],
+    "convolution_backward": [
+        (_convolution_backward, [values(2, 2, 4, 4), IMAGES, values(2, 2, 2, 2)])
+    ],
+    "max_pool2d_with_indices": [
+        (lambda x: A.max_pool2d_with_indices(x, [2, 2]), [x]) for x in (IMAGE, IMAGES)
+    ],
+    "max_pool2d_with_indices_backward": [
+        (_pool_backward, [values(2, 2, 2), IMAGE]),
+        (_pool_backward, [values(2, 2, 2, 2), IMAGES]),
+    ],
+    "avg_pool2d": [(lambda x: A.avg_pool2d(x, [2, 2]), [x]) for x in (IMAGE, IMAGES)],
+    "avg_pool2d_backward": [
+        (
+            lambda g, x: A.avg_pool2d_backward(g, x, [2, 2], [2, 2], [0, 0], False, True, None),
+            [values(2, 2, 2, 2), IMAGES],
+        )
+    ],
+    "_adaptive_avg_pool2d": [
+        (lambda x: A._adaptive_avg_pool2d(x, [2, 3]), [x]) for x in (IMAGE, IMAGES)
+    ],
+    "_adaptive_avg_pool2d_backward": [
+        (A._adaptive_avg_pool2d_backward, [values(2, 2, 2, 2), IMAGES])
+    ],
+    "mse_loss": [(A.mse_loss, [X, Y]), (A.mse_loss, [values(), values() + 1])],
+    "smooth_l1_loss": [(lambda x, y: A.smooth_l1_loss(x, y, SUM), [X, Y])],
+    "huber_loss": [(lambda x, y: A.huber_loss(x, y, NONE, 0.5), [X, Y])],
+    "soft_margin_loss": [(lambda x: A.soft_margin_loss(x, Y, MEAN), [X])],
+    "binary_cross_entropy": [
+        (lambda x, y: A.binary_cross_entropy(x % 1, y % 1), [X, Y]),
+        (lambda x, y, w: A.binary_cross_entropy(x % 1, y % 1, w, SUM), [X, Y, V]),
+    ],
+    "binary_cross_entropy_with_logits": [
+        (lambda x, y, w: A.binary_cross_entropy_with_logits(x, y, None, w), [X, Y, V])
+    ],
+    "nll_loss_forward": [
+        (lambda x, t=t, r=r, i=i: A.nll_loss_forward(x, t, None, r, i)[0], [x])
+        for x, t in ((V, CLASS), (X, CLASSES))
+        for r in (MEAN, SUM, NONE)
+        for i in (-100, 2)
+    ],
+    "nll_loss_backward": [
+        (
+            lambda g, x, n, t=t, r=r: A.nll_loss_backward(g, x, t, None, r, 0, n),
+            [values(), x, values()],
+        )
+        for x, t in ((V, CLASS), (X, CLASSES))
+        for r in (MEAN, SUM)
+    ],
+    "native_layer_norm": [
+        (lambda x, w, b: A.native_layer_norm(x, [3], w, b, 1e-5), [X, V, W]),
+        (lambda x: A.native_layer_norm(x, [2, 3], None, None, 1e-5), [X]),
+    ],
+    "native_layer_norm_backward": [
+        (lambda g, x, w: _layer_norm_backward(g, x, w, [True, True, True]), [Y, X, V]),
+        (lambda g, x, w: _layer_norm_backward(g, x, w, [False, True, False]), [W, V, V]),
+    ],
+    "native_group_norm": [
+        (
+            # It reads memory in order, and does not look whether that is the tensor's.
+            lambda x, w: A.native_group_norm(in_order(x), in_order(w), None, 2, 4, 3, 2, 1e-5),
+            [values(2, 4, 3), values(4)],
+        )
+    ],
+    "index_select": [(lambda x: x.index_select(-1, PLACES), [X])],
+    "gather": [(lambda x: x.gather(1, ROWS), [X])],
+    "scatter.src": [(lambda x, y: A.scatter(x, 1, ROWS[:, :2], y), [X, values(2, 2)])],
+    "scatter.value": [(lambda x: A.scatter(x, -1, ROWS[:, :1], 2.0), [X])],
+    "scatter_add": [(lambda x, y: A.scatter_add(x, 0, ROWS, y), [X, Y])],
+    "index.Tensor": [
+        (lambda x: x[PLACES], [SQUARE]),
+        (lambda x: x[:, PLACES, PLACES], [values(2, 3, 3)]),
+        (lambda x: x[PLACES, :, PLACES], [values(3, 2, 3)]),
+        (lambda x: x[ROWS > 0], [X]),
+    ],
+    "embedding": [
+        (lambda w: A.embedding(w, PLACES), [SQUARE]),
+        (lambda x: A.embedding(SQUARE, (2 * x).long()), [X]),
+    ],
+    "cat": [(lambda x, y: torch.cat([x, y, x], -1), [X, Y]), (lambda x: torch.cat([x, V]), [W])],
+    "stack": [(lambda x, y, d=d: torch.stack([x, y], d), [X, Y]) for d in (0, 2, -1)],
+}

@@ -1,0 +1,157 @@
+"""Every batching rule of ours against torch's, and against the samples one by one."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.func
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+from tests.batching.rules import RULES, followed, switched_off
+from tests.batching.samples import SAMPLES, A, V, X, values
+
+# Some calls have no batching rule in torch and go through its fallback.
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+BATCH = 4
+
+CALLS = [
+    pytest.param(name, f, tensors, id=f"{name}-{i}")
+    for name, samples in SAMPLES.items()
+    for i, (f, tensors) in enumerate(samples)
+]
+
+
+def stacked(tensor: Tensor, dim: int) -> Tensor:
+    """Samples that differ, the batch at this place."""
+    return torch.stack([tensor * (1 + 0.1 * i) for i in range(BATCH)], dim)
+
+
+def batches(tensors: list[Tensor]) -> list[tuple[list[Tensor], tuple[int | None, ...]]]:
+    """The tensors with every choice of which are batched, in front or at the end."""
+    return [
+        (
+            [x if dim is None else stacked(x, dim) for x, dim in zip(tensors, dims, strict=True)],
+            dims,
+        )
+        for dims in itertools.product((None, 0, -1), repeat=len(tensors))
+        if set(dims) != {None}
+    ]
+
+
+def one_by_one(f: Callable[..., Any], args: list[Tensor], dims: tuple[int | None, ...]) -> Any:
+    """What vmap has to return, by a loop."""
+    each = [
+        f(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True)))
+        for i in range(BATCH)
+    ]
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves), *each)
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(
+        pytree.tree_leaves(found), pytree.tree_leaves(expected), equal_nan=True
+    )
+
+
+def test_samples_are_of_all_rules() -> None:
+    assert {f"aten::{name}" for name in SAMPLES} == set(RULES)
+
+
+@pytest.mark.parametrize(("name", "f", "tensors"), CALLS)
+def test_is_every_sample_by_itself(name: str, f: Callable[..., Any], tensors: list[Tensor]) -> None:
+    for args, dims in batches(tensors):
+        close(tl.vmap(f, in_dims=dims)(*args), one_by_one(f, args, dims))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_rule_is_followed(name: str) -> None:
+    found: set[str] = set()
+    with followed(found):
+        for f, tensors in SAMPLES[name]:
+            for args, dims in batches(tensors):
+                tl.vmap(f, in_dims=dims)(*args)
+    assert f"aten::{name}" in found
+
+
+@pytest.mark.parametrize(("name", "f", "tensors"), CALLS)
+def test_is_differentiated_as_torchs(
+    name: str, f: Callable[..., Any], tensors: list[Tensor]
+) -> None:
+    """Around vmap: what a rule calls has derivatives, and the right ones."""
+
+    def total(*args: Tensor) -> Tensor:
+        results = pytree.tree_leaves(tl.vmap(f)(*args))
+        return sum(
+            ((y.abs() if y.is_complex() else y).sin().sum() for y in results if not _counts(y)),
+            torch.zeros((), dtype=torch.float64),
+        )
+
+    args = [stacked(x, 0) for x in tensors]
+    argnums = tuple(range(len(args)))
+    with switched_off(RULES):
+        expected = tl.grad(total, argnums)(*args)
+    close(tl.grad(total, argnums)(*args), expected)
+
+
+def _counts(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+BAD: dict[str, Callable[[Tensor], Any]] = {
+    "a dimension too far": lambda x: x.sum(2),
+    "a dimension before the batch": lambda x: x.sum(-3),
+    "softmax too far": lambda x: x.softmax(2),
+    "select out of range": lambda x: x.select(1, 3),
+    "unsqueeze too far": lambda x: x.unsqueeze(3),
+    "unsqueeze before the batch": lambda x: x.unsqueeze(-4),
+    "transposed with the batch": lambda x: x.transpose(0, -3),
+    "a permutation too short": lambda x: x.permute(0),
+    "a view of another size": lambda x: x.view(5),
+    "an expansion of 3 to 4": lambda x: x.expand(2, 4),
+    "more padding than dimensions": lambda x: A.constant_pad_nd(x, [1, 1, 1, 1, 1, 1], 0.0),
+    "dot of matrices": lambda x: A.dot(x, x),
+    "dot of two lengths": lambda x: A.dot(x[0], x[0, :1]),
+    "mm of a vector": lambda x: A.mm(x, x[0]),
+    "mv of a matrix": lambda x: A.mv(x, x.t()),
+    "mm that does not fit": lambda x: A.mm(x, x),
+    "cat of two ranks": lambda x: torch.cat([x, x[0]]),
+    "stack of two sizes": lambda x: torch.stack([x, x[:, :1]]),
+    "gather of two ranks": lambda x: x.gather(0, torch.tensor([0])),
+    "layer norm of more than there is": lambda x: A.native_layer_norm(
+        x, [BATCH, 2, 3], None, None, 1e-5
+    ),
+    "too many indices": lambda x: x[torch.tensor([0]), torch.tensor([0]), torch.tensor([0])],
+}
+
+
+@pytest.mark.parametrize("f", BAD.values(), ids=BAD.keys())
+def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
+    """The batch, a dimension more, makes nothing of it that would run."""
+    x = stacked(X, 0)
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        f(X)
+    with pytest.raises((RuntimeError, IndexError, ValueError)):
+        tl.vmap(f)(x)
+    assert tl.current_stack() == ()
+
+
+def test_samples_of_two_levels() -> None:
+    """The batch of an outer vmap is no dimension of the inner one's samples."""
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x.sum(0, keepdim=True), (y @ x.t() @ x)[None], y.softmax(-1)[None]])
+
+    x, y = values(4, 2, 3), values(5, 3)
+    found = tl.vmap(lambda x: tl.vmap(lambda y: f(x, y))(y))(x)
+    expected = torch.stack([torch.stack([f(a, b) for b in y]) for a in x])
+    close(found, expected)
+
+
+def test_no_samples() -> None:
+    for f in (lambda x: x.view(6), lambda x: x.sum(), lambda x: x @ V, lambda x: x.softmax(0)):
+        close(tl.vmap(f)(X.new_zeros(0, 2, 3)), torch.func.vmap(f)(X.new_zeros(0, 2, 3)))

@@ -1,0 +1,130 @@
+"""Operators that go without boxes give what they give in boxes, bit for bit."""
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from tests.batching.samples import values
+
+TYPED = tl._C.typed_operators()
+
+
+def operator(name: str) -> torch._ops.OpOverload:
+    base, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload or "default")
+
+
+def arguments(op: torch._ops.OpOverload, *shapes: tuple[int, ...]) -> list[object]:
+    """Tensors of these shapes, over and over, and numbers; none by keyword."""
+    kinds = [str(each.type) for each in op._schema.arguments if not each.kwarg_only]
+    of_what = torch.bool if op._schema.name == "aten::where" else torch.float64
+    whole = op._schema.name.startswith("aten::bitwise")
+    given: list[object] = []
+    for kind, shape in zip(kinds, itertools.cycle(shapes), strict=False):
+        if kind != "Tensor":
+            given.append(1.5)
+            continue
+        tensor = values(*shape)
+        if not given and of_what == torch.bool:
+            tensor = tensor > 0.5
+        given.append((tensor * 9).long() if whole else tensor)
+    return given
+
+
+SHAPES = {
+    "alike": [(2, 3)],
+    "numbers": [()],
+    "one lower": [(2, 3), (3,)],
+    "one higher": [(3,), (2, 3)],
+}
+
+
+@pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("name", TYPED)
+def test_boxes_make_no_difference(name: str, shapes: list[tuple[int, ...]]) -> None:
+    op = operator(name)
+    given = arguments(op, *shapes)
+    places = [i for i, each in enumerate(given) if isinstance(each, Tensor)]
+    for dims in itertools.product((None, 0, -1), repeat=len(places)):
+        if set(dims) == {None}:
+            continue
+        batched = [
+            each if dim is None else torch.stack([each, each + each], dim)
+            for each, dim in zip((given[i] for i in places), dims, strict=True)
+        ]
+
+        def f(*tensors: Tensor) -> Tensor:
+            filled = list(given)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            return op(*filled)
+
+        found = tl.vmap(f, in_dims=dims)(*batched)
+        with tl.trace() as events:  # what is traced goes in boxes
+            expected = tl.vmap(f, in_dims=dims)(*batched)
+        assert events[0].op == name
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_most_of_what_a_loop_calls_is_typed() -> None:
+    for name in ("mul.Tensor", "add.Tensor", "div.Tensor", "sin", "tanh", "where.self"):
+        assert f"aten::{name}" in TYPED
+
+
+@pytest.mark.parametrize("nest", [tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))[1]])
+def test_other_layers_take_them_from_their_boxes(
+    nest: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]],
+) -> None:
+    x = values(3)
+    f = nest(lambda x: (x.sin() * x + x.exp()).sum())
+    expected = torch.stack([f(row) for row in torch.stack([x, x + 1])])
+    torch.testing.assert_close(tl.vmap(f)(torch.stack([x, x + 1])), expected)
+
+
+def test_an_escaped_tensor_is_named() -> None:
+    kept: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    tl.vmap(keep)(values(3))
+    with pytest.raises(RuntimeError, match="outside that transform"):
+        tl.vmap(lambda x: x * kept[0])(values(4))
+    tl.grad(lambda x: keep(x).sum())(values(3))
+    torch.testing.assert_close(  # a dead wrapper is its value
+        tl.vmap(lambda x: x * kept[1])(values(4)), values(4)[:, None] * values(3)
+    )
+    assert tl.current_stack() == ()
+
+
+def test_an_error_leaves_the_stack() -> None:
+    with pytest.raises(RuntimeError, match="must match"):
+        tl.vmap(lambda x: x * torch.ones(2))(values(4, 3))
+    assert tl.current_stack() == ()
+    assert (values(2) * 2).shape == (2,)
+
+
+def test_each_thread_has_its_own_layers() -> None:
+    x = values(6, 3)
+    found: list[Tensor] = []
+
+    def run(size: int) -> None:
+        for _ in range(50):
+            result = tl.vmap(lambda row: row * row + row.sin())(x[:size])
+        found.append(result)
+
+    threads = [threading.Thread(target=run, args=(size,)) for size in (2, 4, 6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(len(result) for result in found) == [2, 4, 6]
+    for result in found:
+        rows = x[: len(result)]
+        torch.testing.assert_close(result, rows * rows + rows.sin())
