@@ -208,8 +208,6 @@ AUTOCAST = {
 AUTOCAST_FAILS = {
     ("jvp", "Linear, LayerNorm, Linear"): "in plain forward mode too: LayerNorm's tangent is a "
     "float32 one of a bfloat16 value",
-    ("vmap(grad)", "Linear, LayerNorm, Linear"): "in torch.func too: the batching rule of "
-    "LayerNorm's backward does not take a bfloat16 input with float32 weights",
 }
 
 

@@ -162,7 +162,7 @@ REPEATED = (
     "a result that does not depend on the batch is repeated by unsqueeze and expand, in torch.func "
     "by expand alone; both are refused where the kind has neither"
 )
-OTHER_OPERATORS = "jvp's own rules call other operators than torch's forward AD"
+OTHER_OPERATORS = "rules of our own call other operators than torch's"
 DIFFERENCES = {
     ("float8", "jvp", "argument"): "refused by addcmul, in torch.func by add",
     ("torch_dispatch subclass", "grad", "argument"): OTHER_OPERATORS,
@@ -171,6 +171,8 @@ DIFFERENCES = {
     ("torch_dispatch subclass", "vjp", "captured"): OTHER_OPERATORS,
     ("torch_dispatch subclass", "jvp", "argument"): OTHER_OPERATORS,
     ("torch_dispatch subclass", "jvp", "captured"): OTHER_OPERATORS,
+    ("torch_dispatch subclass", "vmap(grad)", "argument"): OTHER_OPERATORS,
+    ("torch_dispatch subclass", "vmap(grad)", "captured"): OTHER_OPERATORS,
     ("torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("counting torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("torch_dispatch subclass", "vmap", "captured"): REPEATED,

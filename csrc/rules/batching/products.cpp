@@ -19,7 +19,8 @@ bool has_product(const BatchedCall& call) {
   const Tensor& y = call.tensor(1);
   const int64_t m = x.dim();
   const int64_t n = y.dim();
-  if (m == 0 || n == 0 || x.scalar_type() != y.scalar_type()) {
+  if (m == 0 || n == 0 || x.scalar_type() != y.scalar_type() ||
+      x.sym_size(-1) != y.sym_size(n == 1 ? 0 : -2)) {
     return false;
   }
   if (!call.is_batched(1)) {
@@ -27,9 +28,6 @@ bool has_product(const BatchedCall& call) {
   }
   if (!call.is_batched(0)) {
     return n == 1 ? m <= 2 : m <= n;
-  }
-  if (m == 1 && n == 1) {
-    return x.size(0) == y.size(0); // dots would stretch one of size 1
   }
   return m == n || (m <= 2 && n <= 2);
 }
@@ -71,7 +69,10 @@ bool outer(BatchedCall& call, size_t) {
 
 // linear(x, weight, bias): x has any number of dimensions in front already.
 bool linear(BatchedCall& call, size_t) {
-  if (call.only(0) && call.rank(0) >= 1) {
+  if (call.rank(0) == 0 || call.tensor(0).sym_size(-1) != call.tensor(1).sym_size(-1)) {
+    return false;
+  }
+  if (call.only(0)) {
     return call.run();
   }
   const bool has_bias = call.has_tensor(2);
@@ -93,7 +94,8 @@ bool linear(BatchedCall& call, size_t) {
 
 // addmm(bias, x, y, *, beta, alpha)
 bool addmm(BatchedCall& call, size_t) {
-  const bool fits = call.rank(0) > 0 && call.rank(1) == 2 && call.rank(2) == 2;
+  const bool fits = call.rank(0) > 0 && call.rank(1) == 2 && call.rank(2) == 2 &&
+                    call.tensor(1).size(1) == call.tensor(2).size(0);
   if (!fits || !(call.is_batched(1) || call.is_batched(2))) {
     return false;
   }
