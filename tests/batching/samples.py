@@ -119,7 +119,6 @@ SAMPLES: dict[str, list[Sample]] = {
     "triu": [(lambda x: x.triu(1), [X])],
     "linalg_inv_ex": [(A.linalg_inv_ex, [SQUARE])],
     "linalg_cholesky_ex": [(lambda x: A.linalg_cholesky_ex(x @ x.mT)[0], [SQUARE])],
-    "linalg_matrix_exp": [(A.linalg_matrix_exp, [SQUARE])],
     "linalg_qr": [(A.linalg_qr, [SQUARE])],
     "linalg_eig": [(lambda x: A.linalg_eig(x)[0], [SQUARE])],
     "_linalg_svd": [(lambda x: A._linalg_svd(x)[1], [X])],

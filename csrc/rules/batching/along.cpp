@@ -86,7 +86,6 @@ void add_batched_along(BatchTable& rules) {
        "triu",
        "linalg_inv_ex",
        "linalg_cholesky_ex",
-       "linalg_matrix_exp",
        "linalg_qr",
        "linalg_eig",
        "_linalg_svd",
