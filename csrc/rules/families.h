@@ -20,6 +20,9 @@ void add_pooling(Table& rules);
 void add_indexing(Table& rules);
 void add_shapes(Table& rules);
 void add_linalg(Table& rules);
+void add_decompositions(Table& rules);
+void add_spectra(Table& rules);
+void add_cumulative(Table& rules);
 void add_fft(Table& rules);
 void add_constants(Table& rules);
 
@@ -39,6 +42,9 @@ inline void add_families(Table& rules) {
   add_indexing(rules);
   add_shapes(rules);
   add_linalg(rules);
+  add_decompositions(rules);
+  add_spectra(rules);
+  add_cumulative(rules);
   add_fft(rules);
   add_constants(rules);
 }

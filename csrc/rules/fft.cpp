@@ -3,11 +3,45 @@
 #include "forms.h"
 
 namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// Of a real signal the frequencies above the middle are those below it, conjugated, and left out:
+// multiplies those that stand for two.
+Tensor scaled_pairs(const Tensor& spectrum, int64_t dim, const c10::SymInt& length, double factor) {
+  Tensor scaled = spectrum.clone();
+  scaled.narrow_symint(dim, 1, (length - 1) / 2).mul_(factor);
+  return scaled;
+}
+
+// _fft_r2c(x, dims, normalization, onesided)
+Tensor real_gradient(
+    const Tensor& g,
+    c10::SymIntArrayRef sizes,
+    const std::vector<int64_t>& dims,
+    int64_t normalization,
+    bool onesided) {
+  if (!onesided) {
+    return at::real(at::_fft_c2c(g, dims, normalization, /*forward=*/false));
+  }
+  const int64_t last = dims.back();
+  const c10::SymInt& length = sizes[last < 0 ? last + g.dim() : last];
+  return at::_fft_c2r_symint(scaled_pairs(g, last, length, 0.5), dims, normalization, length);
+}
+
+// _fft_c2r(x, dims, normalization, last_dim_size)
+Tensor spectrum_gradient(const Tensor& g, const std::vector<int64_t>& dims, int64_t normalization) {
+  const Tensor spectrum = at::_fft_r2c(g, dims, normalization, /*onesided=*/true);
+  return scaled_pairs(spectrum, dims.back(), g.sym_size(dims.back()), 2);
+}
+
+} // namespace
 
 void add_fft(Table& rules) {
-  LINEAR("_fft_r2c");
-  LINEAR("_fft_c2r");
-  LINEAR("_fft_c2c");
+  TRANSPOSED("_fft_r2c", real_gradient(g, c.sizes_of(0), c.integers(1), c.integer(2), c.flag(3)));
+  TRANSPOSED("_fft_c2r", spectrum_gradient(g, c.integers(1), c.integer(2)));
+  TRANSPOSED("_fft_c2c", at::_fft_c2c_symint(g, c.sizes(1), c.integer(2), !c.flag(3)));
 }
 
 } // namespace torchlayers

@@ -1,6 +1,8 @@
-// Linear algebra. The factors that an operator returns beside its result are constants to the
-// layers below, who may want to differentiate: so a rule solves with its arguments anew.
+// Inverses, solutions, determinants, exponentials. The factors that an operator returns beside its
+// result are constants to the layers below: where one of those differentiates, a rule factors its
+// arguments anew.
 #include <limits>
+#include <tuple>
 
 #include "families.h"
 #include "forms.h"
@@ -9,48 +11,13 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
+using Places = std::vector<size_t>;
 
 // linalg_inv_ex(A, check_errors) -> (inverse, info)
 void inverse(Call& call) {
   call.run();
   const Tensor& y = call.result(0);
   call.set_tangent(0, -y.matmul(call.tangent(0)).matmul(y));
-}
-
-Tensor lower_half(const Tensor& square) {
-  Tensor half = square.tril();
-  return half - 0.5 * at::diag_embed(half.diagonal(0, -2, -1));
-}
-
-// linalg_cholesky_ex(A, upper, check_errors) -> (L, info): L^-1 L' is the lower half of
-// L^-1 A' L^-H.
-void cholesky(Call& call) {
-  call.run();
-  const bool is_upper = call.flag(1);
-  const Tensor factor = is_upper ? call.result(0).mH() : call.result(0);
-  const Tensor left = at::linalg_solve_triangular(factor, call.tangent(0), /*upper=*/false);
-  const Tensor both =
-      at::linalg_solve_triangular(factor.mH(), left, /*upper=*/true, /*left=*/false);
-  const Tensor tangent = factor.matmul(lower_half(both));
-  call.set_tangent(0, is_upper ? tangent.mH() : tangent);
-}
-
-// _linalg_eigh(A, UPLO, compute_v) -> (eigenvalues, V)
-void eigh(Call& call) {
-  const Tensor& a = call[0];
-  const Args found = call.all_with({{2, true}});
-  const Tensor values = found[0].toTensor();
-  const Tensor vectors = found[1].toTensor();
-  const bool wants_vectors = call.flag(2);
-  call.have_run({values, wants_vectors ? vectors : at::empty({0}, a.options())});
-  const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
-  const Tensor diagonal = rotated.diagonal(0, -2, -1);
-  call.set_tangent(0, rotated.is_complex() ? at::real(diagonal).clone() : diagonal.clone());
-  if (wants_vectors) {
-    Tensor gaps = values.unsqueeze(-2) - values.unsqueeze(-1);
-    gaps.diagonal(0, -2, -1).fill_(INFINITY);
-    call.set_tangent(1, vectors.matmul(rotated / gaps));
-  }
 }
 
 // _linalg_solve_ex(A, B, left, check_errors) -> (X, LU, pivots, info): A X' = B' - A' X.
@@ -77,6 +44,27 @@ void solve_ex(Call& call) {
   call.set_tangent(0, is_vector ? tangent.squeeze(-1) : tangent);
 }
 
+void pull_solve_ex(Pullback& call) {
+  const Tensor& a = call[0];
+  const Tensor& x = call.result(0);
+  const Tensor& g = call.cotangents()[0];
+  const bool left = call.flag(2);
+  const bool is_vector = x.dim() == 1 || x.dim() < a.dim();
+  const auto as_matrix = [&](const Tensor& tensor) {
+    return is_vector ? tensor.unsqueeze(-1) : tensor;
+  };
+  const Tensor right = as_matrix(g);
+  const Tensor by_right =
+      is_differentiated_below({a, g})
+          ? at::linalg_solve(a.mH(), right, left)
+          : at::linalg_lu_solve(call.result(1), call.result(2), right, left, /*adjoint=*/true);
+  if (call.wants(0)) {
+    const Tensor solution = as_matrix(x).mH();
+    call.give(0, left ? -by_right.matmul(solution) : -solution.matmul(by_right));
+  }
+  call.give(1, is_vector ? by_right.squeeze(-1) : by_right);
+}
+
 // linalg_solve_triangular(A, B, *, upper, left, unitriangular)
 void solve_triangular(Call& call) {
   call.run();
@@ -98,24 +86,181 @@ void solve_triangular(Call& call) {
   call.set_tangent(0, at::linalg_solve_triangular(a, right, upper, left, unitriangular));
 }
 
-// tr(A^-1 A'). The factors that the determinants return are constants to the layers below,
-// and the second derivative needs them to be none: so A is factored again. A pivot of zero is
-// moved a little, which leaves the derivative of a determinant of zero at zero.
-Tensor trace_of_quotient(const Tensor& a, const Tensor& tangent) {
-  const auto [lu, pivots, info] = at::linalg_lu_factor_ex(a);
-  const Tensor diagonal = lu.diagonal(0, -2, -1);
-  const double little = a.scalar_type() == at::kFloat || a.scalar_type() == at::kComplexFloat
+void pull_solve_triangular(Pullback& call) {
+  const bool upper = call.flag(2);
+  const bool left = call.flag(3);
+  const bool unitriangular = call.flag(4);
+  const Tensor by_right =
+      at::linalg_solve_triangular(call[0].mH(), call.cotangents()[0], !upper, left, unitriangular);
+  if (call.wants(0)) {
+    const Tensor solution = call.result().mH();
+    const Tensor full = left ? by_right.matmul(solution) : solution.matmul(by_right);
+    const int64_t offset = unitriangular ? 1 : 0;
+    call.give(0, -(upper ? full.triu(offset) : full.tril(-offset)));
+  }
+  call.give(1, by_right);
+}
+
+// linalg_lu_solve(LU, pivots, B, *, left, adjoint): solves with A = P L U, or with A^H.
+struct Factored {
+  Tensor permutation;
+  Tensor lower;
+  Tensor upper;
+
+  explicit Factored(const Operands& call) {
+    std::tie(permutation, lower, upper) = at::lu_unpack(call[0], call[1]);
+  }
+
+  Tensor tangent(const Tensor& t) const {
+    return permutation.matmul(t.tril(-1).matmul(upper) + lower.matmul(t.triu()));
+  }
+  Tensor gradient(const Tensor& g) const {
+    const Tensor unpermuted = permutation.mT().matmul(g);
+    return unpermuted.matmul(upper.mH()).tril(-1) + lower.mH().matmul(unpermuted).triu();
+  }
+};
+
+void lu_solve(Call& call) {
+  call.run();
+  const bool left = call.flag(3);
+  Tensor right = tangent_or_none(call, 2);
+  if (call.has_tangent(0)) {
+    const Tensor& x = call.result();
+    const Tensor t = Factored(call).tangent(call.tangent(0));
+    const Tensor turned = call.flag(4) ? t.mH() : t;
+    right = sum_of({right, -(left ? turned.matmul(x) : x.matmul(turned))});
+  }
+  call.set_tangent(0, call.with({{2, right}}));
+}
+
+void pull_lu_solve(Pullback& call) {
+  const bool left = call.flag(3);
+  const bool adjoint = call.flag(4);
+  const Tensor by_right =
+      at::linalg_lu_solve(call[0], call[1], call.cotangents()[0], left, !adjoint);
+  if (call.wants(0)) {
+    const Tensor solution = call.result().mH();
+    const Tensor full = left ? by_right.matmul(solution) : solution.matmul(by_right);
+    call.give(0, -Factored(call).gradient(adjoint ? full.mH() : full));
+  }
+  call.give(2, by_right);
+}
+
+// Of A = L L^H, or U^H U: what A changes by with its factor, and the gradient by the factor.
+Tensor product_tangent(const Tensor& factor, const Tensor& t, bool upper) {
+  const Tensor half = upper ? factor.mH().matmul(t) : t.matmul(factor.mH());
+  return half + half.mH();
+}
+
+Tensor product_gradient(const Tensor& factor, const Tensor& g, bool upper) {
+  const Tensor both = g + g.mH();
+  return upper ? factor.matmul(both) : both.matmul(factor);
+}
+
+// cholesky_inverse(L, upper)
+void cholesky_inverse(Call& call) {
+  call.run();
+  const Tensor& y = call.result();
+  const Tensor t = product_tangent(call[0], call.tangent(0), call.flag(1));
+  call.set_tangent(0, -y.matmul(t).matmul(y));
+}
+
+Tensor cholesky_inverse_gradient(
+    const Tensor& g, const Tensor& factor, const Tensor& y, bool upper) {
+  return -product_gradient(factor, y.matmul(g).matmul(y), upper);
+}
+
+// cholesky_solve(B, L, upper)
+void cholesky_solve(Call& call) {
+  call.run();
+  const bool upper = call.flag(2);
+  Tensor right = tangent_or_none(call, 0);
+  if (call.has_tangent(1)) {
+    const Tensor t = product_tangent(call[1], call.tangent(1), upper);
+    right = sum_of({right, -t.matmul(call.result())});
+  }
+  call.set_tangent(0, at::cholesky_solve(right, call[1], upper));
+}
+
+void pull_cholesky_solve(Pullback& call) {
+  const bool upper = call.flag(2);
+  const Tensor by_right = at::cholesky_solve(call.cotangents()[0], call[1], upper);
+  if (call.wants(1)) {
+    const Tensor full = by_right.matmul(call.result().mH());
+    call.give(1, -product_gradient(call[1], full, upper));
+  }
+  call.give(0, by_right);
+}
+
+// linalg_pinv(A, *, atol, rtol, hermitian), of constant rank.
+void pseudo_inverse(Call& call) {
+  call.run();
+  const Tensor& a = call[0];
+  const Tensor& y = call.result();
+  const Tensor t = call.tangent(0);
+  const Tensor back = t.mH();
+  const Tensor left = y.matmul(y.mH().matmul(back));
+  const Tensor right = back.matmul(y.mH()).matmul(y);
+  call.set_tangent(
+      0,
+      left - left.matmul(a).matmul(y) + right - y.matmul(a).matmul(right) - y.matmul(t).matmul(y));
+}
+
+Tensor pseudo_inverse_gradient(const Tensor& g, const Tensor& a, const Tensor& y) {
+  const Tensor back = y.mH();
+  const Tensor left = g.mH().matmul(y).matmul(back);
+  const Tensor right = back.matmul(y.matmul(g.mH()));
+  return left - a.matmul(y.matmul(left)) + right - right.matmul(y).matmul(a) -
+         back.matmul(g).matmul(back);
+}
+
+// A pivot of zero is moved a little, which leaves the derivative of a determinant of zero at zero.
+Tensor without_zeros(const Tensor& lu) {
+  const double little = lu.scalar_type() == at::kFloat || lu.scalar_type() == at::kComplexFloat
                             ? std::numeric_limits<float>::epsilon()
                             : std::numeric_limits<double>::epsilon();
-  const Tensor moved = at::diag_embed((diagonal == 0).to(lu.scalar_type()) * little);
-  const Tensor quotient = at::linalg_lu_solve(lu + moved, pivots, tangent);
+  const Tensor moved = lu.clone();
+  const Tensor diagonal = moved.diagonal(0, -2, -1);
+  diagonal.add_(diagonal == 0, little);
+  return moved;
+}
+
+// tr(A^-1 A')
+Tensor trace_of_quotient(const Tensor& a, const Tensor& tangent) {
+  const auto [lu, pivots, info] = at::linalg_lu_factor_ex(a);
+  const Tensor quotient = at::linalg_lu_solve(without_zeros(lu), pivots, tangent);
   return quotient.diagonal(0, -2, -1).sum(-1);
+}
+
+// A^-H times a number. A determinant's own factors are those of the transpose where that is how a
+// real matrix lies in memory.
+Tensor adjoint_inverse(
+    const Tensor& factor, const Tensor& a, const Tensor& found_lu, const Tensor& found_pivots) {
+  const bool is_below = is_differentiated_below({a, factor});
+  Tensor lu = found_lu;
+  Tensor pivots = found_pivots;
+  if (is_below) {
+    std::tie(lu, pivots, std::ignore) = at::linalg_lu_factor_ex(a);
+  }
+  const Tensor right =
+      at::diag_embed(factor.unsqueeze(-1).expand_symint(a.sym_sizes().slice(0, a.dim() - 1)));
+  return at::linalg_lu_solve(
+      without_zeros(lu),
+      pivots,
+      right,
+      /*left=*/true,
+      /*adjoint=*/is_below || !a.is_contiguous() || a.is_complex());
 }
 
 // _linalg_det(A) -> (determinant, LU, pivots)
 void determinant(Call& call) {
   call.run();
   call.set_tangent(0, call.result(0) * trace_of_quotient(call[0], call.tangent(0)));
+}
+
+Tensor determinant_gradient(
+    const Tensor& g, const Tensor& a, const Tensor& y, const Tensor& lu, const Tensor& pivots) {
+  return adjoint_inverse(g * (y.is_complex() ? y.conj() : y), a, lu, pivots);
 }
 
 // _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots)
@@ -131,17 +276,62 @@ void log_determinant(Call& call) {
   call.set_tangent(1, at::real(quotient).clone());
 }
 
+void pull_log_determinant(Pullback& call) {
+  const Tensor& by_sign = call.cotangents()[0];
+  Tensor factor = call.cotangents()[1];
+  const Tensor& sign = call.result(0);
+  if (by_sign.defined() && sign.is_complex()) {
+    const Tensor turn = at::imag(by_sign * sign.conj());
+    factor = at::complex(factor.defined() ? factor : at::zeros_like(turn), turn);
+  }
+  if (factor.defined()) {
+    call.give(0, adjoint_inverse(factor, call[0], call.result(2), call.result(3)));
+  }
+}
+
+// The exponential of (A, E; 0, A) has the derivative of A's, along E, where E stands.
+Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
+  const Tensor above = at::cat({a, e}, /*dim=*/-1);
+  const Tensor below = at::cat({at::zeros_like(a), a}, /*dim=*/-1);
+  const c10::SymInt n = a.sym_size(-1);
+  return at::linalg_matrix_exp(at::cat({above, below}, /*dim=*/-2))
+      .narrow_symint(-2, 0, n)
+      .narrow_symint(-1, n, n);
+}
+
 } // namespace
 
 void add_linalg(Table& rules) {
   WRITTEN("linalg_inv_ex", inverse);
   PULLS("linalg_inv_ex", {0, PULL(-y.mH().matmul(g.matmul(y.mH())))});
-  WRITTEN("linalg_cholesky_ex", cholesky);
   WRITTEN("linalg_solve_triangular", solve_triangular);
+  rules.add_pull(
+      "linalg_solve_triangular",
+      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b1}, pull_solve_triangular));
   WRITTEN("_linalg_solve_ex", solve_ex);
-  WRITTEN("_linalg_eigh", eigh);
+  rules.add_pull(
+      "_linalg_solve_ex",
+      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b111}, pull_solve_ex));
+  WRITTEN("linalg_lu_solve", lu_solve);
+  rules.add_pull(
+      "linalg_lu_solve",
+      std::make_unique<AtOnce>(Places{0, 2}, Places{0}, Reads{0b11, 0b1}, pull_lu_solve));
+  WRITTEN("cholesky_inverse", cholesky_inverse);
+  PULLS("cholesky_inverse", {0, PULL(cholesky_inverse_gradient(g, x, y, c.flag(1)))});
+  WRITTEN("cholesky_solve", cholesky_solve);
+  rules.add_pull(
+      "cholesky_solve",
+      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b10, 0b1}, pull_cholesky_solve));
+  WRITTEN("linalg_pinv.atol_rtol_tensor", pseudo_inverse);
+  PULLS("linalg_pinv.atol_rtol_tensor", {0, PULL(pseudo_inverse_gradient(g, x, y))});
   WRITTEN("_linalg_det", determinant);
+  PULLS("_linalg_det", {0, PULL(determinant_gradient(g, x, y, c.result(1), c.result(2)))});
   WRITTEN("_linalg_slogdet", log_determinant);
+  rules.add_pull(
+      "_linalg_slogdet",
+      std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0b1, 0b1101}, pull_log_determinant));
+  TERMS("linalg_matrix_exp", {0, TANGENT(exponential_tangent(t, x))});
+  PULLS("linalg_matrix_exp", {0, PULL(exponential_tangent(g, x.mH()))});
 }
 
 } // namespace torchlayers

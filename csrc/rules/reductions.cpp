@@ -60,6 +60,18 @@ void std_mean(Call& call) {
   call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
+// Zero where the norm is.
+Tensor over_norm(const Tensor& x, const Tensor& norm) {
+  const Tensor is_zero = norm == 0;
+  return (x / norm.masked_fill(is_zero, 1)).masked_fill(is_zero, 0);
+}
+
+Tensor norm_powers(const Tensor& x, double order) {
+  const Tensor size = x.abs();
+  const Tensor powers = size.pow(order - 1);
+  return order < 1 ? powers.masked_fill(size == 0, 0) : powers;
+}
+
 // linalg_vector_norm(x, ord, dim, keepdim, dtype). At zero the subgradient 0 is taken.
 void vector_norm(Call& call) {
   call.run();
@@ -74,18 +86,37 @@ void vector_norm(Call& call) {
   if (order == 1) {
     call.set_tangent(0, over.sum(real_product(x.sgn(), t)));
   } else if (order == 2) {
-    call.set_tangent(0, (over.sum(real_product(x, t)) / y).masked_fill(y == 0, 0));
+    call.set_tangent(0, over_norm(over.sum(real_product(x, t)), y));
   } else if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
     const Tensor chosen = at::where(is_extreme, real_product(x.sgn(), t), 0);
     call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme).clamp_min(1)); // none equals nan
   } else {
-    const Tensor size = x.abs();
-    const Tensor powers =
-        order < 1 ? size.pow(order - 1).masked_fill(size == 0, 0) : size.pow(order - 1);
-    const Tensor sum = over.sum(powers * real_product(x.sgn(), t));
-    call.set_tangent(0, (sum / y.pow(order - 1)).masked_fill(y == 0, 0));
+    const Tensor sum = over.sum(norm_powers(x, order) * real_product(x.sgn(), t));
+    call.set_tangent(0, over_norm(sum, y.pow(order - 1)));
   }
+}
+
+Tensor vector_norm_gradient(
+    const Tensor& g, const Tensor& x, const Tensor& y, double order, const Dims& over) {
+  const Tensor norm = over.kept(y, x.dim());
+  const Tensor by_norm = over.kept(g, x.dim());
+  if (order == 0) {
+    return at::zeros_like(x);
+  }
+  if (order == 1) {
+    return x.sgn() * by_norm;
+  }
+  if (order == 2) {
+    return x * over_norm(by_norm, norm);
+  }
+  if (std::isinf(order)) {
+    const Tensor is_extreme = x.abs() == norm;
+    const Dims kept{over.dims, /*keepdim=*/true};
+    const Tensor share = by_norm / kept.sum(is_extreme).clamp_min(1); // none equals nan
+    return at::where(is_extreme, x.sgn() * share, 0);
+  }
+  return x.sgn() * norm_powers(x, order) * over_norm(by_norm, norm.pow(order - 1));
 }
 
 void nansum(Call& call) {
@@ -146,6 +177,11 @@ void add_reductions(Table& rules) {
   WRITTEN("var_mean.correction", var_mean);
   WRITTEN("std_mean.correction", std_mean);
   WRITTEN("linalg_vector_norm", vector_norm);
+  PULLS(
+      "linalg_vector_norm",
+      {0,
+       PULL(
+           vector_norm_gradient(g, x, y, c.scalar(1).toDouble(), Dims{c.integers(2), c.flag(3)}))});
 }
 
 } // namespace torchlayers

@@ -26,11 +26,17 @@ _RUNNING_STATISTICS = (
     "only torchlayers works: torch.func refuses tangents of batch norm's running statistics"
 )
 _REFUSED = "only torchlayers works: torch.func's zero tensors get in its own formula's way"
+_NO_ALLCLOSE = "only torchlayers works: torch.func's vmap can't look for phases"
+_PHASE = (
+    "only torch.func works, and gives a number that depends on the phases of eigenvectors, which "
+    "are any: torchlayers refuses, as both do elsewhere"
+)
 _NO_STORAGE = "only torchlayers works: torch.func reads numbers from a zero tensor"
 WRONG_SECOND_DERIVATIVE = (
     "differs: torch.func's second derivative is wrong where the first is taken in forward mode, "
     "because a result that the formula uses is a constant to it"
 )
+_WRONG_TANGENT = "differs: torch.func's tangent is not the limit of differences"
 _NAN = (
     "differs: torch.func gives nan where it multiplies a zero by infinity or nan, or divides it by "
     "zero; torchlayers gives zero, or leaves the zero out"
@@ -77,6 +83,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.linear_cross_entropy.chunked_none": _FORWARD,
     },
     _NO_FORMULA: {
+        "cholesky": (*_NESTS, "jvp(grad)"),
         "cdist": (*_NESTS, "jvp(grad)"),
         "grid_sampler_2d": (*_NESTS, "jvp(grad)"),
         "grid_sampler_3d": (*_NESTS, "jvp(grad)"),
@@ -100,6 +107,14 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "native_batch_norm": _FORWARD,
         "nn.functional.batch_norm": _FORWARD,
     },
+    _NO_ALLCLOSE: {
+        name: {("vmap(grad)", "vmap(vjp)"): _COMPLEX}
+        for name in ("linalg.svd", "pca_lowrank", "svd", "svd_lowrank")
+    },
+    _PHASE: {
+        "linalg.eig": ("vjp(vjp)",),
+        "linalg.eigh": {("vjp(vjp)",): _COMPLEX},
+    },
     _NO_STORAGE: {
         "tensor_split": (
             *("jvp", "jvp(jvp)", "vmap(jvp)", "grad(jvp)", "jvp(grad)"),
@@ -113,7 +128,9 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "special.i1e": {_DERIVATIVES: ("bfloat16",)},
     },
     _ASSERTION: {"linalg.lu_solve": {("jvp(jvp)", "jvp(grad)"): _COMPLEX}},
+    _WRONG_TANGENT: {"cholesky_inverse": (*_NESTS, "jvp(grad)")},
     WRONG_SECOND_DERIVATIVE: {
+        "cumprod": ("jvp(jvp)", "grad(jvp)"),
         "linalg.det": ("jvp(jvp)", "grad(jvp)"),
         "linalg.slogdet": ("jvp(jvp)", "grad(jvp)"),
         "linalg.solve": ("jvp(jvp)", "grad(jvp)"),
@@ -128,12 +145,13 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
     },
     _NAN: {
         "addr": {("jvp(grad)",): _REAL},
+        "linalg.eig": ("grad(jvp)",),
         "linalg.eigh": ("grad(jvp)",),
-        "linalg.norm": ("jvp(jvp)",),
-        "linalg.norm.subgradients_at_zero": ("jvp(jvp)",),
+        "linalg.norm.subgradients_at_zero": ("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"),
         "masked.amax": (*_REVERSE[:3], "vmap(grad)", "vmap(vjp)", "jvp(grad)"),
         "masked.amin": (*_REVERSE[:3], "vmap(grad)", "vmap(vjp)", "jvp(grad)"),
         "masked.logaddexp": ("jvp(jvp)", "grad(jvp)", "vjp(vjp)"),
+        "masked.prod": {("vjp", "vjp(vjp)", "grad(jvp)"): _REAL},
         "masked.mean": {("jvp(jvp)",): DTYPES, ("vmap(jvp)",): _REAL},
         "torch.ops.aten._safe_softmax.default": ("grad(jvp)",),
     },

@@ -1,0 +1,142 @@
+// Products of elements, whose derivatives are cumulative products too.
+#include <ATen/TensorSubclassLikeUtils.h>
+
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+Tensor conjugated(const Tensor& tensor) {
+  return tensor.is_complex() ? tensor.conj() : tensor;
+}
+
+// From `count` elements further back along the dimension; `fill` where there are none.
+Tensor shifted(const Tensor& x, int64_t dim, const c10::SymInt& count, double fill) {
+  if (x.sym_size(dim) == 0) {
+    return x;
+  }
+  const Tensor kept = x.narrow_symint(dim, 0, x.sym_size(dim) - count);
+  return at::cat({at::full_like(x.narrow_symint(dim, 0, count), fill), kept}, dim);
+}
+
+// The product of all elements before each.
+Tensor product_before(const Tensor& x, int64_t dim) {
+  return shifted(x, dim, 1, 1).cumprod(dim);
+}
+
+// y[k] = terms[k] + factors[k] y[k-1], where factors[0] doesn't count. After each step it is right
+// to twice the reach: `products` are those of as many factors, the last of which is at k.
+Tensor recurrence(const Tensor& terms, const Tensor& factors, int64_t dim) {
+  const c10::SymInt length = terms.sym_size(dim);
+  Tensor y = terms;
+  Tensor products = factors;
+  for (c10::SymInt reach = 1; reach < length; reach = reach * 2) {
+    const c10::SymInt rest = length - reach;
+    const Tensor carried = products.narrow_symint(dim, 1, rest) * y.narrow_symint(dim, 0, rest);
+    const Tensor summed = y.narrow_symint(dim, reach, rest) + carried;
+    y = at::cat({y.narrow_symint(dim, 0, reach), summed}, dim);
+    if (rest > reach) {
+      const c10::SymInt count = products.sym_size(dim) - reach;
+      products = products.narrow_symint(dim, reach, count) * products.narrow_symint(dim, 0, count);
+    }
+  }
+  return y;
+}
+
+// y[k] = terms[k] + factors[k+1] y[k+1]
+Tensor recurrence_back(const Tensor& terms, const Tensor& factors, int64_t dim) {
+  return recurrence(terms.flip(dim), factors.flip(dim).roll(1, dim), dim).flip(dim);
+}
+
+Tensor sum_back(const Tensor& x, int64_t dim) {
+  return x.flip(dim).cumsum(dim).flip(dim);
+}
+
+// Whether a product may be divided by its factors: where it can be looked at, and is neither zero,
+// nor infinite, nor nan. All else divided by itself is one.
+bool is_divisible(const Tensor& product) {
+  if (at::isTensorSubclassLike(product)) {
+    return false;
+  }
+  const Tensor size = product.abs();
+  return (size / size == 1).all().item<bool>();
+}
+
+// The product of all elements but one, for each; y is that of all.
+Tensor product_of_others(const Tensor& x, const Tensor& y, int64_t dim) {
+  if (is_divisible(y)) {
+    return y / x;
+  }
+  return product_before(x, dim) * product_before(x.flip(dim), dim).flip(dim);
+}
+
+// prod(x, dtype)
+Tensor product_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
+  const Tensor flat = x.reshape(-1).to(y.scalar_type());
+  return (product_of_others(flat, y, 0) * t.reshape(-1)).sum();
+}
+
+Tensor product_gradient(const Tensor& g, const Tensor& x, const Tensor& y) {
+  const Tensor flat = x.reshape(-1).to(y.scalar_type());
+  return (g * conjugated(product_of_others(flat, y, 0))).view_symint(x.sym_sizes());
+}
+
+// prod.dim_int(x, dim, keepdim, dtype)
+Tensor product_tangent_along(
+    const Tensor& t, const Tensor& x, const Tensor& y, int64_t dim, bool keepdim) {
+  if (x.dim() == 0) {
+    return t;
+  }
+  const Tensor kept = keepdim ? y : y.unsqueeze(dim);
+  return (product_of_others(x.to(y.scalar_type()), kept, dim) * t).sum(dim, keepdim);
+}
+
+Tensor product_gradient_along(
+    const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim, bool keepdim) {
+  if (x.dim() == 0) {
+    return g;
+  }
+  const auto kept = [&](const Tensor& reduced) {
+    return keepdim ? reduced : reduced.unsqueeze(dim);
+  };
+  return kept(g) * conjugated(product_of_others(x.to(y.scalar_type()), kept(y), dim));
+}
+
+// cumprod(x, dim, dtype): y'[k] = x'[k] y[k-1] + x[k] y'[k-1]
+Tensor cumprod_tangent(const Tensor& t, const Tensor& x, const Tensor& y, int64_t dim) {
+  if (x.dim() == 0 || x.sym_numel() == 0) {
+    return t;
+  }
+  const Tensor factors = x.to(y.scalar_type());
+  if (is_divisible(y.select(dim, -1))) {
+    return y * (t / factors).cumsum(dim);
+  }
+  return recurrence(t * product_before(factors, dim), factors, dim);
+}
+
+Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim) {
+  if (x.dim() == 0 || x.sym_numel() == 0) {
+    return g;
+  }
+  const Tensor factors = conjugated(x.to(y.scalar_type()));
+  if (is_divisible(y.select(dim, -1))) {
+    return sum_back(g * conjugated(y), dim) / factors;
+  }
+  return product_before(factors, dim) * recurrence_back(g, factors, dim);
+}
+
+} // namespace
+
+void add_cumulative(Table& rules) {
+  TERMS("prod", {0, TANGENT(product_tangent(t, x, y))});
+  PULLS("prod", {0, PULL(product_gradient(g, x, y))});
+  TERMS("prod.dim_int", {0, TANGENT(product_tangent_along(t, x, y, c.integer(1), c.flag(2)))});
+  PULLS("prod.dim_int", {0, PULL(product_gradient_along(g, x, y, c.integer(1), c.flag(2)))});
+  TERMS("cumprod", {0, TANGENT(cumprod_tangent(t, x, y, c.integer(1)))});
+  PULLS("cumprod", {0, PULL(cumprod_gradient(g, x, y, c.integer(1)))});
+}
+
+} // namespace torchlayers

@@ -1,0 +1,243 @@
+// Eigenvalues and singular values, with their vectors. Vectors turn as their values are apart:
+// where two values are equal, a derivative through the vectors is infinite.
+#include <cmath>
+
+#include "../errors.h"
+#include "../stack.h"
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+using Places = std::vector<size_t>;
+
+// Divided by this, the diagonal comes to zero.
+Tensor without_diagonal(Tensor gaps) {
+  gaps.diagonal(0, -2, -1).fill_(INFINITY);
+  return gaps;
+}
+
+// values[j] - values[i] at [i][j].
+Tensor gaps_between(const Tensor& values) {
+  return without_diagonal(values.unsqueeze(-2) - values.unsqueeze(-1));
+}
+
+// The same of the squares, exact where they are close.
+Tensor gaps_between_squares(const Tensor& values) {
+  const Tensor row = values.unsqueeze(-2);
+  const Tensor column = values.unsqueeze(-1);
+  return without_diagonal((row - column) * (row + column));
+}
+
+Tensor diagonal_of(const Tensor& matrix) {
+  return matrix.diagonal(0, -2, -1);
+}
+
+Tensor real_diagonal(const Tensor& matrix) {
+  return matrix.is_complex() ? at::real(diagonal_of(matrix)) : diagonal_of(matrix);
+}
+
+Tensor with_diagonal(const Tensor& matrix, const Tensor& diagonal) {
+  return diagonal.defined() ? matrix + at::diag_embed(diagonal) : matrix;
+}
+
+// Complex vectors are determined up to a phase, by which nothing can be differentiated. Whether
+// something depends on it, shows in numbers, which there are below the last layer alone.
+void check_phase(const Tensor& derivative, const char* name) {
+  if (!derivative.is_complex() || !mirror().empty()) {
+    return;
+  }
+  const Tensor by_phase = at::imag(derivative);
+  if (!at::allclose(by_phase, at::zeros_like(by_phase), /*rtol=*/1e-2, /*atol=*/1e-2)) {
+    raise(
+        "the vectors of ",
+        name,
+        " of a complex matrix are determined up to a phase each, and what is differentiated "
+        "depends on the phases. Differentiate what doesn't: the vectors' absolute values, or "
+        "products of a vector with its conjugate.");
+  }
+}
+
+// _linalg_eigh(A, UPLO, compute_v) -> (eigenvalues, V)
+void eigh(Call& call) {
+  const Tensor& a = call[0];
+  const Args found = call.all_with({{2, true}});
+  const Tensor values = found[0].toTensor();
+  const Tensor vectors = found[1].toTensor();
+  const bool wants_vectors = call.flag(2);
+  call.have_run({values, wants_vectors ? vectors : at::empty({0}, a.options())});
+  const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
+  call.set_tangent(0, real_diagonal(rotated).clone());
+  if (wants_vectors) {
+    call.set_tangent(1, vectors.matmul(rotated / gaps_between(values)));
+  }
+}
+
+void pull_eigh(Pullback& call) {
+  if (!call.flag(2)) {
+    raise(
+        "the gradient of eigenvalues needs their vectors: call _linalg_eigh with compute_v=True.");
+  }
+  const Tensor& by_values = call.cotangents()[0];
+  const Tensor& by_vectors = call.cotangents()[1];
+  const Tensor& vectors = call.result(1);
+  const Tensor back = vectors.mH();
+  if (!by_vectors.defined()) {
+    call.give(0, (vectors * by_values.unsqueeze(-2)).matmul(back));
+    return;
+  }
+  const Tensor rotated = back.matmul(by_vectors);
+  check_phase(diagonal_of(rotated), "linalg.eigh");
+  const Tensor inner = rotated / gaps_between(call.result(0));
+  const Tensor hermitian = with_diagonal(0.5 * (inner + inner.mH()), by_values);
+  call.give(0, vectors.matmul(hermitian).matmul(back));
+}
+
+// linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.
+void eig(Call& call) {
+  call.run();
+  const Tensor& vectors = call.result(1);
+  const Tensor t = call.tangent(0).to(vectors.scalar_type());
+  const Tensor inner = at::linalg_solve(vectors, t.matmul(vectors));
+  call.set_tangent(0, diagonal_of(inner).clone());
+  const Tensor turned = vectors.matmul(inner / gaps_between(call.result(0)));
+  const Tensor lengths = at::real(vectors.conj() * turned).sum(-2, /*keepdim=*/true);
+  call.set_tangent(1, turned - vectors * lengths);
+}
+
+void pull_eig(Pullback& call) {
+  const Tensor& by_values = call.cotangents()[0];
+  const Tensor& by_vectors = call.cotangents()[1];
+  const Tensor& vectors = call.result(1);
+  const Tensor back = vectors.mH();
+  if (!by_vectors.defined()) {
+    call.give(0, at::linalg_solve(back, by_values.unsqueeze(-1) * back));
+    return;
+  }
+  const Tensor rotated = back.matmul(by_vectors);
+  check_phase(diagonal_of(rotated), "linalg.eig");
+  const Tensor lengths = real_diagonal(rotated).unsqueeze(-2);
+  const Tensor turned = rotated - back.matmul(vectors) * lengths;
+  const Tensor inner = with_diagonal(turned / gaps_between(call.result(0)).conj(), by_values);
+  call.give(0, at::linalg_solve(back, inner.matmul(back)));
+}
+
+// How far complex singular vectors turn by their phases: half the left, half the right ones.
+Tensor with_half_phases(const Tensor& matrix, const Tensor& diagonal, const Tensor& values) {
+  if (!diagonal.is_complex()) {
+    return matrix;
+  }
+  const Tensor imaginary = at::imag(diagonal) / (2 * values);
+  return with_diagonal(matrix, at::complex(at::zeros_like(imaginary), imaginary));
+}
+
+Tensor first_columns(const Tensor& matrix, const c10::SymInt& count) {
+  return matrix.sym_size(-1) > count ? matrix.narrow_symint(-1, 0, count) : matrix;
+}
+
+// The tangents of the left vectors U, where `moved` is A' V and `inner` is U^H A' V. The right ones
+// are the left ones of A^H. Vectors in excess of the values are constants, as they are to torch.
+Tensor turned(
+    const Tensor& vectors, const Tensor& values, const Tensor& moved, const Tensor& inner) {
+  const c10::SymInt count = values.sym_size(-1);
+  const Tensor row = values.unsqueeze(-2);
+  const Tensor main = first_columns(vectors, count);
+  const Tensor scaled = inner * row;
+  const Tensor turn = with_half_phases(
+      (scaled + scaled.mH()) / gaps_between_squares(values), diagonal_of(inner), values);
+  Tensor tangent = main.matmul(turn);
+  if (main.sym_size(-2) > count) {
+    tangent = tangent + (moved - main.matmul(inner)) / row;
+  }
+  if (vectors.sym_size(-1) > count) {
+    tangent = at::constant_pad_nd_symint(tangent, {0, vectors.sym_size(-1) - count});
+  }
+  return tangent;
+}
+
+// _linalg_svd(A, full_matrices, compute_uv, *, driver) -> (U, S, V^H)
+void svd(Call& call) {
+  const bool wants_vectors = call.flag(2);
+  const Args found = call.all_with({{2, true}});
+  const Tensor left = found[0].toTensor();
+  const Tensor values = found[1].toTensor();
+  const Tensor right = found[2].toTensor().mH();
+  if (wants_vectors) {
+    call.have_run(found);
+  } else {
+    const Tensor none = at::empty({0}, left.options());
+    call.have_run({none, values, none});
+  }
+  const Tensor t = call.tangent(0);
+  const c10::SymInt count = values.sym_size(-1);
+  const Tensor moved = t.matmul(first_columns(right, count));
+  const Tensor inner = first_columns(left, count).mH().matmul(moved);
+  call.set_tangent(1, real_diagonal(inner).clone());
+  if (wants_vectors) {
+    const Tensor moved_back = t.mH().matmul(first_columns(left, count));
+    call.set_tangent(0, turned(left, values, moved, inner));
+    call.set_tangent(2, turned(right, values, moved_back, at::conj_physical(inner.mT())).mH());
+  }
+}
+
+// What U's cotangent g comes to, before V^H is multiplied to it; `rotated` is U^H g.
+Tensor turned_back(
+    const Tensor& vectors, const Tensor& values, const Tensor& g, const Tensor& rotated) {
+  const Tensor row = values.unsqueeze(-2);
+  const Tensor turn = (rotated - rotated.mH()) / gaps_between_squares(values) * row;
+  const Tensor inside = vectors.matmul(with_half_phases(turn, diagonal_of(rotated), values));
+  return vectors.sym_size(-2) > vectors.sym_size(-1) ? inside + (g - vectors.matmul(rotated)) / row
+                                                     : inside;
+}
+
+void pull_svd(Pullback& call) {
+  if (!call.flag(2)) {
+    raise(
+        "the gradient of singular values needs their vectors: call _linalg_svd with "
+        "compute_uv=True.");
+  }
+  const auto& by = call.cotangents();
+  const Tensor& values = call.result(1);
+  const c10::SymInt count = values.sym_size(-1);
+  const Tensor left = first_columns(call.result(0), count);
+  const Tensor right = first_columns(call.result(2).mH(), count);
+  Tensor by_left, by_right, phases;
+  if (by[1].defined()) {
+    by_left = left * by[1].unsqueeze(-2);
+  }
+  if (by[0].defined()) {
+    const Tensor g = first_columns(by[0], count);
+    const Tensor rotated = left.mH().matmul(g);
+    phases = diagonal_of(rotated);
+    by_left = sum_of({by_left, turned_back(left, values, g, rotated)});
+  }
+  if (by[2].defined()) {
+    const Tensor g = first_columns(by[2].mH(), count);
+    const Tensor rotated = right.mH().matmul(g);
+    phases = sum_of({phases, diagonal_of(rotated)});
+    by_right = left.matmul(turned_back(right, values, g, rotated).mH());
+  }
+  if (phases.defined()) {
+    check_phase(phases, "linalg.svd");
+  }
+  call.give(0, sum_of({by_left.defined() ? by_left.matmul(right.mH()) : by_left, by_right}));
+}
+
+} // namespace
+
+void add_spectra(Table& rules) {
+  WRITTEN("_linalg_eigh", eigh);
+  rules.add_pull(
+      "_linalg_eigh", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eigh));
+  WRITTEN("linalg_eig", eig);
+  rules.add_pull(
+      "linalg_eig", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eig));
+  WRITTEN("_linalg_svd", svd);
+  rules.add_pull(
+      "_linalg_svd",
+      std::make_unique<AtOnce>(Places{0}, Places{0, 1, 2}, Reads{0, 0b111}, pull_svd));
+}
+
+} // namespace torchlayers
