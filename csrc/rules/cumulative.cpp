@@ -13,18 +13,13 @@ Tensor conjugated(const Tensor& tensor) {
   return tensor.is_complex() ? tensor.conj() : tensor;
 }
 
-// From `count` elements further back along the dimension; `fill` where there are none.
-Tensor shifted(const Tensor& x, int64_t dim, const c10::SymInt& count, double fill) {
+// The product of all elements before each.
+Tensor product_before(const Tensor& x, int64_t dim) {
   if (x.sym_size(dim) == 0) {
     return x;
   }
-  const Tensor kept = x.narrow_symint(dim, 0, x.sym_size(dim) - count);
-  return at::cat({at::full_like(x.narrow_symint(dim, 0, count), fill), kept}, dim);
-}
-
-// The product of all elements before each.
-Tensor product_before(const Tensor& x, int64_t dim) {
-  return shifted(x, dim, 1, 1).cumprod(dim);
+  const Tensor kept = x.narrow_symint(dim, 0, x.sym_size(dim) - 1);
+  return at::cat({at::ones_like(x.narrow(dim, 0, 1)), kept}, dim).cumprod(dim);
 }
 
 // y[k] = terms[k] + factors[k] y[k-1], where factors[0] doesn't count. After each step it is right

@@ -94,6 +94,10 @@ SAMPLES: dict[str, Sample] = {
         [X, unit(2, 3), unit(3), unit(3)],
     ),
     "bucketize.Tensor": constant(A.bucketize.Tensor, torch.tensor([-1.0, 1.0]).double()),
+    "cholesky_inverse": (
+        lambda x: A.cholesky_inverse(x.tril() + 3 * torch.eye(3)),
+        [values(3, 3)],
+    ),
     "clamp_max": (lambda x: A.clamp_max(x, 0.1), [X]),
     "col2im": (lambda x: A.col2im(x, [4, 4], [2, 2], [1, 1], [0, 0], [2, 2]), [values(1, 8, 4)]),
     "copy": (lambda x, y: A.copy(x, y), [X, values(3)]),

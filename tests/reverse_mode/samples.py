@@ -31,6 +31,7 @@ OWN: dict[str, Sample] = {
         lambda g: A._softmax_backward_data(g, Y, 1, torch.float64),
         [X],
     ),
+    "_linalg_eigh": (lambda x: torch.linalg.eigh(x + x.mT), [values(3, 3)]),
     "_unsafe_view": (lambda x: A._unsafe_view(x * 1, [3, 2]), [X]),
     "add.Scalar": (lambda x: A.add.Scalar(x, 1.5, 2), [X]),
     "binary_cross_entropy": (lambda x: F.binary_cross_entropy(x, unit(2, 3)), [unit(3, 2).t()]),
@@ -41,6 +42,15 @@ OWN: dict[str, Sample] = {
     "binary_cross_entropy_with_logits": (
         lambda x: F.binary_cross_entropy_with_logits(x, Y, unit(3), pos_weight=unit(3)),
         [X],
+    ),
+    "cholesky": (lambda x: torch.cholesky(x @ x.mT + torch.eye(3)), [values(3, 3)]),
+    "cholesky_solve": (
+        lambda b, x: torch.cholesky_solve(b, x.tril() + 3 * torch.eye(3)),
+        [values(3, 2), values(3, 3)],
+    ),
+    "linalg_cholesky_ex": (
+        lambda x: torch.linalg.cholesky_ex(x @ x.mT + torch.eye(3))[0],
+        [values(3, 3)],
     ),
     "clamp_min": (lambda x: x.clamp_min(0.1), [X]),
     "clamp": (lambda x: x.clamp(-0.5, 0.6), [X]),
