@@ -60,6 +60,7 @@ RuleNode::RuleNode(const Operator& op, const PullRule& rule, Args& args, const L
          member,
          c10::SymDimVector(tensor.sym_sizes()),
          tensor.scalar_type(),
+         tensor.device(),
          is_column_major(tensor)});
     edges.push_back(tracked ? torch::autograd::impl::gradient_edge(tensor) : Edge());
     if (tracked) {

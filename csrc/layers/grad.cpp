@@ -187,7 +187,9 @@ void GradLayer::follow_view(const PullRule& rule, const Operator& op, Args& args
   const auto node = make_node<RuleNode>(op, rule, unwrapped, *this);
   allow_only(DispatchKeySet(DispatchKey::ADInplaceOrView));
   op.handle.callBoxed(&args);
-  torch::autograd::set_history(args.back().toTensor(), node);
+  visit_tensors(args, op.num_returns, [&](const at::Tensor& view) {
+    torch::autograd::set_history(view, node);
+  });
 }
 
 InBackward::InBackward(GradLayer* layer) : layer_(layer) {

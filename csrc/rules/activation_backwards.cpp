@@ -9,6 +9,9 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
+// Of the argument of a function made of straight lines.
+#define FLAT TERM({})
+
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
 Tensor tanh_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
   return -2 * g * (y.is_complex() ? (y * t).conj() : y * t);
@@ -113,6 +116,40 @@ void prelu_backward(Call& call) {
            call.has_tangent(1) ? at::where(x > 0, 0, call.tangent(1) * g) : Tensor()}));
 }
 
+void pull_prelu_backward(Pullback& call) {
+  const Tensor& g = call[0];
+  const Tensor& x = call[1];
+  const Tensor& weight = call[2];
+  const Tensor& by_input = call.cotangents()[0];
+  const Tensor& by_weight = call.cotangents()[1];
+  if (call.wants(0)) {
+    const Tensor input = by_input.defined() ? prelu_input_on_first(by_input, x, weight) : Tensor();
+    call.give(
+        0, sum_of({input, by_weight.defined() ? at::where(x > 0, 0, x * by_weight) : Tensor()}));
+  }
+  if (by_weight.defined() && call.wants(1)) {
+    call.give(1, at::where(x > 0, 0, g * by_weight));
+  }
+  if (by_input.defined() && call.wants(2)) {
+    call.give(2, at::where(x > 0, 0, g * by_input));
+  }
+}
+
+// glu = a s with s = sigmoid(b), for the halves a and b of x.
+Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t dim) {
+  const auto halves = x.chunk(2, dim);
+  const auto tangents = t.chunk(2, dim);
+  const Tensor s = halves[1].sigmoid();
+  const Tensor slope = g * s * (1 - s);
+  const Tensor of_gate = tangents[0] + halves[0] * (1 - 2 * s) * tangents[1];
+  return at::cat({slope * tangents[1], slope * of_gate}, dim);
+}
+
+Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
+  const Tensor s = x.sigmoid();
+  return -t * g * s * (1 - s);
+}
+
 } // namespace
 
 void add_activation_backwards(Table& rules) {
@@ -131,13 +168,30 @@ void add_activation_backwards(Table& rules) {
       "hardswish_backward",
       {0, ON_FIRST},
       {1, TERM(at::where(between(c[1], -3, 3), c[0] * t / 3, 0))});
+  TERMS(
+      "log_sigmoid_backward",
+      {0, TERM(at::log_sigmoid_backward(t, c[1], c[2]))},
+      {1, TERM(log_sigmoid_curvature(t, c[0], c[1]))});
+  TERMS(
+      "glu_backward",
+      {0, TANGENT(on_first(t, c))},
+      {1, TANGENT(glu_curvature(t, c[0], c[1], c.integer(2)))});
+  PULLS(
+      "glu_backward",
+      {0, PULL(at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2)))},
+      {1, PULL(glu_curvature(g, c[0], c[1], c.integer(2)))});
   WRITTEN("_prelu_kernel_backward", prelu_backward);
-  TERMS("threshold_backward", {0, ON_FIRST});
-  TERMS("leaky_relu_backward", {0, ON_FIRST});
-  TERMS("hardtanh_backward", {0, ON_FIRST});
-  TERMS("hardsigmoid_backward", {0, ON_FIRST});
-  TERMS("hardshrink_backward", {0, ON_FIRST});
-  TERMS("softshrink_backward", {0, ON_FIRST});
+  rules.add_pull("_prelu_kernel_backward", {0, 1, 2}, {0, 1}, Reads{0b111, 0}, pull_prelu_backward);
+  TRANSPOSED("native_dropout_backward", g * c[1] * c.number(2));
+  for (const char* name :
+       {"threshold_backward",
+        "leaky_relu_backward",
+        "hardtanh_backward",
+        "hardsigmoid_backward",
+        "hardshrink_backward",
+        "softshrink_backward"}) {
+    TERMS(name, {0, ON_FIRST}, {1, FLAT});
+  }
 }
 
 } // namespace torchlayers

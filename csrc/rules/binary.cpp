@@ -1,4 +1,5 @@
 // Elementwise functions of several arguments, which broadcast.
+#include "../errors.h"
 #include "families.h"
 #include "forms.h"
 
@@ -111,6 +112,53 @@ Tensor fractions(const Tensor& result, int64_t steps) {
   return at::linspace(0, 1, steps, result.options());
 }
 
+const Scalar kImaginaryUnit(c10::complex<double>(0, 1));
+
+// Nobody has a formula by the first argument.
+void refuse_first(const Call& call) {
+  if (call.has_tangent(0)) {
+    raise_not_implemented(
+        "jvp can't differentiate ",
+        call.op().name(),
+        " by its first argument: no formula is known. Keep that a constant, or give the operator "
+        "a rule with torchlayers.extend.jvp_rule.");
+  }
+}
+
+Tensor gamma_density(const Tensor& a, const Tensor& x) {
+  return ((a - 1) * x.log() - x - a.lgamma()).exp();
+}
+
+template <int Sign>
+void incomplete_gamma(Call& call) {
+  refuse_first(call);
+  call.run();
+  call.set_tangent(0, Sign * call.tangent(1) * gamma_density(call[0], call[1]));
+}
+
+Tensor zeta_of_second(const Tensor& t, const Tensor& s, const Tensor& q) {
+  return -t * s * at::special_zeta(s + 1, q);
+}
+
+Tensor zeta_of_scalar(const Tensor& t, const Scalar& s, const Tensor& q) {
+  return t * -s.toDouble() * at::special_zeta(s.toDouble() + 1, q);
+}
+
+void zeta(Call& call) {
+  refuse_first(call);
+  call.run();
+  call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
+}
+
+// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one.
+Tensor below(const Tensor& x, const Tensor& low, const Tensor& high) {
+  return high.defined() ? (x < low).logical_and(low < high) : x < low;
+}
+
+Tensor above(const Tensor& x, const Tensor& low, const Tensor& high) {
+  return low.defined() ? (x > high).logical_or(high < low) : x > high;
+}
+
 } // namespace
 
 void add_binary(Table& rules) {
@@ -204,6 +252,30 @@ void add_binary(Table& rules) {
       {0, TERM(at::where(c[0] <= c[1], t, 0))},
       {1, TERM(at::where(c[0] > c[1], t, 0))});
 
+  TERMS(
+      "clamp.Tensor",
+      {0, TERM(at::where(inside(x, c.arg(1), c.arg(2)), t, 0))},
+      {1, TERM(at::where(below(x, c[1], c[2]), t, 0))},
+      {2, TERM(at::where(above(x, c[1], c[2]), t, 0))});
+
+  TERMS(
+      "special_xlog1py",
+      {0, TERM(at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0))},
+      {1, TERM(t * c[0] / (c[1] + 1))});
+  WRITTEN("igamma", incomplete_gamma<1>);
+  PULLS("igamma", {1, PULL(g * gamma_density(c[0], c[1]))});
+  WRITTEN("igammac", incomplete_gamma<-1>);
+  PULLS("igammac", {1, PULL(-g * gamma_density(c[0], c[1]))});
+  WRITTEN("special_zeta", zeta);
+  PULLS("special_zeta", {1, PULL(zeta_of_second(g, c[0], c[1]))});
+  TERMS("special_zeta.self_scalar", {1, TERM(zeta_of_scalar(t, c.scalar(0), c[1]))});
+  TERMS("ldexp.Tensor", {0, TERM(t * at::pow(2, c[1]))}, {1, TERM(t * y * M_LN2)});
+  TERMS("nextafter", {0, TERM(at::where(c[0] != c[1], t, 0))}, {1, TERM({})});
+  TERMS("complex", {0, TERM(t)}, {1, TERM(t * kImaginaryUnit)});
+  TERMS(
+      "polar",
+      {0, TERM(t * at::polar(at::ones_like(c[1]), c[1]))},
+      {1, TERM(t * y * kImaginaryUnit)});
   TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
   TERMS(
       "linspace.Tensor_Tensor",

@@ -1,18 +1,12 @@
 // Convolutions: bilinear, with a bias.
 #include "families.h"
 #include "forms.h"
+#include "parameters.h"
 
 namespace torchlayers {
 namespace {
 
 using at::Tensor;
-
-// One for each channel, along the dimension after the batch's.
-Tensor along_channels(const Tensor& bias, const Tensor& result) {
-  c10::SymDimVector sizes(result.dim(), 1);
-  sizes[1] = bias.sym_size(0);
-  return bias.reshape_symint(sizes);
-}
 
 void convolution(Call& call) {
   call.run();
@@ -24,7 +18,7 @@ void convolution(Call& call) {
       sum = sum_of({sum, call.with({{arg, call.tangent(arg)}, {2, std::exchange(bias, {})}})});
     }
   }
-  call.set_tangent(0, sum.defined() ? sum : along_channels(call.tangent(2), call.result()));
+  call.set_tangent(0, sum.defined() ? sum : along_channels(call.tangent(2), call.result().dim()));
 }
 
 // convolution_backward(g, input, weight, bias_sizes, …, output_mask) -> the gradients of
@@ -56,33 +50,60 @@ void convolution_backward(Call& call) {
 
 void pull_convolution(Pullback& call) {
   const std::array<bool, 3> mask{call.wants(0), call.wants(1), call.wants(2)};
-  const auto [input, weight, bias] = at::convolution_backward_symint(
-      call.cotangents()[0],
-      call[0],
-      call[1],
-      mask[2] ? at::OptionalSymIntArrayRef(call.sizes_of(2)) : std::nullopt,
-      call.sizes(3),
-      call.sizes(4),
-      call.sizes(5),
-      call.flag(6),
-      call.sizes(7),
-      call.size(8),
-      mask);
-  call.give(0, input);
-  call.give(1, weight);
-  call.give(2, bias);
+  give_each(
+      call,
+      {0, 1, 2},
+      at::convolution_backward_symint(
+          call.cotangents()[0],
+          call[0],
+          call[1],
+          mask[2] ? at::OptionalSymIntArrayRef(call.sizes_of(2)) : std::nullopt,
+          call.sizes(3),
+          call.sizes(4),
+          call.sizes(5),
+          call.flag(6),
+          call.sizes(7),
+          call.size(8),
+          mask));
+}
+
+void pull_convolution_backward(Pullback& call) {
+  const auto mask = call.arg(10).toBoolList();
+  std::array<std::optional<Tensor>, 3> cotangents; // a result that was not asked for has none
+  size_t place = 0;
+  for (size_t i = 0; i < 3; ++i) {
+    if (mask[i] && call.cotangents()[place++].defined()) {
+      cotangents[i] = call.cotangents()[place - 1];
+    }
+  }
+  give_each(
+      call,
+      {0, 1, 2},
+      at::_convolution_double_backward_symint(
+          cotangents[0],
+          cotangents[1],
+          cotangents[2],
+          call[0],
+          call[2],
+          call[1],
+          call.sizes(4),
+          call.sizes(5),
+          call.sizes(6),
+          call.flag(7),
+          call.sizes(8),
+          call.size(9),
+          {call.wants(0), call.wants(1), call.wants(2)}));
 }
 
 } // namespace
 
 void add_convolutions(Table& rules) {
   WRITTEN("convolution", convolution);
-  rules.add_pull(
-      "convolution",
-      std::make_unique<AtOnce>(
-          std::vector<size_t>{0, 1, 2}, std::vector<size_t>{0}, Reads{0b11, 0}, pull_convolution));
+  rules.add_pull("convolution", {0, 1, 2}, {0}, Reads{0b11, 0}, pull_convolution);
   WRITTEN("_convolution", convolution);
   WRITTEN("convolution_backward", convolution_backward);
+  rules.add_pull(
+      "convolution_backward", {0, 1, 2}, {0, 1, 2}, Reads{0b111, 0}, pull_convolution_backward);
 }
 
 } // namespace torchlayers

@@ -1,4 +1,4 @@
-// The dimensions that an operator reduces.
+// Reductions: the dimensions that an operator reduces, and a product that several reduce.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -7,6 +7,11 @@
 #include <vector>
 
 namespace torchlayers {
+
+// The real part of a product, with the conjugate of the first factor.
+inline at::Tensor real_product(const at::Tensor& x, const at::Tensor& t) {
+  return x.is_complex() ? at::real(x.conj() * t) : x * t;
+}
 
 struct Dims {
   std::vector<int64_t> dims; // none: all of them

@@ -29,6 +29,80 @@ void embedding_bag(Call& call) {
   call.set_tangent(0, sum);
 }
 
+void pull_embedding_bag(Pullback& call) {
+  const Tensor& g = call.cotangents()[0];
+  if (call.wants(0)) {
+    call.give(
+        0,
+        at::_embedding_bag_backward_symint(
+            g,
+            call[1],
+            call[2],
+            call.result(1),
+            call.result(2),
+            call.result(3),
+            call.sizes_of(0)[0],
+            call.flag(3),
+            call.integer(4),
+            call.flag(5),
+            call.optional(6),
+            call.integer(8)));
+  }
+  if (call.wants(6)) {
+    call.give(
+        6,
+        at::_embedding_bag_per_sample_weights_backward(
+            g, call[0], call[1], call[2], call.result(1), call.integer(4), call.integer(8)));
+  }
+}
+
+// embedding_dense_backward(g, indices, num_weights, padding_idx, scale_grad_by_freq)
+Tensor embedding_of_gradient(
+    const Tensor& g, const Tensor& indices, int64_t padding, bool divides_by_count) {
+  Tensor rows = at::embedding(g, indices);
+  if (divides_by_count) {
+    const Tensor ones = at::ones_like(indices, g.options());
+    const Tensor counts =
+        g.new_zeros_symint(g.sym_size(0)).index_add(0, indices.flatten(), ones.flatten());
+    rows = rows / counts.index_select(0, indices.flatten()).view_as(indices).unsqueeze(-1);
+  }
+  return padding < 0 ? rows : rows.masked_fill((indices == padding).unsqueeze(-1), 0);
+}
+
+using Indices = c10::List<std::optional<Tensor>>;
+
+Tensor put_zeros(const Tensor& g, const Indices& indices) {
+  return at::index_put(g, indices, g.new_zeros({}));
+}
+
+Tensor put_zeros(const Tensor& g, const Tensor& places) {
+  return g.put(places, g.new_zeros_symint(places.sym_sizes()));
+}
+
+// Of what was written, only a corner as large as the index.
+Tensor in_corner(const Tensor& read, c10::SymIntArrayRef sizes) {
+  if (read.sym_sizes() == sizes) {
+    return read;
+  }
+  std::vector<c10::SymInt> padding;
+  for (size_t dim = sizes.size(); dim-- > 0;) {
+    padding.emplace_back(0);
+    padding.push_back(sizes[dim] - read.sym_sizes()[dim]);
+  }
+  return at::constant_pad_nd_symint(read, padding, 0);
+}
+
+Tensor put_by_mask(const Tensor& g, c10::SymIntArrayRef sizes, const Tensor& mask) {
+  const auto broadcast = at::infer_size_symint(sizes, mask.sym_sizes());
+  return g.new_zeros_symint(broadcast).masked_scatter(mask, g);
+}
+
+// The sum over what an index_fill fills.
+Tensor sum_of_filled(const Tensor& g, int64_t dim, const Tensor& indices) {
+  const Tensor is_filled = at::zeros_like(g, at::kBool).index_fill(dim, indices, 1);
+  return at::where(is_filled, g, 0).sum();
+}
+
 Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValue& indices) {
   return at::index_put(
       g.new_zeros_symint(sizes),
@@ -40,13 +114,8 @@ Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValu
 } // namespace
 
 void add_indexing(Table& rules) {
-  for (const char* name : {
-           "take",
-           "masked_select",
-           "embedding_dense_backward",
-       }) {
-    LINEAR(name);
-  }
+  TRANSPOSED("take", g.new_zeros_symint(c.sizes_of(0)).put(c[1], g, /*accumulate=*/true));
+  TRANSPOSED("masked_select", put_by_mask(g, c.sizes_of(0), c[1]));
   TRANSPOSED("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
   TRANSPOSED("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
   TRANSPOSED("index_select", g.new_zeros_symint(c.sizes_of(0)).index_add(c.integer(1), c[2], g));
@@ -54,20 +123,57 @@ void add_indexing(Table& rules) {
   TRANSPOSED(
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
+  TRANSPOSED("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
   WRITTEN("_embedding_bag", embedding_bag);
+  rules.add_pull("_embedding_bag", {0, 6}, {0}, Reads{0b1000111, 0b1110}, pull_embedding_bag);
   MULTILINEAR("_embedding_bag_backward", 0, 10);
   MULTILINEAR("_embedding_bag_per_sample_weights_backward", 0, 1);
-  LINEAR_TOGETHER("index_put", 0, 2);
-  LINEAR_TOGETHER("_unsafe_index_put", 0, 2);
+  for (const char* name : {"index_put", "_unsafe_index_put"}) {
+    LINEAR_TOGETHER(name, 0, 2);
+    PULLS(
+        name,
+        {0, PULL(c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList()))},
+        {2, PULL(at::index(g, c.arg(1).toOptionalTensorList()))});
+  }
   LINEAR_TOGETHER("index_add", 0, 3);
+  PULLS(
+      "index_add",
+      {0, PULL(g)},
+      {3, PULL(times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj()))});
   LINEAR_TOGETHER("index_copy", 0, 3);
+  PULLS(
+      "index_copy",
+      {0, PULL(g.index_fill(c.integer(1), c[2], 0))},
+      {3, PULL(g.index_select(c.integer(1), c[2]))});
   LINEAR_TOGETHER("index_fill.int_Tensor", 0, 3);
+  PULLS(
+      "index_fill.int_Tensor",
+      {0, PULL(g.index_fill(c.integer(1), c[2], 0))},
+      {3, PULL(sum_of_filled(g, c.integer(1), c[2]))});
   LINEAR_TOGETHER("scatter.src", 0, 3);
+  PULLS(
+      "scatter.src",
+      {0, PULL(g.scatter(c.integer(1), c[2], 0))},
+      {3, PULL(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
   LINEAR_TOGETHER("scatter_add", 0, 3);
+  PULLS(
+      "scatter_add",
+      {0, PULL(g)},
+      {3, PULL(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
   LINEAR_TOGETHER("masked_scatter", 0, 2);
+  PULLS(
+      "masked_scatter",
+      {0, PULL(g.masked_fill(c[1], 0))},
+      {2, PULL(at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2)))});
   LINEAR_TOGETHER("put", 0, 2);
+  PULLS(
+      "put",
+      {0, PULL(c.flag(3) ? g : put_zeros(g, c[1]))},
+      {2, PULL(g.take(c[1]).reshape_symint(c.sizes_of(2)))});
   TERMS("index_fill.int_Scalar", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
+  PULLS("index_fill.int_Scalar", {0, PULL(g.index_fill(c.integer(1), c[2], 0))});
   TERMS("scatter.value", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
+  PULLS("scatter.value", {0, PULL(g.scatter(c.integer(1), c[2], 0))});
 }
 
 } // namespace torchlayers

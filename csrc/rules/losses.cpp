@@ -109,9 +109,40 @@ Tensor with_logits_of_positive(const Tensor& t, const Operands& call) {
   return reduce(weighted(t * with_logits_slope_of_positive(call), call[2]), call.integer(4));
 }
 
+Tensor soft_margin_slope(const Tensor& t, const Operands& call, size_t other) {
+  return -t * call[other] * (call[0] * call[1]).neg().sigmoid();
+}
+
 Tensor soft_margin(const Tensor& t, const Operands& call, size_t other) {
-  const Tensor z = (call[0] * call[1]).neg().sigmoid();
-  return reduce(-t * call[other] * z, call.integer(2));
+  return reduce(soft_margin_slope(t, call, other), call.integer(2));
+}
+
+// _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity) -> (losses,
+// log_alpha), the lengths being numbers or tensors. Of (time, batch, class), or without a batch.
+Tensor ctc_gradient(
+    const Tensor& g, const Operands& call, const Tensor& losses, const Tensor& log_alpha) {
+  if (call.arg(2).isTensor()) {
+    return at::_ctc_loss_backward(
+        g, call[0], call[1], call[2], call[3], losses, log_alpha, call.integer(4), call.flag(5));
+  }
+  return at::_ctc_loss_backward(
+      g,
+      call[0],
+      call[1],
+      call.integers(2),
+      call.integers(3),
+      losses,
+      log_alpha,
+      call.integer(4),
+      call.flag(5));
+}
+
+// A loss depends on its own log_probs alone.
+void ctc_loss(Call& call) {
+  call.run();
+  const Tensor& losses = call.result(0);
+  const Tensor gradient = ctc_gradient(at::ones_like(losses), call, losses, call.result(1));
+  call.set_tangent(0, (gradient * call.tangent(0)).sum(at::IntArrayRef{0, -1}));
 }
 
 // (loss, total weight), linear in the input; the total does not depend on it.
@@ -210,9 +241,33 @@ void add_losses(Table& rules) {
       {2, with_logits_of_weight},
       {3, with_logits_of_positive});
   TERMS("soft_margin_loss", {0, TANGENT(soft_margin(t, c, 1))}, {1, TANGENT(soft_margin(t, c, 0))});
-
+  PULLS(
+      "soft_margin_loss",
+      {0, PULL(share(soft_margin_slope(g, c, 1), c.integer(2), x))},
+      {1, PULL(share(soft_margin_slope(g, c, 0), c.integer(2), x))});
+  PULLS(
+      "multi_margin_loss",
+      {0,
+       PULL(
+           at::multi_margin_loss_backward(
+               g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5)))});
+  PULLS(
+      "multilabel_margin_loss_forward",
+      {0, PULL(at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1)))});
+  for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
+    WRITTEN(name, ctc_loss);
+    PULLS(name, {0, PULL(ctc_gradient(g, c, y, c.result(1)))});
+  }
   LINEAR("nll_loss_backward");
+  PULLS(
+      "nll_loss_backward",
+      {0, PULL(at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
+      {1, PULL({})});
   LINEAR("nll_loss2d_backward");
+  PULLS(
+      "nll_loss2d_backward",
+      {0, PULL(at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
+      {1, PULL({})});
   TERMS(
       "mse_loss_backward",
       {0, on_first},

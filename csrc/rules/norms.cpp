@@ -1,6 +1,7 @@
 // Batch, layer and group norm: standardise, then scale and shift.
 #include "families.h"
 #include "forms.h"
+#include "parameters.h"
 
 namespace torchlayers {
 namespace {
@@ -9,6 +10,7 @@ using at::Tensor;
 
 // What standardising over `dims` does: (x - mean) / deviation.
 struct Standardised {
+  std::vector<int64_t> dims;
   Tensor x;
   Tensor scale;
   Tensor x_tangent;
@@ -21,8 +23,8 @@ struct Standardised {
       const Tensor& tangent,
       const Tensor& mean,
       const Tensor& deviation,
-      at::IntArrayRef dims)
-      : x((input - mean) * deviation), scale(deviation) {
+      const std::vector<int64_t>& dims)
+      : dims(dims), x((input - mean) * deviation), scale(deviation) {
     if (!tangent.defined()) {
       return;
     }
@@ -34,11 +36,17 @@ struct Standardised {
 
   // The same, where the statistics have to be made of the input.
   static Standardised of(
-      const Tensor& input, const Tensor& tangent, double eps, at::IntArrayRef dims) {
+      const Tensor& input, const Tensor& tangent, double eps, const std::vector<int64_t>& dims) {
     const Tensor mean = input.mean(dims, /*keepdim=*/true);
     const Tensor centred = input - mean;
     const Tensor scale = ((centred * centred).mean(dims, /*keepdim=*/true) + eps).rsqrt();
     return Standardised(input, tangent, mean, scale, dims);
+  }
+
+  // The Jacobian on a cotangent, as it is on a tangent: it is symmetric.
+  Tensor pulled(const Tensor& g) const {
+    const Tensor along = (x * g).mean(dims, /*keepdim=*/true);
+    return (g - g.mean(dims, /*keepdim=*/true) - x * along) * scale;
   }
 
   // Of x * weight + bias.
@@ -51,30 +59,24 @@ struct Standardised {
   }
 };
 
+std::vector<int64_t> last_dims(size_t count) {
+  std::vector<int64_t> dims;
+  for (size_t i = 1; i <= count; ++i) {
+    dims.push_back(-static_cast<int64_t>(i));
+  }
+  return dims;
+}
+
 // native_layer_norm(input, normalized_shape, weight, bias, eps) -> (output, mean, rstd)
 void layer_norm(Call& call) {
   call.run();
-  const int64_t count = static_cast<int64_t>(call.sizes(1).size());
-  std::vector<int64_t> dims;
-  for (int64_t i = 1; i <= count; ++i) {
-    dims.push_back(-i);
-  }
+  const std::vector<int64_t> dims = last_dims(call.sizes(1).size());
   const Tensor& x = call[0];
   const Tensor t = tangent_or_none(call, 0);
   const Standardised standard = is_differentiated_below({x, t})
                                     ? Standardised::of(x, t, call.number(4), dims)
                                     : Standardised(x, t, call.result(1), call.result(2), dims);
   call.set_tangent(0, standard.affine(call[2], tangent_or_none(call, 2), tangent_or_none(call, 3)));
-}
-
-// A channel's parameter, put where the channels are.
-Tensor along_channels(const Tensor& parameter, int64_t rank) {
-  if (!parameter.defined() || rank < 2) {
-    return parameter;
-  }
-  c10::SymDimVector sizes(rank, 1);
-  sizes[1] = parameter.sym_numel();
-  return parameter.reshape_symint(sizes);
 }
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps) -> (output, mean, rstd),
@@ -164,23 +166,54 @@ void batch_norm(Call& call) {
           {scaled, weight_tangent.defined() ? standard * weight_tangent : Tensor(), bias_tangent}));
 }
 
+// The gradients are written with ordinary operators where somebody differentiates them: torch's
+// backward operators take the statistics for constants then, or have no derivative.
+
 void pull_layer_norm(Pullback& call) {
-  const auto [input, weight, bias] = at::native_layer_norm_backward_symint(
-      call.cotangents()[0],
-      call[0],
-      call.sizes(1),
-      call.result(1),
-      call.result(2),
-      call.optional(2),
-      call.optional(3),
-      {call.wants(0), call.wants(2), call.wants(3)});
-  call.give(0, input);
-  call.give(2, weight);
-  call.give(3, bias);
+  const Tensor& g = call.cotangents()[0];
+  const Tensor& x = call[0];
+  const Tensor& weight = call[2];
+  if (!is_differentiated_below({g, x, weight})) {
+    give_each(
+        call,
+        {0, 2, 3},
+        at::native_layer_norm_backward_symint(
+            g,
+            x,
+            call.sizes(1),
+            call.result(1),
+            call.result(2),
+            call.optional(2),
+            call.optional(3),
+            {call.wants(0), call.wants(2), call.wants(3)}));
+    return;
+  }
+  const Standardised standard =
+      Standardised::of(x, Tensor(), call.number(4), last_dims(call.sizes(1).size()));
+  if (call.wants(0)) {
+    call.give(0, standard.pulled(weight.defined() ? g * weight : g));
+  }
+  if (call.wants(2)) {
+    call.give(2, g * standard.x);
+  }
+  call.give(3, g);
 }
 
-// torch has no derivative of its backward operator: where somebody asks for it, the gradient is
-// written with others.
+// Of a weight and a bias for each channel.
+void give_by_channel(Pullback& call, const Tensor& g, const Tensor& standard) {
+  const std::vector<int64_t> others = all_but_channels(standard.dim());
+  if (call.wants(1)) {
+    call.give(1, (g * standard).sum(others));
+  }
+  if (call.wants(2)) {
+    call.give(2, g.sum(others));
+  }
+}
+
+Tensor weighted(const Tensor& g, const Tensor& weight) {
+  return weight.defined() ? g * along_channels(weight, g.dim()) : g;
+}
+
 void pull_group_norm(Pullback& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
@@ -188,36 +221,31 @@ void pull_group_norm(Pullback& call) {
   const Tensor& g_scale = call.cotangents()[2];
   const bool is_plain = g.defined() && !g_mean.defined() && !g_scale.defined();
   if (is_plain && !is_differentiated_below({g, x, call[1]})) {
-    const auto [input, weight, bias] = at::native_group_norm_backward_symint(
-        g.contiguous(),
-        x.contiguous(),
-        call.result(1).contiguous(),
-        call.result(2).contiguous(),
-        call.optional(1),
-        call.size(3),
-        call.size(4),
-        call.size(5),
-        call.integer(6),
-        {call.wants(0), call.wants(1), call.wants(2)});
-    call.give(0, input);
-    call.give(1, weight);
-    call.give(2, bias);
+    give_each(
+        call,
+        {0, 1, 2},
+        at::native_group_norm_backward_symint(
+            g.contiguous(),
+            x.contiguous(),
+            call.result(1).contiguous(),
+            call.result(2).contiguous(),
+            call.optional(1),
+            call.size(3),
+            call.size(4),
+            call.size(5),
+            call.integer(6),
+            {call.wants(0), call.wants(1), call.wants(2)}));
     return;
   }
   const std::vector<c10::SymInt> grouped{
       call.size(3), call.integer(6), call.size(4) / call.integer(6) * call.size(5)};
   const Standardised standard =
       Standardised::of(x.reshape_symint(grouped), Tensor(), call.number(7), {2});
-  const Tensor normal = standard.x.reshape_symint(x.sym_sizes());
   if (call.wants(0)) {
     const c10::SymInt& count = grouped[2];
     Tensor sum;
     if (g.defined()) {
-      const Tensor scaled = call[1].defined() ? g * along_channels(call[1], x.dim()) : g;
-      const Tensor rows = scaled.reshape_symint(grouped);
-      sum = (rows - rows.mean({2}, /*keepdim=*/true) -
-             standard.x * (standard.x * rows).mean({2}, /*keepdim=*/true)) *
-            standard.scale;
+      sum = standard.pulled(weighted(g, call[1]).reshape_symint(grouped));
     }
     if (g_mean.defined()) {
       sum = sum_of({sum, (g_mean.unsqueeze(-1) / count).expand_symint(grouped)});
@@ -228,59 +256,58 @@ void pull_group_norm(Pullback& call) {
     }
     call.give(0, sum.reshape_symint(x.sym_sizes()));
   }
-  const std::vector<int64_t> others = all_but_channels(x.dim());
-  if (g.defined() && call.wants(1)) {
-    call.give(1, (g * normal).sum(others));
-  }
-  if (g.defined() && call.wants(2)) {
-    call.give(2, g.sum(others));
+  if (g.defined()) {
+    give_by_channel(call, g, standard.x.reshape_symint(x.sym_sizes()));
   }
 }
 
 void pull_batch_norm(Pullback& call) {
-  const auto [input, weight, bias] = at::native_batch_norm_backward(
-      call.cotangents()[0],
-      call[0],
-      call.optional(1),
-      call.optional(3),
-      call.optional(4),
-      call.result(1),
-      call.result(2),
-      call.flag(5),
-      call.number(7),
-      {call.wants(0), call.wants(1), call.wants(2)});
-  call.give(0, input);
-  call.give(1, weight);
-  call.give(2, bias);
+  const Tensor& g = call.cotangents()[0];
+  const Tensor& x = call[0];
+  const bool is_training = call.flag(5);
+  if (!is_differentiated_below({g, x, call[1]})) {
+    give_each(
+        call,
+        {0, 1, 2},
+        at::native_batch_norm_backward(
+            g,
+            x,
+            call.optional(1),
+            call.optional(3),
+            call.optional(4),
+            call.result(1),
+            call.result(2),
+            is_training,
+            call.number(7),
+            {call.wants(0), call.wants(1), call.wants(2)}));
+    return;
+  }
+  const int64_t rank = x.dim();
+  if (is_training) {
+    const Standardised standard =
+        Standardised::of(x, Tensor(), call.number(7), all_but_channels(rank));
+    if (call.wants(0)) {
+      call.give(0, standard.pulled(weighted(g, call[1])));
+    }
+    give_by_channel(call, g, standard.x);
+    return;
+  }
+  const Tensor scale = along_channels((call[4] + call.number(7)).rsqrt(), rank);
+  if (call.wants(0)) {
+    call.give(0, weighted(g, call[1]) * scale);
+  }
+  give_by_channel(call, g, (x - along_channels(call[3], rank)) * scale);
 }
 
 } // namespace
 
 void add_norms(Table& rules) {
   WRITTEN("native_layer_norm", layer_norm);
-  rules.add_pull(
-      "native_layer_norm",
-      std::make_unique<AtOnce>(
-          std::vector<size_t>{0, 2, 3},
-          std::vector<size_t>{0},
-          Reads{0b1101, 0b110},
-          pull_layer_norm));
+  rules.add_pull("native_layer_norm", {0, 2, 3}, {0}, Reads{0b1101, 0b110}, pull_layer_norm);
   WRITTEN("native_group_norm", group_norm);
-  rules.add_pull(
-      "native_group_norm",
-      std::make_unique<AtOnce>(
-          std::vector<size_t>{0, 1, 2},
-          std::vector<size_t>{0, 1, 2},
-          Reads{0b11, 0b110},
-          pull_group_norm));
+  rules.add_pull("native_group_norm", {0, 1, 2}, {0, 1, 2}, Reads{0b11, 0b110}, pull_group_norm);
   WRITTEN("native_batch_norm", batch_norm);
-  rules.add_pull(
-      "native_batch_norm",
-      std::make_unique<AtOnce>(
-          std::vector<size_t>{0, 1, 2},
-          std::vector<size_t>{0},
-          Reads{0b11011, 0b110},
-          pull_batch_norm));
+  rules.add_pull("native_batch_norm", {0, 1, 2}, {0}, Reads{0b11011, 0b110}, pull_batch_norm);
 }
 
 } // namespace torchlayers

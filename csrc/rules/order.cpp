@@ -72,6 +72,19 @@ Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, co
   return at::where(is_chosen, over.kept(g, x.dim()) / kept.sum(is_chosen), 0);
 }
 
+void pull_aminmax(Pullback& call) {
+  Dims over{{}, call.flag(2)};
+  if (!call.arg(1).isNone()) {
+    over.dims = {call.integer(1)};
+  }
+  Tensor sum;
+  for (size_t i : {0, 1}) {
+    const Tensor& g = call.cotangents()[i];
+    sum = sum_of({sum, g.defined() ? share_out_along(g, call[0], call.result(i), over) : Tensor()});
+  }
+  call.give(0, sum);
+}
+
 // Gradients, put where the indices say.
 Tensor put_back(
     const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices, bool keepdim) {
@@ -99,6 +112,7 @@ void add_order(Table& rules) {
   TERMS("amin", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
   PULLS("amin", {0, PULL(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   WRITTEN("aminmax", aminmax);
+  rules.add_pull("aminmax", {0}, {0, 1}, Reads{0b1, 0b11}, pull_aminmax);
   WRITTEN("max.dim", one_of<1>);
   PULLS("max.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("min.dim", one_of<1>);

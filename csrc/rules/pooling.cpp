@@ -1,4 +1,4 @@
-// Pooling, resampling and padding of images: linear, but for the choice of a maximum.
+// Pooling, and rearrangements of pixels: linear, but for the choice of a maximum.
 #include "families.h"
 #include "forms.h"
 
@@ -7,129 +7,120 @@ namespace {
 
 using at::Tensor;
 
-// (maxima, indices into the last `Spatial` dimensions, flattened)
+// What is at these indices into the last `Spatial` dimensions, flattened.
+template <int64_t Spatial>
+Tensor chosen(const Tensor& tensor, const Tensor& indices) {
+  return tensor.flatten(-Spatial).gather(-1, indices.flatten(-Spatial)).view_as(indices);
+}
+
+// (maxima, indices)
 template <int64_t Spatial>
 void max_pool(Call& call) {
   call.run();
-  if (!call.has_tangent(0)) {
-    return; // the random samples of a fractional pool have one
+  if (call.has_tangent(0)) { // the random samples of a fractional pool have one
+    call.set_tangent(0, chosen<Spatial>(call.tangent(0), call.result(1)));
   }
-  const Tensor& indices = call.result(1);
-  const Tensor flat = call.tangent(0).flatten(-Spatial);
-  call.set_tangent(0, flat.gather(-1, indices.flatten(-Spatial)).view_as(indices));
 }
 
-Tensor padded_with_zeros(const Tensor& t, const Operands& call) {
-  return call.with({{0, t}, {2, at::Scalar(0)}});
+// The sizes of the spatial dimensions.
+template <size_t Spatial>
+std::vector<c10::SymInt> last(c10::SymIntArrayRef sizes) {
+  const auto spatial = sizes.slice(sizes.size() - Spatial);
+  return {spatial.begin(), spatial.end()};
 }
 
-Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
-  for (c10::SymInt& width : padding) {
-    width = -width;
-  }
-  return at::constant_pad_nd_symint(g, padding, 0);
+// Shuffling turns (groups, channels of one) into its transpose.
+Tensor unshuffled(const Tensor& g, const c10::SymInt& groups) {
+  return at::channel_shuffle_symint(g, g.sym_size(1) / groups);
 }
+
+std::optional<int64_t> divisor(const c10::IValue& value) {
+  return value.toOptional<int64_t>();
+}
+
+// A backward operator (g, x, …), linear in g, that depends on x by its sizes and the choice of
+// maxima alone.
+#define BACKWARD(name, ...) \
+  LINEAR(name);             \
+  PULLS(name, {0, PULL(__VA_ARGS__)}, {1, PULL({})})
+
+#define AVG_POOL(name)         \
+  TRANSPOSED(                  \
+      #name,                   \
+      at::name##_backward(     \
+          g,                   \
+          x,                   \
+          c.integers(1),       \
+          c.integers(2),       \
+          c.integers(3),       \
+          c.flag(4),           \
+          c.flag(5),           \
+          divisor(c.arg(6)))); \
+  BACKWARD(                    \
+      #name "_backward",       \
+      at::name(                \
+          g,                   \
+          c.integers(2),       \
+          c.integers(3),       \
+          c.integers(4),       \
+          c.flag(5),           \
+          c.flag(6),           \
+          divisor(c.arg(7))))
+
+#define MAX_POOL(name, spatial)      \
+  WRITTEN(#name, max_pool<spatial>); \
+  PULLS(                             \
+      #name,                         \
+      {0,                            \
+       PULL(                         \
+           at::name##_backward(      \
+               g,                    \
+               x,                    \
+               c.integers(1),        \
+               c.integers(2),        \
+               c.integers(3),        \
+               c.integers(4),        \
+               c.flag(5),            \
+               c.result(1)))});      \
+  BACKWARD(#name "_backward", chosen<spatial>(g, c[7]))
+
+#define ADAPTIVE_MAX_POOL(name, spatial)                           \
+  WRITTEN(#name, max_pool<spatial>);                               \
+  PULLS(#name, {0, PULL(at::name##_backward(g, x, c.result(1)))}); \
+  BACKWARD(#name "_backward", chosen<spatial>(g, c[2]))
+
+#define FRACTIONAL_MAX_POOL(name, spatial)                                                       \
+  WRITTEN(#name, max_pool<spatial>);                                                             \
+  PULLS(#name, {0, PULL(at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))}); \
+  BACKWARD(#name "_backward", chosen<spatial>(g, c[4]))
 
 } // namespace
 
 void add_pooling(Table& rules) {
-  WRITTEN("max_pool2d_with_indices", max_pool<2>);
-  PULLS(
-      "max_pool2d_with_indices",
-      {0,
-       PULL(
-           at::max_pool2d_with_indices_backward(
-               g,
-               x,
-               c.integers(1),
-               c.integers(2),
-               c.integers(3),
-               c.integers(4),
-               c.flag(5),
-               c.result(1)))});
-  WRITTEN("max_pool3d_with_indices", max_pool<3>);
-  WRITTEN("adaptive_max_pool2d", max_pool<2>);
-  WRITTEN("adaptive_max_pool3d", max_pool<3>);
-  WRITTEN("fractional_max_pool2d", max_pool<2>);
-  WRITTEN("fractional_max_pool3d", max_pool<3>);
-  TERMS("constant_pad_nd", {0, padded_with_zeros});
-  PULLS("constant_pad_nd", {0, PULL(unpadded(g, c.sizes(1)))});
-  PULLS(
-      "avg_pool2d",
-      {0,
-       PULL(
-           at::avg_pool2d_backward(
-               g,
-               x,
-               c.integers(1),
-               c.integers(2),
-               c.integers(3),
-               c.flag(4),
-               c.flag(5),
-               c.arg(6).toOptional<int64_t>()))});
-  PULLS("_adaptive_avg_pool2d", {0, PULL(at::_adaptive_avg_pool2d_backward(g, x))});
-  for (const char* name : {
-           "avg_pool2d",
-           "avg_pool3d",
-           "_adaptive_avg_pool2d",
-           "_adaptive_avg_pool3d",
-           "max_unpool2d",
-           "max_unpool3d",
-           "avg_pool2d_backward",
-           "avg_pool3d_backward",
-           "_adaptive_avg_pool2d_backward",
-           "_adaptive_avg_pool3d_backward",
-           "max_pool2d_with_indices_backward",
-           "max_pool3d_with_indices_backward",
-           "adaptive_max_pool2d_backward",
-           "adaptive_max_pool3d_backward",
-           "fractional_max_pool2d_backward",
-           "fractional_max_pool3d_backward",
-           "reflection_pad1d",
-           "reflection_pad2d",
-           "reflection_pad3d",
-           "replication_pad1d",
-           "replication_pad2d",
-           "replication_pad3d",
-           "reflection_pad1d_backward",
-           "reflection_pad2d_backward",
-           "reflection_pad3d_backward",
-           "replication_pad1d_backward",
-           "replication_pad2d_backward",
-           "replication_pad3d_backward",
-           "upsample_linear1d",
-           "upsample_bilinear2d",
-           "_upsample_bilinear2d_aa",
-           "upsample_bicubic2d",
-           "_upsample_bicubic2d_aa",
-           "upsample_trilinear3d",
-           "upsample_nearest1d",
-           "_upsample_nearest_exact1d",
-           "upsample_nearest2d",
-           "_upsample_nearest_exact2d",
-           "upsample_nearest3d",
-           "_upsample_nearest_exact3d",
-           "upsample_linear1d_backward",
-           "upsample_bilinear2d_backward",
-           "_upsample_bilinear2d_aa_backward",
-           "upsample_bicubic2d_backward",
-           "_upsample_bicubic2d_aa_backward",
-           "upsample_trilinear3d_backward",
-           "upsample_nearest1d_backward",
-           "_upsample_nearest_exact1d_backward",
-           "upsample_nearest2d_backward",
-           "_upsample_nearest_exact2d_backward",
-           "upsample_nearest3d_backward",
-           "_upsample_nearest_exact3d_backward",
-           "im2col",
-           "col2im",
-           "pixel_shuffle",
-           "pixel_unshuffle",
-           "channel_shuffle",
-           "affine_grid_generator",
-       }) {
-    LINEAR(name);
-  }
+  MAX_POOL(max_pool2d_with_indices, 2);
+  MAX_POOL(max_pool3d_with_indices, 3);
+  ADAPTIVE_MAX_POOL(adaptive_max_pool2d, 2);
+  ADAPTIVE_MAX_POOL(adaptive_max_pool3d, 3);
+  FRACTIONAL_MAX_POOL(fractional_max_pool2d, 2);
+  FRACTIONAL_MAX_POOL(fractional_max_pool3d, 3);
+  AVG_POOL(avg_pool2d);
+  AVG_POOL(avg_pool3d);
+  TRANSPOSED("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x));
+  TRANSPOSED("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x));
+  BACKWARD(
+      "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))));
+  BACKWARD(
+      "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))));
+  TRANSPOSED("max_unpool2d", chosen<2>(g, c[1]));
+  TRANSPOSED("max_unpool3d", chosen<3>(g, c[1]));
+  TRANSPOSED(
+      "im2col",
+      at::col2im_symint(
+          g, last<2>(c.sizes_of(0)), c.integers(1), c.integers(2), c.integers(3), c.integers(4)));
+  TRANSPOSED("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)));
+  TRANSPOSED("pixel_shuffle", at::pixel_unshuffle(g, c.integer(1)));
+  TRANSPOSED("pixel_unshuffle", at::pixel_shuffle(g, c.integer(1)));
+  TRANSPOSED("channel_shuffle", unshuffled(g, c.size(1)));
 }
 
 } // namespace torchlayers

@@ -103,51 +103,6 @@ void add_product(Call& call, const Product& product, const Fused& fused) {
   call.set_tangent(0, sum);
 }
 
-void addmm(Call& call) {
-  add_product(
-      call,
-      [](const Tensor& a, const Tensor& b) { return at::mm(a, b); },
-      [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
-        return at::addmm(s, a, b, 1, alpha);
-      });
-}
-
-void addmv(Call& call) {
-  add_product(
-      call,
-      [](const Tensor& a, const Tensor& b) { return at::mv(a, b); },
-      [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
-        return at::addmv(s, a, b, 1, alpha);
-      });
-}
-
-void baddbmm(Call& call) {
-  add_product(
-      call,
-      [](const Tensor& a, const Tensor& b) { return at::bmm(a, b); },
-      [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
-        return at::baddbmm(s, a, b, 1, alpha);
-      });
-}
-
-void addbmm(Call& call) {
-  add_product(
-      call,
-      [](const Tensor& a, const Tensor& b) { return at::bmm(a, b).sum(0); },
-      [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
-        return at::addbmm(s, a, b, 1, alpha);
-      });
-}
-
-void addr(Call& call) {
-  add_product(
-      call,
-      [](const Tensor& a, const Tensor& b) { return at::outer(a, b); },
-      [](const Tensor& s, const Tensor& a, const Tensor& b, const Scalar& alpha) {
-        return at::addr(s, a, b, 1, alpha);
-      });
-}
-
 void linear(Call& call) {
   call.run();
   Tensor bias = call.has_tangent(2) ? call.tangent(2) : Tensor();
@@ -160,6 +115,22 @@ void linear(Call& call) {
   }
   call.set_tangent(0, sum.defined() ? sum : bias);
 }
+
+// name(sum, a, b, beta, alpha), the product of a and b in words, and the gradients by them.
+#define ADDS_PRODUCT(name, product, by_first, by_second)                                         \
+  rules.add(#name, std::make_unique<Written>([](Call& call) {                                    \
+              add_product(                                                                       \
+                  call,                                                                          \
+                  [](const Tensor& a, const Tensor& b) { return product; },                      \
+                  [](const Tensor& sum, const Tensor& a, const Tensor& b, const Scalar& alpha) { \
+                    return at::name(sum, a, b, 1, alpha);                                        \
+                  });                                                                            \
+            }));                                                                                 \
+  PULLS(                                                                                         \
+      #name,                                                                                     \
+      {0, PULL(times(g, conjugated(c.scalar(3))))},                                              \
+      {1, PULL(times(by_first, conjugated(c.scalar(4))))},                                       \
+      {2, PULL(times(by_second, conjugated(c.scalar(4))))})
 
 } // namespace
 
@@ -179,26 +150,47 @@ void add_products(Table& rules) {
       at::linalg_cross(conjugated(c[1]), g, c.integer(2)),
       at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
   MULTILINEAR("_trilinear", 0, 1, 2);
-  WRITTEN("addmm", addmm);
-  PULLS(
-      "addmm",
-      {0, PULL(times(g, conjugated(c.scalar(3))))},
-      {1, PULL(times(mm_first(g, c[2], c.is_column_major(1)), conjugated(c.scalar(4))))},
-      {2, PULL(times(mm_second(g, c[1], c.is_column_major(2)), conjugated(c.scalar(4))))});
-  WRITTEN("addmv", addmv);
-  PULLS(
-      "addmv",
-      {0, PULL(times(g, conjugated(c.scalar(3))))},
-      {1, PULL(times(g.outer(conjugated(c[2])), conjugated(c.scalar(4))))},
-      {2, PULL(times(transposed(c[1]).mv(g), conjugated(c.scalar(4))))});
-  WRITTEN("addbmm", addbmm);
-  WRITTEN("baddbmm", baddbmm);
-  PULLS(
-      "baddbmm",
-      {0, PULL(times(g, conjugated(c.scalar(3))))},
-      {1, PULL(times(g.bmm(transposed(c[2])), conjugated(c.scalar(4))))},
-      {2, PULL(times(transposed(c[1]).bmm(g), conjugated(c.scalar(4))))});
-  WRITTEN("addr", addr);
+  PULLS( // what is summed over in the result is expanded in a gradient, and the other way round
+      "_trilinear",
+      {0,
+       PULL(
+           at::_trilinear(
+               g,
+               conjugated(c[1]),
+               conjugated(c[2]),
+               c.integers(6),
+               c.integers(4),
+               c.integers(5),
+               c.integers(3)))},
+      {1,
+       PULL(
+           at::_trilinear(
+               conjugated(c[0]),
+               g,
+               conjugated(c[2]),
+               c.integers(3),
+               c.integers(6),
+               c.integers(5),
+               c.integers(4)))},
+      {2,
+       PULL(
+           at::_trilinear(
+               conjugated(c[0]),
+               conjugated(c[1]),
+               g,
+               c.integers(3),
+               c.integers(4),
+               c.integers(6),
+               c.integers(5)))});
+  ADDS_PRODUCT(
+      addmm,
+      a.mm(b),
+      mm_first(g, c[2], c.is_column_major(1)),
+      mm_second(g, c[1], c.is_column_major(2)));
+  ADDS_PRODUCT(addmv, a.mv(b), g.outer(conjugated(c[2])), transposed(c[1]).mv(g));
+  ADDS_PRODUCT(baddbmm, a.bmm(b), g.bmm(transposed(c[2])), transposed(c[1]).bmm(g));
+  ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g));
+  ADDS_PRODUCT(addr, a.outer(b), g.mv(conjugated(c[2])), g.t().mv(conjugated(c[1])));
   WRITTEN("linear", linear);
   PULLS("linear", {0, PULL(linear_input(g, c[1]))}, {1, PULL(linear_weight(g, x))}, {2, PULL(g)});
 }

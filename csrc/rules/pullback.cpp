@@ -55,6 +55,7 @@ Reads read_of_call(std::string_view after) {
         ".sizes(",
         ".sizes_of(",
         ".dtype_of(",
+        ".device_of(",
         ".is_column_major("}) {
     if (starts_with(after, no_tensor)) {
       return reads;

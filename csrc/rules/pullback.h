@@ -18,6 +18,7 @@ struct Target {
   size_t member;
   c10::SymDimVector sizes;
   at::ScalarType dtype;
+  at::Device device;
   bool is_column_major; // a matrix that is the transpose of a contiguous one
 };
 
@@ -77,6 +78,9 @@ class Pullback : public Operands {
   }
   at::ScalarType dtype_of(size_t arg) const {
     return target(arg).dtype;
+  }
+  at::Device device_of(size_t arg) const {
+    return target(arg).device;
   }
   bool is_column_major(size_t arg) const {
     return target(arg).is_column_major;

@@ -1,4 +1,4 @@
-// Sums, means, variances and norms.
+// Sums, means and variances.
 #include <cmath>
 
 #include "dims.h"
@@ -9,10 +9,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-
-Tensor real_product(const Tensor& x, const Tensor& t) {
-  return x.is_complex() ? at::real(x.conj() * t) : x * t;
-}
 
 // The deviations from the mean sum up to zero, so the mean's own tangent drops out.
 Tensor variance_tangent(
@@ -60,65 +56,6 @@ void std_mean(Call& call) {
   call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
-// Zero where the norm is.
-Tensor over_norm(const Tensor& x, const Tensor& norm) {
-  const Tensor is_zero = norm == 0;
-  return (x / norm.masked_fill(is_zero, 1)).masked_fill(is_zero, 0);
-}
-
-Tensor norm_powers(const Tensor& x, double order) {
-  const Tensor size = x.abs();
-  const Tensor powers = size.pow(order - 1);
-  return order < 1 ? powers.masked_fill(size == 0, 0) : powers;
-}
-
-// linalg_vector_norm(x, ord, dim, keepdim, dtype). At zero the subgradient 0 is taken.
-void vector_norm(Call& call) {
-  call.run();
-  const Dims over{call.integers(2), call.flag(3)};
-  const double order = call.scalar(1).toDouble();
-  const Tensor& x = call[0];
-  const Tensor& y = call.result();
-  const Tensor t = call.tangent(0);
-  if (order == 0) {
-    return;
-  }
-  if (order == 1) {
-    call.set_tangent(0, over.sum(real_product(x.sgn(), t)));
-  } else if (order == 2) {
-    call.set_tangent(0, over_norm(over.sum(real_product(x, t)), y));
-  } else if (std::isinf(order)) {
-    const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
-    const Tensor chosen = at::where(is_extreme, real_product(x.sgn(), t), 0);
-    call.set_tangent(0, over.sum(chosen) / over.sum(is_extreme).clamp_min(1)); // none equals nan
-  } else {
-    const Tensor sum = over.sum(norm_powers(x, order) * real_product(x.sgn(), t));
-    call.set_tangent(0, over_norm(sum, y.pow(order - 1)));
-  }
-}
-
-Tensor vector_norm_gradient(
-    const Tensor& g, const Tensor& x, const Tensor& y, double order, const Dims& over) {
-  const Tensor norm = over.kept(y, x.dim());
-  const Tensor by_norm = over.kept(g, x.dim());
-  if (order == 0) {
-    return at::zeros_like(x);
-  }
-  if (order == 1) {
-    return x.sgn() * by_norm;
-  }
-  if (order == 2) {
-    return x * over_norm(by_norm, norm);
-  }
-  if (std::isinf(order)) {
-    const Tensor is_extreme = x.abs() == norm;
-    const Dims kept{over.dims, /*keepdim=*/true};
-    const Tensor share = by_norm / kept.sum(is_extreme).clamp_min(1); // none equals nan
-    return at::where(is_extreme, x.sgn() * share, 0);
-  }
-  return x.sgn() * norm_powers(x, order) * over_norm(by_norm, norm.pow(order - 1));
-}
-
 void nansum(Call& call) {
   call.run();
   const Tensor t = at::where(call[0].isnan(), 0, call.tangent(0));
@@ -149,9 +86,36 @@ Tensor cumsum_gradient(const Tensor& g, int64_t dim) {
 
 Tensor variance_gradient(
     const Tensor& g, const Tensor& x, const Dims& over, const c10::IValue& correction) {
+  if (x.sym_numel() == 0) {
+    return {}; // and nothing of it depends on g
+  }
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
   const double count = static_cast<double>(over.count(x).expect_int()) - taken;
   return (2 / count) * over.kept(g, x.dim()) * (x - x.mean(over.dims, /*keepdim=*/true));
+}
+
+// By the variance and the mean, of which one may be absent.
+Tensor variance_and_mean_gradient(
+    const Tensor& g_variance, const Tensor& g_mean, const Pullback& call) {
+  const Dims over{call.integers(1), call.flag(3)};
+  return sum_of(
+      {g_variance.defined() ? variance_gradient(g_variance, call[0], over, call.arg(2)) : Tensor(),
+       g_mean.defined() ? mean_gradient(g_mean, call.sizes_of(0), over) : Tensor()});
+}
+
+void pull_var_mean(Pullback& call) {
+  call.give(0, variance_and_mean_gradient(call.cotangents()[0], call.cotangents()[1], call));
+}
+
+void pull_std_mean(Pullback& call) {
+  const Tensor& g = call.cotangents()[0];
+  const Tensor g_variance = g.defined() ? deviation_tangent(g, call.result(0)) : g;
+  call.give(0, variance_and_mean_gradient(g_variance, call.cotangents()[1], call));
+}
+
+Tensor on_diagonal(const Tensor& g, c10::SymIntArrayRef sizes) {
+  const c10::SymInt length = std::min(sizes[0], sizes[1]);
+  return at::diagonal_backward_symint(g.expand_symint(length), sizes, 0, 0, 1);
 }
 
 } // namespace
@@ -162,8 +126,11 @@ void add_reductions(Table& rules) {
   TRANSPOSED("mean", g.expand_symint(c.sizes_of(0)) / numel(c.sizes_of(0)));
   TRANSPOSED("mean.dim", mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
   TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
-  LINEAR("trace");
+  TRANSPOSED("trace", on_diagonal(g, c.sizes_of(0)));
   WRITTEN("nansum", nansum);
+  PULLS(
+      "nansum",
+      {0, PULL(at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))});
   WRITTEN("var.correction", var);
   PULLS(
       "var.correction",
@@ -175,13 +142,9 @@ void add_reductions(Table& rules) {
        PULL(variance_gradient(
            deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
   WRITTEN("var_mean.correction", var_mean);
+  rules.add_pull("var_mean.correction", {0}, {0, 1}, Reads{0b1, 0}, pull_var_mean);
   WRITTEN("std_mean.correction", std_mean);
-  WRITTEN("linalg_vector_norm", vector_norm);
-  PULLS(
-      "linalg_vector_norm",
-      {0,
-       PULL(
-           vector_norm_gradient(g, x, y, c.scalar(1).toDouble(), Dims{c.integers(2), c.flag(3)}))});
+  rules.add_pull("std_mean.correction", {0}, {0, 1}, Reads{0b1, 0b1}, pull_std_mean);
 }
 
 } // namespace torchlayers

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "../stack.h"
+#include "../wrapper.h"
 #include "families.h"
 
 namespace torchlayers {
@@ -60,12 +61,15 @@ at::Tensor on_first(const at::Tensor& tangent, const Operands& call) {
 }
 
 bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
-  if (!mirror().empty()) {
-    return true;
+  for (const auto& entry : mirror()) {
+    if (entry.key() == at::functorch::TransformType::Grad ||
+        entry.key() == at::functorch::TransformType::Jvp) {
+      return true;
+    }
   }
   bool is_recorded = false;
   for (const at::Tensor& value : values) {
-    is_recorded = is_recorded || (value.defined() && value.requires_grad());
+    is_recorded = is_recorded || (value.defined() && holder_of(value).requires_grad());
   }
   return is_recorded && at::GradMode::is_enabled();
 }
@@ -82,6 +86,15 @@ void Table::add(const std::string& name, std::unique_ptr<Rule> rule) {
 void Table::add_pull(const std::string& name, std::unique_ptr<PullRule> rule) {
   const bool is_new = pulls_.emplace("aten::" + name, std::move(rule)).second;
   TORCH_INTERNAL_ASSERT(is_new, "two cotangent rules for ", name);
+}
+
+void Table::add_pull(
+    const std::string& name,
+    std::vector<size_t> args,
+    std::vector<size_t> results,
+    const Reads& reads,
+    void (*pull_back)(Pullback&)) {
+  add_pull(name, std::make_unique<AtOnce>(std::move(args), std::move(results), reads, pull_back));
 }
 
 void Table::add_symmetric(const std::string& name, const std::vector<Term>& terms) {

@@ -102,6 +102,13 @@ class Table {
  public:
   void add(const std::string& name, std::unique_ptr<Rule> rule);
   void add_pull(const std::string& name, std::unique_ptr<PullRule> rule);
+  // All arguments at once, from the cotangents of these results.
+  void add_pull(
+      const std::string& name,
+      std::vector<size_t> args,
+      std::vector<size_t> results,
+      const Reads& reads,
+      void (*pull_back)(Pullback&));
   // The tangents, and the cotangents of those terms that tell them.
   void add_terms(const std::string& name, std::vector<Term> terms);
   // The cotangents alone.

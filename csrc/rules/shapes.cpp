@@ -42,7 +42,59 @@ std::vector<int64_t> inverted(const std::vector<int64_t>& permutation) {
   return inverse;
 }
 
-using Places = std::vector<size_t>;
+std::vector<c10::SymInt> negated(std::vector<c10::SymInt> shifts) {
+  for (c10::SymInt& shift : shifts) {
+    shift = -shift;
+  }
+  return shifts;
+}
+
+// The sum of the copies, which lie side by side.
+Tensor unrepeated(
+    const Tensor& g, c10::SymIntArrayRef sizes, const std::vector<c10::SymInt>& repeats) {
+  std::vector<c10::SymInt> apart;
+  std::vector<int64_t> copies;
+  const size_t added = repeats.size() - sizes.size();
+  for (size_t i = 0; i < repeats.size(); ++i) {
+    copies.push_back(static_cast<int64_t>(apart.size()));
+    apart.push_back(repeats[i]);
+    if (i >= added) {
+      apart.push_back(sizes[i - added]);
+    }
+  }
+  return copies.empty() ? g : g.reshape_symint(apart).sum(copies);
+}
+
+Tensor unnarrowed(
+    const Tensor& g,
+    c10::SymIntArrayRef sizes,
+    int64_t dim,
+    c10::SymInt start,
+    const c10::SymInt& length) {
+  start += start < 0 ? sizes[at::maybe_wrap_dim(dim, static_cast<int64_t>(sizes.size()))] : 0;
+  return at::slice_backward_symint(g, sizes, dim, start, start + length, 1);
+}
+
+using Bound = std::optional<c10::SymInt>;
+
+Bound bound(const c10::IValue& value) {
+  return value.isNone() ? Bound() : value.toSymInt();
+}
+
+// Where a slice is not overwritten.
+Tensor outside_slice(
+    const Tensor& g, int64_t dim, const Bound& start, const Bound& end, const c10::SymInt& step) {
+  const Tensor slice = g.slice_symint(dim, start, end, step);
+  return g.slice_scatter_symint(at::zeros_like(slice), dim, start, end, step);
+}
+
+Tensor outside_row(const Tensor& g, int64_t dim, const c10::SymInt& row) {
+  return g.select_scatter_symint(at::zeros_like(g.select_symint(dim, row)), dim, row);
+}
+
+Tensor outside_diagonal(const Tensor& g, int64_t offset, int64_t dim1, int64_t dim2) {
+  return g.diagonal_scatter(at::zeros_like(g.diagonal(offset, dim1, dim2)), offset, dim1, dim2);
+}
 
 void cut_apart(Pullback& call) {
   const Tensor& g = call.cotangents()[0];
@@ -70,20 +122,72 @@ void unstacked(Pullback& call) {
   }
 }
 
+// Of block_diag: a vector is a row.
+void take_blocks(Pullback& call) {
+  const Tensor& g = call.cotangents()[0];
+  c10::SymInt row = 0;
+  c10::SymInt column = 0;
+  for (const Target& target : call.targets()) {
+    const size_t rank = target.sizes.size();
+    const c10::SymInt height = rank < 2 ? c10::SymInt(1) : target.sizes[0];
+    const c10::SymInt width = rank < 1 ? c10::SymInt(1) : target.sizes[rank - 1];
+    if (call.wants(0, target.member)) {
+      const Tensor block = g.narrow_symint(0, row, height).narrow_symint(1, column, width);
+      call.give(0, block.reshape_symint(target.sizes), target.member);
+    }
+    row += height;
+    column += width;
+  }
+}
+
+// Parts of the argument, with zeros for those that nothing was made of.
+void join_parts(Pullback& call) {
+  const auto sizes = call.sizes_of(0);
+  const int64_t dim = at::maybe_wrap_dim(call.integer(2), static_cast<int64_t>(sizes.size()));
+  const c10::IValue& lengths = call.arg(1);
+  const Tensor* any = nullptr;
+  for (const Tensor& g : call.cotangents()) {
+    any = g.defined() ? &g : any;
+  }
+  std::vector<Tensor> parts;
+  c10::SymInt rest = sizes[dim];
+  for (size_t i = 0; i < call.cotangents().size(); ++i) {
+    const c10::SymInt length =
+        lengths.isList() ? lengths.toListRef()[i].toSymInt() : std::min(lengths.toSymInt(), rest);
+    rest = rest - length;
+    if (call.cotangents()[i].defined()) {
+      parts.push_back(call.cotangents()[i]);
+      continue;
+    }
+    c10::SymDimVector part(sizes.begin(), sizes.end());
+    part[dim] = length;
+    parts.push_back(any->new_zeros_symint(part));
+  }
+  call.give(0, at::cat(parts, dim));
+}
+
+void stack_parts(Pullback& call) {
+  const Tensor* any = nullptr;
+  for (const Tensor& g : call.cotangents()) {
+    any = g.defined() ? &g : any;
+  }
+  std::vector<Tensor> parts;
+  for (const Tensor& g : call.cotangents()) {
+    parts.push_back(g.defined() ? g : at::zeros_like(*any));
+  }
+  call.give(0, at::stack(parts, call.integer(1)));
+}
+
 } // namespace
 
 void add_shapes(Table& rules) {
-  for (const char* name : {
-           "roll",
-           "rot90",
-           "repeat",
-           "diag_embed",
-           "unfold_backward",
-           "diagonal_backward",
-           "narrow_copy",
-       }) {
-    LINEAR(name);
-  }
+  TRANSPOSED("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2)));
+  TRANSPOSED("rot90", g.rot90(-c.integer(1), c.integers(2)));
+  TRANSPOSED("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1)));
+  TRANSPOSED("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3)));
+  TRANSPOSED("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4)));
+  TRANSPOSED("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4)));
+  TRANSPOSED("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3)));
   TRANSPOSED("flip", g.flip(c.integers(1)));
   TRANSPOSED("tril", g.tril_symint(c.size(1)));
   TRANSPOSED("triu", g.triu_symint(c.size(1)));
@@ -117,20 +221,38 @@ void add_shapes(Table& rules) {
   TRANSPOSED(
       "unfold",
       at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
-  LINEAR("view_as_real");
-  LINEAR("view_as_complex");
+  TRANSPOSED("view_as_real", at::view_as_complex(g.contiguous()));
+  TRANSPOSED("view_as_complex", at::view_as_real(g.resolve_conj()));
   TERMS("copy", {1, TERM(t.to(x.scalar_type()))});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
-  rules.add_pull("cat", std::make_unique<AtOnce>(Places{0}, Places{0}, Reads(), cut_apart));
+  rules.add_pull("cat", {0}, {0}, Reads(), cut_apart);
   WRITTEN("stack", joined);
-  rules.add_pull("stack", std::make_unique<AtOnce>(Places{0}, Places{0}, Reads(), unstacked));
+  rules.add_pull("stack", {0}, {0}, Reads(), unstacked);
   WRITTEN("block_diag", joined);
-  WRITTEN("unsafe_split.Tensor", split);
-  WRITTEN("unsafe_split_with_sizes", split);
+  rules.add_pull("block_diag", {0}, {0}, Reads(), take_blocks);
+  for (const char* name :
+       {"split.Tensor", "split_with_sizes", "unsafe_split.Tensor", "unsafe_split_with_sizes"}) {
+    WRITTEN(name, split);
+    rules.add_pull(name, {0}, {0}, Reads(), join_parts);
+  }
+  WRITTEN("unbind.int", split);
+  rules.add_pull("unbind.int", {0}, {0}, Reads(), stack_parts);
   LINEAR_TOGETHER("slice_scatter", 0, 1);
+  PULLS(
+      "slice_scatter",
+      {0, PULL(outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))},
+      {1, PULL(g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))});
   LINEAR_TOGETHER("select_scatter", 0, 1);
+  PULLS(
+      "select_scatter",
+      {0, PULL(outside_row(g, c.integer(2), c.size(3)))},
+      {1, PULL(g.select_symint(c.integer(2), c.size(3)))});
   LINEAR_TOGETHER("diagonal_scatter", 0, 1);
+  PULLS(
+      "diagonal_scatter",
+      {0, PULL(outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4)))},
+      {1, PULL(g.diagonal(c.integer(2), c.integer(3), c.integer(4)))});
 }
 
 } // namespace torchlayers

@@ -21,6 +21,12 @@ Tensor softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, int6
   return t * (g - (g * y).sum(dim, true)) - y * (g * t).sum(dim, true);
 }
 
+// y (g' - sum(g' y)) by y, where g' is what the backward operator was given.
+Tensor softmax_backward_of_result(
+    const Tensor& g, const Tensor& given, const Tensor& y, int64_t dim) {
+  return g * (given - (given * y).sum(dim, true)) - given * (g * y).sum(dim, true);
+}
+
 Tensor log_softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, int64_t dim) {
   return -y.exp() * t * g.sum(dim, true);
 }
@@ -56,12 +62,20 @@ void add_softmax(Table& rules) {
   PULLS("logsumexp", {0, PULL(logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   TERMS(
       "_softmax_backward_data",
-      {0, ON_FIRST},
+      {0, TANGENT(on_first(t, c))},
       {1, TANGENT(softmax_curvature(t, c[0], c[1], c.integer(2)))});
+  PULLS(
+      "_softmax_backward_data",
+      {0, PULL(at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type()))},
+      {1, PULL(softmax_backward_of_result(g, c[0], c[1], c.integer(2)))});
   TERMS(
       "_log_softmax_backward_data",
       {0, TANGENT(on_first(t, c))},
-      {1, TERM(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
+      {1, TANGENT(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
+  PULLS(
+      "_log_softmax_backward_data",
+      {0, PULL(log_softmax_tangent(g, c[1], c.integer(2)))},
+      {1, PULL(log_softmax_curvature(g, c[0], c[1], c.integer(2)))});
 }
 
 } // namespace torchlayers

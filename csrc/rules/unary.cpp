@@ -24,6 +24,35 @@ Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
   return ((t - y * at::real(y.conj() * t)) / size).masked_fill(size == 0, 0);
 }
 
+// A complex number turns by the part of the tangent across it.
+Tensor angle_tangent(const Tensor& t, const Tensor& x) {
+  if (!x.is_complex()) {
+    return {};
+  }
+  const Tensor square = x.abs().square();
+  return (at::imag(t * x.conj()) / square).masked_fill(square == 0, 0);
+}
+
+Tensor angle_gradient(const Tensor& g, const Tensor& x) {
+  if (!x.is_complex()) {
+    return {};
+  }
+  const Tensor square = x.abs().square();
+  const Tensor across = x * at::Scalar(c10::complex<double>(0, 1));
+  return across * (g / square).masked_fill(square == 0, 0);
+}
+
+// lgamma(x) + lgamma(x - 1/2) + … of p terms, and a constant.
+Tensor multivariate_digamma(const Tensor& x, int64_t p) {
+  const Tensor steps = at::arange(p, x.options()) / 2;
+  return (x.unsqueeze(-1) - steps).digamma().sum(-1);
+}
+
+void frexp(Call& call) {
+  call.run();
+  call.set_tangent(0, call.tangent(0) / call.result(1).exp2());
+}
+
 } // namespace
 
 void add_unary(Table& rules) {
@@ -52,8 +81,12 @@ void add_unary(Table& rules) {
   ELEMENTWISE("sqrt", t / (2 * y));
   ELEMENTWISE("rsqrt", -0.5 * t * y * y * y);
   ELEMENTWISE("reciprocal", -t * y * y);
-  TERMS("sgn", {0, TANGENT(sgn_tangent(t, x, y))});
+  TERMS("sgn", {0, CONJUGATE_TERM(sgn_tangent(t, x, y))});
+  TERMS("angle", {0, TANGENT(angle_tangent(t, x))});
+  PULLS("angle", {0, PULL(angle_gradient(g, x))});
   ELEMENTWISE("frac", t);
+  WRITTEN("frexp.Tensor", frexp);
+  PULLS("frexp.Tensor", {0, PULL(g / c.result(1).exp2())});
   ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
 
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * (-x * x).exp());
@@ -66,6 +99,7 @@ void add_unary(Table& rules) {
   ELEMENTWISE("lgamma", t * x.digamma());
   ELEMENTWISE("digamma", t * at::polygamma(1, x));
   TERMS("polygamma", {1, TERM(t * at::polygamma(c.integer(0) + 1, c[1]))});
+  ELEMENTWISE("mvlgamma", t * multivariate_digamma(x, c.integer(1)));
   ELEMENTWISE("i0", t * at::special_i1(x));
   ELEMENTWISE("special_i0e", t * (at::special_i1e(x) - x.sgn() * y));
   ELEMENTWISE("special_i1", t * at_zero(x, 0.5, at::i0(x) - y / x));
@@ -76,10 +110,11 @@ void add_unary(Table& rules) {
   TRANSPOSED("neg", -g);
   TRANSPOSED("deg2rad", at::deg2rad(g));
   TRANSPOSED("rad2deg", at::rad2deg(g));
+  TRANSPOSED("_conj", g.conj());
   TRANSPOSED("conj_physical", at::conj_physical(g));
   TRANSPOSED("_conj_physical", at::conj_physical(g));
   TRANSPOSED("clone", g);
-  LINEAR("_to_copy");
+  TRANSPOSED("_to_copy", g.to(c.device_of(0), c.dtype_of(0)));
 }
 
 } // namespace torchlayers

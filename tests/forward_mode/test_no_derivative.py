@@ -9,16 +9,17 @@ import torchlayers as tl
 X = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
 
 UNKNOWN = {
-    "igamma": lambda x: torch.igamma(torch.ones_like(x), x),
-    "igammac": lambda x: torch.igammac(torch.ones_like(x), x),
-    "zeta": lambda x: torch.special.zeta(x + 1, 2.0),
-    "index_reduce": lambda x: X.index_reduce(0, torch.tensor([0, 1, 0]), x, "mean"),
+    "igamma": lambda a: torch.igamma(a, X),
+    "igammac": lambda a: torch.igammac(a, X),
+    "zeta": lambda s: torch.special.zeta(s + 1, X),
+    "zeta of a number": lambda s: torch.special.zeta(s + 1, 2.0),
+    "segment_reduce": lambda x: torch.segment_reduce(x, "max", lengths=torch.tensor([1, 2])),
 }
 
 
 @pytest.mark.parametrize("f", UNKNOWN.values(), ids=UNKNOWN.keys())
 def test_an_operator_without_a_derivative_is_refused(f):
-    with pytest.raises(NotImplementedError, match=r"^torchlayers: jvp .* can't differentiate"):
+    with pytest.raises(NotImplementedError, match=r"^torchlayers: jvp.* can't differentiate"):
         tl.jvp(f, (X,), (X,))
     assert tl.current_stack() == ()
 

@@ -10,18 +10,111 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchlayers as tl
+from tests.forward_mode.samples import IMAGE, VOLUME, A, Sample, X, Y, unit, values
 from tests.forward_mode.samples import SAMPLES as FORWARD
-from tests.forward_mode.samples import A, Sample, X, Y, unit, values
 from tests.opinfo.cases import cases, ops
 from tests.reverse_mode.derivatives import Function
 from tests.reverse_mode.rules import RULES, followed
 
 G = values(3, 2).t() + 0.1
 PLACES = torch.tensor([[[0, 1], [2, 0]]])
+TARGETS = torch.tensor([[1, 2]])
+HALVES = torch.full((1, 2, 2), 0.5).double(), torch.full((1, 2, 3), 0.5).double()
+
+
+def maxima(pool: Callable[..., Any], x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """x, and where the maxima of it are."""
+    return x, pool(x, size, return_indices=True)[1]
+
 
 # Of rules that op_db's samples do not reach, or not by a gradient of the first order.
 OWN: dict[str, Sample] = {
+    "_adaptive_avg_pool2d_backward": (
+        lambda g: A._adaptive_avg_pool2d_backward(g, IMAGE),
+        [values(1, 2, 3, 2)],
+    ),
+    "_adaptive_avg_pool3d_backward": (
+        lambda g: A._adaptive_avg_pool3d_backward(g, VOLUME),
+        [values(1, 2, 2, 2, 2)],
+    ),
+    "_pdist_forward": (A._pdist_forward, [X]),
+    "adaptive_max_pool2d_backward": (
+        lambda g: A.adaptive_max_pool2d_backward(g, *maxima(F.adaptive_max_pool2d, IMAGE, 3)),
+        [values(1, 2, 3, 3)],
+    ),
+    "adaptive_max_pool3d_backward": (
+        lambda g: A.adaptive_max_pool3d_backward(g, *maxima(F.adaptive_max_pool3d, VOLUME, 2)),
+        [values(1, 2, 2, 2, 2)],
+    ),
+    "avg_pool2d_backward": (
+        lambda g: A.avg_pool2d_backward(g, IMAGE, [2, 3], [1, 2], [1, 1], True, False, None),
+        [values(1, 2, 5, 3)],
+    ),
+    "avg_pool3d_backward": (
+        lambda g: A.avg_pool3d_backward(g, VOLUME, [2, 2, 2], [1, 1, 2], [0, 0, 0], True, True, 3),
+        [values(1, 2, 1, 2, 2)],
+    ),
+    "convolution_backward": (
+        lambda g, x, w: A.convolution_backward(
+            *(g, x, w, [3], [1], [0], [1], False, [0], 1, [True, True, True])
+        ),
+        [values(1, 3, 3), values(1, 2, 4), values(3, 2, 2)],
+    ),
+    "fractional_max_pool2d_backward": (
+        lambda g: A.fractional_max_pool2d_backward(
+            g, IMAGE, [2, 2], [2, 2], A.fractional_max_pool2d(IMAGE, [2, 2], [2, 2], HALVES[0])[1]
+        ),
+        [values(1, 2, 2, 2)],
+    ),
+    "fractional_max_pool3d_backward": (
+        lambda g: A.fractional_max_pool3d_backward(
+            *(g, VOLUME, [1, 1, 2], [1, 2, 2]),
+            A.fractional_max_pool3d(VOLUME, [1, 1, 2], [1, 2, 2], HALVES[1])[1],
+        ),
+        [values(1, 2, 1, 2, 2)],
+    ),
+    "glu_backward": (
+        lambda g, x: A.glu_backward(g, x, 1),
+        [values(2, 2), values(2, 4)],
+    ),
+    "log_sigmoid_backward": (
+        lambda g, x: A.log_sigmoid_backward(g, x, torch.exp(-Y.abs())),
+        [X, Y],
+    ),
+    "max_pool3d_with_indices_backward": (
+        lambda g: A.max_pool3d_with_indices_backward(
+            *(g, VOLUME, [1, 2, 2], [1, 1, 1], [0, 0, 0], [1, 1, 1], False),
+            F.max_pool3d(VOLUME, (1, 2, 2), 1, return_indices=True)[1],
+        ),
+        [values(1, 2, 2, 2, 3)],
+    ),
+    "nll_loss_backward": (
+        lambda g, x: A.nll_loss_backward(
+            g, x, PLACES[0, 0], values(3), 1, -100, values(3)[:2].sum()
+        ),
+        [values(), X],
+    ),
+    "reflection_pad1d_backward": (
+        lambda g: A.reflection_pad1d_backward(g, X, [2, 1]),
+        [values(2, 6)],
+    ),
+    "replication_pad1d_backward": (
+        lambda g: A.replication_pad1d_backward(g, X, [2, 1]),
+        [values(2, 6)],
+    ),
+    "replication_pad2d_backward": (
+        lambda g: A.replication_pad2d_backward(g, IMAGE, [2, 1, 0, 1]),
+        [values(1, 2, 5, 7)],
+    ),
     "_conj_physical": (A._conj_physical, [torch.complex(X, Y)]),
+    "_ctc_loss": (
+        lambda x: A._ctc_loss(x.log_softmax(2), TARGETS, [4], [2])[0],
+        [values(4, 1, 3)],
+    ),
+    "_ctc_loss.Tensor": (
+        lambda x: A._ctc_loss(x.log_softmax(2), TARGETS, torch.tensor([4]), torch.tensor([2]))[0],
+        [values(4, 1, 3)],
+    ),
     "_log_softmax_backward_data": (
         lambda y: A._log_softmax_backward_data(G, y, 1, torch.float64),
         [X],
@@ -73,6 +166,7 @@ OWN: dict[str, Sample] = {
         lambda x, y: A.huber_loss_backward(G, x, y, 0, 0.7),
         [X, Y],
     ),
+    "im2col": (lambda x: A.im2col(x, [2, 3], [1, 1], [0, 1], [2, 1]), [IMAGE]),
     "leaky_relu_backward": (lambda g: A.leaky_relu_backward(g, Y, 0.1, False), [X]),
     "mean": (torch.mean, [X]),
     "mean.dim": (lambda x: x.mean(0), [X]),

@@ -1,0 +1,40 @@
+// Padding, and its backward operators: linear, and each other's transposes.
+#include "families.h"
+#include "forms.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+Tensor padded_with_zeros(const Tensor& t, const Operands& call) {
+  return call.with({{0, t}, {2, at::Scalar(0)}});
+}
+
+Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
+  for (c10::SymInt& width : padding) {
+    width = -width;
+  }
+  return at::constant_pad_nd_symint(g, padding, 0);
+}
+
+} // namespace
+
+// name_backward(g, x, padding) reads the sizes of x alone.
+#define PADDING(name)                                              \
+  TRANSPOSED(#name, at::name##_backward_symint(g, x, c.sizes(1))); \
+  LINEAR(#name "_backward");                                       \
+  PULLS(#name "_backward", {0, PULL(at::name##_symint(g, c.sizes(2)))}, {1, PULL({})})
+
+void add_padding(Table& rules) {
+  TERMS("constant_pad_nd", {0, padded_with_zeros});
+  PULLS("constant_pad_nd", {0, PULL(unpadded(g, c.sizes(1)))});
+  PADDING(reflection_pad1d);
+  PADDING(reflection_pad2d);
+  PADDING(reflection_pad3d);
+  PADDING(replication_pad1d);
+  PADDING(replication_pad2d);
+  PADDING(replication_pad3d);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,33 @@
+// What norms and convolutions share: an input, and a weight and bias for each channel.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <tuple>
+
+#include "pullback.h"
+
+namespace torchlayers {
+
+// A channel's parameter, put where the channels are: along the dimension after the batch's.
+inline at::Tensor along_channels(const at::Tensor& parameter, int64_t rank) {
+  if (!parameter.defined() || rank < 2) {
+    return parameter;
+  }
+  c10::SymDimVector sizes(rank, 1);
+  sizes[1] = parameter.sym_numel();
+  return parameter.reshape_symint(sizes);
+}
+
+// Gives the three of them their gradients.
+inline void give_each(
+    Pullback& call,
+    std::array<size_t, 3> args,
+    const std::tuple<at::Tensor, at::Tensor, at::Tensor>& gradients) {
+  call.give(args[0], std::get<0>(gradients));
+  call.give(args[1], std::get<1>(gradients));
+  call.give(args[2], std::get<2>(gradients));
+}
+
+} // namespace torchlayers
