@@ -293,6 +293,16 @@ def test_autocast_gives_the_dtypes_of_plain_code(name, function, dtype, where):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=2 * tolerance)
 
 
+def test_rules_are_followed_under_autocast():
+    def output(x):
+        return torch.nn.functional.linear(x, X).relu().sum()
+
+    with tl.trace() as events, torch.autocast("cpu", torch.bfloat16):
+        tl.grad(output)(X)
+    rules = {event.op for event in events if event.step == "rule"}
+    assert rules == {"aten::_to_copy", "aten::linear", "aten::relu", "aten::sum"}
+
+
 def under_no_grad(action):
     with torch.no_grad():
         action()

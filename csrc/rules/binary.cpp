@@ -274,8 +274,9 @@ void add_binary(Table& rules) {
   TERMS("complex", {0, TERM(t)}, {1, TERM(t * kImaginaryUnit)});
   TERMS(
       "polar",
-      {0, TERM(t * at::polar(at::ones_like(c[1]), c[1]))},
-      {1, TERM(t * y * kImaginaryUnit)});
+      {0, TANGENT(t * at::polar(at::ones_like(c[1]), c[1]))},
+      {1, TANGENT(t * y * kImaginaryUnit)});
+  PULLS("polar", {0, PULL(g * y.sgn().conj())}, {1, PULL(g * (y * kImaginaryUnit).conj())});
   TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
   TERMS(
       "linspace.Tensor_Tensor",

@@ -241,10 +241,7 @@ void add_losses(Table& rules) {
       {2, with_logits_of_weight},
       {3, with_logits_of_positive});
   TERMS("soft_margin_loss", {0, TANGENT(soft_margin(t, c, 1))}, {1, TANGENT(soft_margin(t, c, 0))});
-  PULLS(
-      "soft_margin_loss",
-      {0, PULL(share(soft_margin_slope(g, c, 1), c.integer(2), x))},
-      {1, PULL(share(soft_margin_slope(g, c, 0), c.integer(2), x))});
+  PULLS("soft_margin_loss", {0, PULL(share(soft_margin_slope(g, c, 1), c.integer(2), x))});
   PULLS(
       "multi_margin_loss",
       {0,

@@ -30,18 +30,19 @@ void pull_grid_sampler(Pullback& call) {
 
 // name(x, size, [align_corners], scales…) and name_backward(g, size, size of x, …), whose options
 // are a place further.
-#define SCALES_1(first) scale(c.arg(first))
-#define SCALES_2(first) SCALES_1(first), scale(c.arg((first) + 1))
-#define SCALES_3(first) SCALES_2(first), scale(c.arg((first) + 2))
+#define SCALES_1(a, b, d) scale(c.arg(a))
+#define SCALES_2(a, b, d) scale(c.arg(a)), scale(c.arg(b))
+#define SCALES_3(a, b, d) scale(c.arg(a)), scale(c.arg(b)), scale(c.arg(d))
 
-#define NEAREST(name, scales)                                                             \
-  TRANSPOSED(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2))); \
-  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3)))
+#define NEAREST(name, scales)                                                                   \
+  TRANSPOSED(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2, 3, 4))); \
+  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5)))
 
-#define INTERPOLATING(name, scales)                                                           \
-  TRANSPOSED(                                                                                 \
-      #name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3))); \
-  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4)))
+#define INTERPOLATING(name, scales)                                                          \
+  TRANSPOSED(                                                                                \
+      #name,                                                                                 \
+      at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3, 4, 5))); \
+  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))
 
 void add_resampling(Table& rules) {
   NEAREST(upsample_nearest1d, SCALES_1);

@@ -60,6 +60,10 @@ OWN: dict[str, Sample] = {
         ),
         [values(1, 3, 3), values(1, 2, 4), values(3, 2, 2)],
     ),
+    "embedding_dense_backward": (
+        lambda g: A.embedding_dense_backward(g, PLACES[0], 4, 2, False),
+        [values(2, 2, 3)],
+    ),
     "fractional_max_pool2d_backward": (
         lambda g: A.fractional_max_pool2d_backward(
             g, IMAGE, [2, 2], [2, 2], A.fractional_max_pool2d(IMAGE, [2, 2], [2, 2], HALVES[0])[1]
@@ -78,7 +82,7 @@ OWN: dict[str, Sample] = {
         [values(2, 2), values(2, 4)],
     ),
     "log_sigmoid_backward": (
-        lambda g, x: A.log_sigmoid_backward(g, x, torch.exp(-Y.abs())),
+        lambda g, x: A.log_sigmoid_backward(g, x, torch.exp(-x.detach().abs())),
         [X, Y],
     ),
     "max_pool3d_with_indices_backward": (
@@ -168,6 +172,10 @@ OWN: dict[str, Sample] = {
     ),
     "im2col": (lambda x: A.im2col(x, [2, 3], [1, 1], [0, 1], [2, 1]), [IMAGE]),
     "leaky_relu_backward": (lambda g: A.leaky_relu_backward(g, Y, 0.1, False), [X]),
+    "max_unpool3d": (
+        lambda x: F.max_unpool3d(x, maxima(F.max_pool3d, VOLUME, 2)[1], 2, output_size=[2, 3, 4]),
+        [values(1, 2, 1, 1, 2)],
+    ),
     "mean": (torch.mean, [X]),
     "mean.dim": (lambda x: x.mean(0), [X]),
     "mm": (torch.mm, [X, values(3, 4)]),
@@ -195,6 +203,7 @@ OWN: dict[str, Sample] = {
     ),
     "special_entr": (torch.special.entr, [unit(2, 3)]),
     "sub.Scalar": (lambda x: A.sub.Scalar(x, 1.5, 2), [X]),
+    "soft_margin_loss": (lambda x: F.soft_margin_loss(x, Y.sign()), [X]),
     "softplus_backward": (lambda g, x: A.softplus_backward(g, x, 1.3, 20), [X, Y]),
     "softshrink_backward": (lambda g: A.softshrink_backward(g, Y, 0.5), [X]),
     "sort.stable": (lambda x: x.sort(dim=1, stable=True).values, [X]),

@@ -153,3 +153,54 @@ def test_a_result_that_is_not_saved_is_written_to(op, write):
     f(x).backward()
     torch.testing.assert_close(tl.grad(f)(X), x.grad)
     torch.testing.assert_close(tl.vmap(tl.grad(f))(X[None])[0], x.grad)
+
+
+PARTS = {
+    "split": lambda x: x.split(2),
+    "split_with_sizes": lambda x: x.split([1, 3]),
+    "unbind": lambda x: x.unbind(),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_views_of_several_results_follow_a_rule(part):
+    def f(x):
+        y = x * 1
+        y.mul_(x)
+        first, *_, last = part(y)
+        return (first * last.sum()).sin().sum()
+
+    x = torch.linspace(0.2, 1, 4, dtype=torch.float64)
+    with tl.trace() as events:
+        found = tl.grad(f)(x)
+    assert {e.op for e in events if e.step == "rule"} & {
+        "aten::split.Tensor",
+        "aten::split_with_sizes",
+        "aten::unbind.int",
+    }
+    torch.testing.assert_close(found, torch.func.grad(f)(x))
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_one_of_several_views_is_not_written_to(part):
+    def f(x):
+        first, *_ = part(x * 1)
+        return first.mul_(2).sum()
+
+    x = torch.linspace(0.2, 1, 4, dtype=torch.float64)
+    for tf in (tl, torch.func):
+        with pytest.raises(RuntimeError, match="returns multiple views"):
+            tf.grad(f)(x)
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS.keys())
+def test_a_write_is_seen_through_the_tangents_of_several_views(part):
+    def f(x):
+        y = x * 1
+        first, *_ = part(y)
+        y.mul_(x)
+        return first
+
+    x = torch.linspace(0.2, 1, 4, dtype=torch.float64)
+    direction = torch.ones_like(x)
+    torch.testing.assert_close(tl.jvp(f, (x,), (direction,)), torch.func.jvp(f, (x,), (direction,)))
