@@ -25,7 +25,7 @@ class Places {
     if (source.dim() == 0) {
       return source.reshape_symint(index_.sym_sizes());
     }
-    for (int64_t dim = 0; dim < index_.dim(); ++dim) {
+    for (int64_t dim = 0; dim < index_.dim() && source.sym_sizes() != index_.sym_sizes(); ++dim) {
       source = source.narrow_symint(dim, 0, index_.sym_size(dim));
     }
     return source;
@@ -33,6 +33,9 @@ class Places {
   Tensor whole(const Tensor& corner, c10::SymIntArrayRef sizes) const {
     if (sizes.empty()) {
       return corner.reshape({});
+    }
+    if (corner.sym_sizes() == sizes) {
+      return corner;
     }
     std::vector<c10::SymInt> padding;
     for (int64_t dim = corner.dim() - 1; dim >= 0; --dim) {
@@ -60,9 +63,11 @@ struct Slopes {
   Tensor by_source;
 };
 
+// `counts_x` says where x is one of what is reduced; undefined: everywhere.
+
 Slopes of_product(
     const Places& places, const Operands& call, const Tensor& source, const Tensor& counts_x) {
-  const Tensor factor = at::where(counts_x, call[0], 1);
+  const Tensor factor = counts_x.defined() ? at::where(counts_x, call[0], 1) : call[0];
   const auto without_zeros = [](const Tensor& values) {
     return values.masked_fill(values == 0, 1);
   };
@@ -71,8 +76,9 @@ Slopes of_product(
   const Tensor zeros = (factor == 0) + places.sum((source == 0).to(source.scalar_type()));
   const Tensor of_others = at::where(zeros == 0, product, 0); // than one that is not zero
   const Tensor of_rest = at::where(zeros == 1, product, 0);   // than the only zero
+  const Tensor by_x = at::where(factor == 0, of_rest, of_others / without_zeros(factor));
   return {
-      at::where(counts_x, at::where(factor == 0, of_rest, of_others / without_zeros(factor)), 0),
+      counts_x.defined() ? at::where(counts_x, by_x, 0) : by_x,
       at::where(source == 0, places.read(of_rest), places.read(of_others) / without_zeros(source))};
 }
 
@@ -82,7 +88,8 @@ Slopes of_extreme(
     const Tensor& source,
     const Tensor& counts_x,
     const Tensor& y) {
-  const Tensor is_x = (x == y).logical_and(counts_x).to(x.scalar_type());
+  const Tensor is_y = x == y;
+  const Tensor is_x = (counts_x.defined() ? is_y.logical_and(counts_x) : is_y).to(x.scalar_type());
   const Tensor is_source = (source == places.read(y)).to(x.scalar_type());
   const Tensor count = is_x + places.sum(is_source); // where several are, each has a share
   return {is_x / count, is_source / places.read(count)};
@@ -92,16 +99,15 @@ Slopes slopes_of(const Places& places, const Operands& call, const Tensor& y) {
   const auto reduce = call.arg(4).toStringView();
   const Tensor& x = call[0];
   const Tensor source = places.corner(call[3]);
-  const Tensor ones = at::ones_like(source);
   const bool includes_x = call.flag(5);
-  const Tensor written = places.sum(ones);
-  const Tensor counts_x = includes_x ? at::ones_like(written, at::kBool) : written == 0;
+  const auto written = [&] { return places.sum(at::ones_like(source)); };
+  const Tensor counts_x = includes_x ? Tensor() : written() == 0;
   if (reduce == "sum") {
-    return {counts_x.to(x.scalar_type()), ones};
+    return {includes_x ? at::ones_like(x) : counts_x.to(x.scalar_type()), at::ones_like(source)};
   }
   if (reduce == "mean") {
-    const Tensor share = 1 / (written + counts_x);
-    return {counts_x * share, places.read(share)};
+    const Tensor share = 1 / (includes_x ? written() + 1 : written().clamp_min(1));
+    return {includes_x ? share : counts_x * share, places.read(share)};
   }
   if (reduce == "prod") {
     return of_product(places, call, source, counts_x);

@@ -31,6 +31,16 @@ _PHASE = (
     "only torch.func works, and gives a number that depends on the phases of eigenvectors, which "
     "are any: torchlayers refuses, as both do elsewhere"
 )
+_READS_NUMBERS = (
+    "only torchlayers works: torch.func's gradient of a product reads numbers of a batch"
+)
+_NO_PRODUCT = (
+    "differs: torch.func has no tangent of what scatter_reduce multiplies in; torchlayers has the "
+    "product's, as finite differences have"
+)
+_ABSENT_WEIGHT = (
+    "only torchlayers works: torch.func's second derivative trips over an absent weight"
+)
 _NO_STORAGE = "only torchlayers works: torch.func reads numbers from a zero tensor"
 WRONG_SECOND_DERIVATIVE = (
     "differs: torch.func's second derivative is wrong where the first is taken in forward mode, "
@@ -86,6 +96,11 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "cholesky": (*_NESTS, "jvp(grad)"),
         "cdist": (*_NESTS, "jvp(grad)"),
         "grid_sampler_2d": (*_NESTS, "jvp(grad)"),
+        "index_reduce.amax": (*_NESTS, "jvp(grad)"),
+        "index_reduce.amin": (*_NESTS, "jvp(grad)"),
+        "index_reduce.mean": (*_NESTS, "jvp(grad)"),
+        "index_reduce.prod": (*_NESTS, "jvp(grad)"),
+        "nn.functional.ctc_loss": ("jvp", "vmap(jvp)", "jvp(vmap)"),
         "grid_sampler_3d": (*_NESTS, "jvp(grad)"),
         "native_dropout_backward": ("jvp", "jvp(jvp)", "vmap(jvp)", "grad(jvp)", "jvp(grad)"),
         "nn.functional.embedding_bag": (*_NESTS, "jvp(grad)"),
@@ -115,6 +130,12 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "linalg.eig": ("vjp(vjp)",),
         "linalg.eigh": {("vjp(vjp)",): _COMPLEX},
     },
+    _READS_NUMBERS: {
+        "index_reduce.prod": ("vmap(grad)", "vmap(vjp)"),
+        "scatter_reduce.prod": ("vmap(grad)", "vmap(vjp)"),
+    },
+    _NO_PRODUCT: {"scatter_reduce.prod": (*_NESTS, "jvp(grad)")},
+    _ABSENT_WEIGHT: {"native_layer_norm": ("vjp(vjp)",)},
     _NO_STORAGE: {
         "tensor_split": (
             *("jvp", "jvp(jvp)", "vmap(jvp)", "grad(jvp)", "jvp(grad)"),
@@ -147,7 +168,8 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "addr": {("jvp(grad)",): _REAL},
         "linalg.eig": ("grad(jvp)",),
         "linalg.eigh": ("grad(jvp)",),
-        "linalg.norm.subgradients_at_zero": ("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"),
+        "linalg.norm": ("jvp(jvp)",),
+        "linalg.norm.subgradients_at_zero": ("jvp(jvp)", "jvp(grad)", "vjp(vjp)"),
         "masked.amax": (*_REVERSE[:3], "vmap(grad)", "vmap(vjp)", "jvp(grad)"),
         "masked.amin": (*_REVERSE[:3], "vmap(grad)", "vmap(vjp)", "jvp(grad)"),
         "masked.logaddexp": ("jvp(jvp)", "grad(jvp)", "vjp(vjp)"),
