@@ -1,15 +1,16 @@
-// The extension module torchlayers._C: with python_operators.cpp and graph/bindings.cpp all
-// that knows Python.
+// The extension module torchlayers._C: with python_*.cpp and graph/bindings.cpp all that knows
+// Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "entry.h"
 #include "errors.h"
 #include "fallbacks.h"
 #include "function.h"
 #include "graph/bindings.h"
 #include "keys.h"
+#include "python_calls.h"
+#include "python_entry.h"
 #include "python_operators.h"
 #include "stack.h"
 #include "trace.h"
@@ -85,46 +86,55 @@ std::vector<LayerView> current_stack() {
   return views;
 }
 
-Randomness parse_randomness(const std::string& name) {
-  for (auto randomness : {Randomness::Error, Randomness::Same, Randomness::Different}) {
-    if (name == randomness_name(randomness)) {
-      return randomness;
-    }
-  }
-  throw py::value_error("torchlayers: no such randomness: " + name);
-}
-
 // NOTE [One dual level]: torch.func's counter and forward_ad's notion of the
 // current level are module globals. The GIL is held throughout, so no other thread
 // and no signal handler comes between.
-struct DualLevel {
-  py::object func = py::module_::import("torch._functorch.eager_transforms");
-  py::object forward_ad = py::module_::import("torch.autograd.forward_ad");
-  bool opened_by_us = false;
-
+class DualLevel {
+ public:
   static DualLevel& instance() {
     static auto* level = new DualLevel();
     return *level;
   }
-  int64_t count() const {
-    return func.attr("JVP_NESTING").cast<int64_t>();
-  }
   void hold() {
-    if (count() == 0 && forward_ad.attr("_current_level").cast<int64_t>() < 0) {
-      const uint64_t level = torch::autograd::forward_ad::enter_dual_level();
-      forward_ad.attr("_current_level") = level;
-      opened_by_us = true;
+    const int64_t jvps = count_.get();
+    if (jvps == 0 && current_.get() < 0) {
+      current_.set(static_cast<int64_t>(torch::autograd::forward_ad::enter_dual_level()));
+      opened_by_us_ = true;
     }
-    func.attr("JVP_NESTING") = count() + 1;
+    count_.set(jvps + 1);
   }
   void release() {
-    func.attr("JVP_NESTING") = count() - 1;
-    if (count() == 0 && opened_by_us) {
+    const int64_t jvps = count_.get() - 1;
+    count_.set(jvps);
+    if (jvps == 0 && opened_by_us_) {
       torch::autograd::forward_ad::exit_dual_level(0);
-      forward_ad.attr("_current_level") = -1;
-      opened_by_us = false;
+      current_.set(-1);
+      opened_by_us_ = false;
     }
   }
+
+ private:
+  // A number that a module keeps.
+  class Global {
+   public:
+    Global(const char* module, const char* name)
+        : names_(py::module_::import(module).attr("__dict__")),
+          name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name))) {}
+    int64_t get() const {
+      return names_[name_].cast<int64_t>();
+    }
+    void set(int64_t value) {
+      names_[name_] = value;
+    }
+
+   private:
+    py::dict names_;
+    py::str name_;
+  };
+
+  Global count_{"torch._functorch.eager_transforms", "JVP_NESTING"};
+  Global current_{"torch.autograd.forward_ad", "_current_level"};
+  bool opened_by_us_ = false;
 };
 
 void supply_python() {
@@ -172,19 +182,6 @@ struct OneLevel {
   }
 };
 
-// Sees to the autograd.Functions that have been defined since the last call: torch
-// counts them. NOTE [Reaching old-style Functions] in adoption.py.
-void adopt_new_functions() {
-  static auto* counter = new py::object(
-      py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
-  static auto* seen = new py::object();
-  auto now = py::repr(*counter);
-  if (!*seen || PyUnicode_Compare(now.ptr(), seen->ptr()) != 0) {
-    py::module_::import("torchlayers.autograd_function.adoption").attr("adopt")();
-    *seen = std::move(now);
-  }
-}
-
 // From `with` to its end, the Function being applied runs its jvp.
 struct RunsJvp {
   const FunctionsOfOneLevel* function = nullptr;
@@ -201,11 +198,6 @@ struct RunsJvp {
   }
 };
 
-// Says more where torch refused an autograd.Function.
-void explain_refusal(const py::object& error) {
-  py::module_::import("torchlayers.autograd_function.refused").attr("explain")(error);
-}
-
 template <class E>
 void bind_guard(py::module_& m, const char* name, const char* doc) {
   py::class_<E>(m, name, doc)
@@ -214,24 +206,6 @@ void bind_guard(py::module_& m, const char* name, const char* doc) {
       .def("__exit__", [](E& guard, const py::object&, const py::object&, const py::object&) {
         guard.leave();
       });
-}
-
-template <class E>
-py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, const char* doc) {
-  return py::class_<E, std::shared_ptr<E>>(m, name, doc)
-      .def("__enter__", wrap_pybind_function([](E& entry) {
-             adopt_new_functions();
-             return entry.enter();
-           }))
-      .def(
-          "__exit__",
-          wrap_pybind_function(
-              [](E& entry, const py::object&, const py::object& error, const py::object&) {
-                entry.leave();
-                if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
-                  explain_refusal(error);
-                }
-              }));
 }
 
 } // namespace
@@ -246,16 +220,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   }
   supply_python();
 
-  bind_entry<GradEntry>(m, "GradEntry", "Context manager: inside, a grad layer.").def(py::init<>());
-  bind_entry<JvpEntry>(m, "JvpEntry", "Context manager: inside, a jvp layer.").def(py::init<>());
-  bind_entry<VmapEntry>(m, "VmapEntry", "Context manager: inside, a vmap layer.")
-      .def(py::init([](c10::SymInt batch_size, const std::string& randomness) {
-        return std::make_shared<VmapEntry>(std::move(batch_size), parse_randomness(randomness));
-      }));
-
-  bind_entry<FunctionalizeEntry>(
-      m, "FunctionalizeEntry", "Context manager: inside, a functionalize layer.")
-      .def(py::init<bool>());
+  bind_entries(m);
+  bind_calls(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)

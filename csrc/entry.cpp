@@ -46,7 +46,7 @@ int64_t Entry::enter() {
 void Entry::leave() {
   TORCH_CHECK(layer_, "torchlayers: this entry has not been entered");
   const int64_t left_behind = pop(*layer_);
-  const std::string name = layer_->name();
+  const auto layer = std::move(layer_);
   // Entries inside this one that were not left are put back with it, innermost first.
   // They keep their layers: leaving them later says that those are gone.
   while (open_entries.back().get() != this) {
@@ -54,7 +54,6 @@ void Entry::leave() {
     inner->put_back();
   }
   put_back();
-  layer_.reset();
   if (autocast_is_on()) {
     // Autocast keeps casts of weights, and has kept some of this layer's wrappers.
     at::autocast::clear_cache();
@@ -62,7 +61,7 @@ void Entry::leave() {
   if (left_behind > 0) {
     raise(
         "on leaving ",
-        name,
+        layer->name(),
         ", ",
         left_behind,
         " layer(s) entered inside it had not been left; they were taken off the stack. A generator "

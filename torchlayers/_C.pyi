@@ -95,6 +95,30 @@ def pull_back(
 def is_batched(tensor: Tensor, level: int) -> bool: ...
 def add_batch_dim(tensor: Tensor, dim: int) -> Tensor: ...
 def remove_batch_dim(tensor: Tensor, level: int, batch_size: int, out_dim: int) -> Tensor: ...
+def call_vmap(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    unbatch: Callable[..., Any],
+    /,
+) -> Any: ...
+def call_grad(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    argnums: int | tuple[int, ...],
+    gradients: Callable[..., list[Tensor]],
+    /,
+) -> Any: ...
+def call_jvp(
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: Any,
+    split: Callable[..., tuple[Any, Any]],
+    /,
+) -> Any: ...
 def start_recording() -> None: ...
 def stop_recording() -> list[TraceEvent]: ...
 

@@ -9,6 +9,7 @@ its second result is called.
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -191,6 +192,10 @@ def _differentiate(
     kwargs: dict[str, Any],
 ) -> tuple[Any, Any, Any]:
     """(gradients, value, aux) of a scalar-valued function."""
+    if not (has_aux or kwargs):
+        result = _C.call_grad(func, args, argnums, partial(_gradients, api))
+        if result is not NotImplemented:
+            return (*result, None)
     places = tree.positions(api, argnums, len(args))
     with GradEntry() as level:
         wrapped, tracked, spec = _wrap(api, args, places)
@@ -198,18 +203,25 @@ def _differentiate(
             kwargs = tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), kwargs)
         value = func(*wrapped, **kwargs)
         value, aux = tree.split_aux(api, value) if has_aux else (value, None)
-        _check_scalar(api, func, value)
-        try:
-            gradients = _pull_back(
-                [value], tracked, [], retain_graph=False, create_graph=True, in_layer=True
-            )
-        except RuntimeError:
-            _explain_complex(api, func, value)
-            raise
+        gradients = _gradients(api, func, value, tracked)
         chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
         value = _C.unwrap(value, level)
         aux = _unwrap_all(aux, level)
     return (chosen[0] if isinstance(argnums, int) else chosen), value, aux
+
+
+def _gradients(
+    api: str, func: Callable[..., Any], value: Any, tracked: list[Tensor]
+) -> list[Tensor]:
+    """The gradients of what the function returned, if that is a scalar; inside the layer."""
+    _check_scalar(api, func, value)
+    try:
+        return _pull_back(
+            [value], tracked, [], retain_graph=False, create_graph=True, in_layer=True
+        )
+    except RuntimeError:
+        _explain_complex(api, func, value)
+        raise
 
 
 def _wrap(

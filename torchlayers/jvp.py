@@ -5,8 +5,8 @@ layer's level; the function runs on the duals, and its results are split again i
 values and tangents.
 """
 
-import functools
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -18,7 +18,7 @@ from torchlayers.errors import DtypeError, NotTensorError, OutputError, Structur
 from torchlayers.stack import JvpEntry
 
 # Some of torch's tangent formulas are decompositions in Python, registered by an import.
-_load_decompositions = functools.cache(cast(Any, forward_ad)._maybe_load_decompositions)
+_load_decompositions = cache(cast(Any, forward_ad)._maybe_load_decompositions)
 
 
 def jvp(
@@ -81,6 +81,15 @@ def jvp_by_argnums(
         )
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
+    if places == everything and not (strict or has_aux):
+        _load_decompositions()
+        try:
+            result = _C.call_jvp(func, primals, tangents, partial(_split_all, api))
+        except RuntimeError as error:
+            _explain(error, api, primals, places, list(primals), list(tangents))
+            raise
+        if result is not NotImplemented:
+            return (*result, None)
     flat_primals, spec = tree.flatten(primals if argnums is None else tree.pick(primals, places))
     flat_tangents, tangent_spec = tree.flatten(tangents)
     if spec != tangent_spec:
@@ -103,21 +112,14 @@ def jvp_by_argnums(
             ]
             output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
         except RuntimeError as error:
-            if type(error) is RuntimeError:  # torch's own, and no kind that the user made
-                _explain(error, api, primals, places, flat_primals, flat_tangents)
+            _explain(error, api, primals, places, flat_primals, flat_tangents)
             raise
         aux = None
         if has_aux:
             output, aux = tree.split_aux(api, output)
             aux = tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)
-        outputs, output_spec = tree.flatten(output)
-        tree.check_outputs(api, outputs)
-        pairs = [_split(i, dual, level, strict) for i, dual in enumerate(outputs)]
-    return (
-        tree.unflatten([primal for primal, _ in pairs], output_spec),
-        tree.unflatten([tangent for _, tangent in pairs], output_spec),
-        aux,
-    )
+        values, output_tangents = _split_all(api, output, level, strict)
+    return values, output_tangents, aux
 
 
 def _make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
@@ -125,6 +127,15 @@ def _make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
         return _C.make_dual(primal, tangent)
     dual: Tensor = torch._VF._make_dual(primal, tangent, level=0)
     return dual  # of primal's class, if that asks for it by __torch_function__
+
+
+def _split_all(api: str, output: Any, level: int, strict: bool = False) -> tuple[Any, Any]:
+    """What the function returned, as values and as tangents; inside the layer."""
+    outputs, spec = tree.flatten(output)
+    tree.check_outputs(api, outputs)
+    pairs = [_split(i, dual, level, strict) for i, dual in enumerate(outputs)]
+    values, tangents = zip(*pairs, strict=True)
+    return tree.unflatten(values, spec), tree.unflatten(tangents, spec)
 
 
 def _split(i: int, dual: Tensor, level: int, strict: bool) -> tuple[Tensor, Tensor]:
@@ -191,6 +202,8 @@ def _explain(
     Most operators take a tangent of another dtype, and some take one on another device. So
     neither is refused before an operator fails.
     """
+    if type(error) is not RuntimeError:  # torch's own, and no kind that the user made
+        return
     text = str(error)
     for i, (primal, tangent) in enumerate(zip(primals, tangents, strict=True)):
         if "written-to tensor" in text and 0 in primal.stride():

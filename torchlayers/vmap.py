@@ -69,6 +69,7 @@ def vmap(
             f"{randomness!r}."
         )
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
+    at_once = chunk_size is None and not progress
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
@@ -77,6 +78,10 @@ def vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
+        if at_once:
+            result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
+            if result is not NotImplemented:
+                return result
         # torch.func registers some of torch's batching rules at its first vmap.
         lazy_load_decompositions()
         _check_out_dims(func, out_dims)
@@ -85,7 +90,7 @@ def vmap(
         def run(leaves: list[Any], batch_size: int) -> Any:
             return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
 
-        if chunk_size is None and not progress:
+        if at_once:
             return run(leaves, batch_size)
 
         draw_again = _restart_random(leaves) if randomness == "same" else lambda: None

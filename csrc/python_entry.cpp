@@ -1,0 +1,114 @@
+#include "python_entry.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using torch::wrap_pybind_function;
+
+// Sees to the autograd.Functions that have been defined since the last call: torch
+// counts them. NOTE [Reaching old-style Functions] in adoption.py.
+void adopt_new_functions() {
+  static auto* counter = new py::object(
+      py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
+  static auto* seen = new py::object();
+  auto now = py::repr(*counter);
+  if (!*seen || PyUnicode_Compare(now.ptr(), seen->ptr()) != 0) {
+    py::module_::import("torchlayers.autograd_function.adoption").attr("adopt")();
+    *seen = std::move(now);
+  }
+}
+
+// Says more where torch refused an autograd.Function.
+void explain_refusal(py::handle error) {
+  py::module_::import("torchlayers.autograd_function.refused").attr("explain")(error);
+}
+
+// While it lives, the error is being handled: what is raised has it as its context.
+class Handling {
+ public:
+  explicit Handling(const py::error_already_set& error) {
+    PyErr_GetExcInfo(&type_, &value_, &trace_);
+    PyErr_SetExcInfo(
+        py::object(error.type()).release().ptr(),
+        py::object(error.value()).release().ptr(),
+        py::object(error.trace()).release().ptr());
+  }
+  ~Handling() {
+    PyErr_SetExcInfo(type_, value_, trace_);
+  }
+  Handling(const Handling&) = delete;
+  Handling& operator=(const Handling&) = delete;
+
+ private:
+  PyObject* type_ = nullptr;
+  PyObject* value_ = nullptr;
+  PyObject* trace_ = nullptr;
+};
+
+template <class E>
+py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, const char* doc) {
+  return py::class_<E, std::shared_ptr<E>>(m, name, doc)
+      .def("__enter__", wrap_pybind_function([](E& entry) { return enter(entry); }))
+      .def(
+          "__exit__",
+          wrap_pybind_function(
+              [](E& entry, const py::object&, const py::object& error, const py::object&) {
+                leave(entry, error);
+              }));
+}
+
+} // namespace
+
+int64_t enter(Entry& entry) {
+  adopt_new_functions();
+  return entry.enter();
+}
+
+void leave(Entry& entry, py::handle error) {
+  entry.leave();
+  if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
+    explain_refusal(error);
+  }
+}
+
+void leave_with_error(Entry& entry) {
+  const py::error_already_set error;
+  if (error.trace()) {
+    PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
+  }
+  const auto has_left = [&]() -> bool {
+    const Handling context(error);
+    HANDLE_TH_ERRORS
+    leave(entry, error.value());
+    return true;
+    END_HANDLE_TH_ERRORS_RET(false)
+  };
+  if (has_left()) {
+    throw error;
+  }
+  throw py::error_already_set();
+}
+
+Randomness parse_randomness(const std::string& name) {
+  for (auto randomness : {Randomness::Error, Randomness::Same, Randomness::Different}) {
+    if (name == randomness_name(randomness)) {
+      return randomness;
+    }
+  }
+  throw py::value_error("torchlayers: no such randomness: " + name);
+}
+
+void bind_entries(py::module_& m) {
+  bind_entry<GradEntry>(m, "GradEntry", "Context manager: inside, a grad layer.").def(py::init<>());
+  bind_entry<JvpEntry>(m, "JvpEntry", "Context manager: inside, a jvp layer.").def(py::init<>());
+  bind_entry<VmapEntry>(m, "VmapEntry", "Context manager: inside, a vmap layer.")
+      .def(py::init([](c10::SymInt batch_size, const std::string& randomness) {
+        return std::make_shared<VmapEntry>(std::move(batch_size), parse_randomness(randomness));
+      }));
+  bind_entry<FunctionalizeEntry>(
+      m, "FunctionalizeEntry", "Context manager: inside, a functionalize layer.")
+      .def(py::init<bool>());
+}
+
+} // namespace torchlayers

@@ -1,0 +1,222 @@
+"""A call with nothing but tensors is one step in C++; only its time tells."""
+
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import torchlayers as tl
+from tests.helpers import ambient, assert_same
+from torchlayers import _C
+
+
+class Watching(TorchFunctionMode):
+    """Does nothing, but calls inside it take the general way."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(Tensor):
+    pass
+
+
+X = torch.arange(6.0).view(2, 3) + 1
+Y = X.flip(0)
+PARAMETER = torch.nn.Parameter(X.clone())
+
+
+def square(x):
+    return (x * x).sum(-1)
+
+
+def product(x, y):
+    return (x * y).sum()
+
+
+def yields(x):
+    yield x
+
+
+CALLS = {
+    "vmap": lambda: tl.vmap(square)(X),
+    "vmap, in_dims": lambda: tl.vmap(product, (0, 1))(X, X.t()),
+    "vmap, in_dims from the end": lambda: tl.vmap(square, -1)(X),
+    "vmap, one argument not batched": lambda: tl.vmap(product, (0, None))(X, Y),
+    "vmap, out_dims": lambda: tl.vmap(torch.sin, out_dims=-1)(X),
+    "vmap, a tuple": lambda: tl.vmap(lambda x: (x, x.sum()), out_dims=(1, 0))(X),
+    "vmap, a dict": lambda: tl.vmap(lambda x: {"a": x})(X),
+    "vmap of a list": lambda: tl.vmap(lambda xs: xs[0] * xs[1])([X, Y]),
+    "vmap, keyword arguments": lambda: tl.vmap(lambda x, y: x + y)(X, y=Y),
+    "vmap, what is not batched": lambda: tl.vmap(lambda x: Y)(X),
+    "vmap of a parameter": lambda: tl.vmap(square)(PARAMETER),
+    "vmap of a subclass": lambda: tl.vmap(square)(X.as_subclass(Subclass)),
+    "vmap of vmap": lambda: tl.vmap(tl.vmap(torch.sin, out_dims=-1), out_dims=-1)(X),
+    "vmap, an int of a subclass": lambda: tl.vmap(square, in_dims=True)(X),
+    "vmap of grad": lambda: tl.vmap(tl.grad(square))(X),
+    "grad": lambda: tl.grad(product)(X, Y),
+    "grad, argnums": lambda: tl.grad(product, (1, -2))(X, Y),
+    "grad, keyword arguments": lambda: tl.grad(product)(X, y=Y),
+    "grad, an argument that is no tensor": lambda: tl.grad(product)(X, 2.0),
+    "grad of a parameter": lambda: tl.grad(torch.sum)(PARAMETER),
+    "grad of a subclass": lambda: tl.grad(torch.sum)(X.as_subclass(Subclass)),
+    "grad, unused": lambda: tl.grad(lambda x, y: y.sum(), (0, 1))(X, Y),
+    "grad, a constant": lambda: tl.grad(lambda x: torch.ones(()))(X),
+    "grad, has_aux": lambda: tl.grad(lambda x: (x.sum(), x), has_aux=True)(X),
+    "grad_and_value": lambda: tl.grad_and_value(torch.sum)(X),
+    "grad of grad": lambda: tl.grad(lambda x: tl.grad(torch.sum)(x).sum())(X),
+    "jvp": lambda: tl.jvp(product, (X, Y), (Y, X)),
+    "jvp, a constant": lambda: tl.jvp(lambda x: Y, (X,), (Y,)),
+    "jvp, a tuple": lambda: tl.jvp(lambda x: (x, Y), (X,), (Y,)),
+    "jvp, of a parameter": lambda: tl.jvp(square, (PARAMETER,), (Y,)),
+    "jvp, of a list": lambda: tl.jvp(lambda xs: xs[0] * xs[1], ([X, Y],), ([Y, X],)),
+    "jvp of jvp": lambda: tl.jvp(lambda x: tl.jvp(square, (x,), (x,)), (X,), (Y,)),
+}
+
+REFUSED = {
+    "vmap, no arguments": lambda: tl.vmap(square)(),
+    "vmap, in_dim out of range": lambda: tl.vmap(square, 2)(X),
+    "vmap of a scalar": lambda: tl.vmap(square)(torch.ones(())),
+    "vmap of a number": lambda: tl.vmap(square)(1.0),
+    "vmap, in_dims of None": lambda: tl.vmap(square, (None,))(X),
+    "vmap, too few in_dims": lambda: tl.vmap(product, (0,))(X, Y),
+    "vmap, an in_dim that is no int": lambda: tl.vmap(square, (0.5,))(X),
+    "vmap, two sizes": lambda: tl.vmap(product, (0, 1))(X, Y),
+    "vmap, an out_dim out of range": lambda: tl.vmap(square, out_dims=1)(X),
+    "vmap, no result": lambda: tl.vmap(lambda x: None)(X),
+    "vmap, NotImplemented": lambda: tl.vmap(lambda x: NotImplemented)(X),
+    "vmap, a number": lambda: tl.vmap(lambda x: 1.0)(X),
+    "vmap, a generator": lambda: tl.vmap(yields)(X),
+    "vmap, another argument": lambda: tl.vmap(square)(X, X),
+    "grad, not a scalar": lambda: tl.grad(square)(X),
+    "grad, a complex value": lambda: tl.grad(lambda x: (x * 1j).sum())(X),
+    "grad, no tensor": lambda: tl.grad(lambda x: 1.0)(X),
+    "grad, a generator": lambda: tl.grad(yields)(X),
+    "grad, ints": lambda: tl.grad(torch.sum)(X.long()),
+    "grad, argnums out of range": lambda: tl.grad(torch.sum, 1)(X),
+    "grad, argnums twice": lambda: tl.grad(product, (0, -2))(X, Y),
+    "jvp, a generator": lambda: tl.jvp(yields, (X,), (Y,)),
+    "jvp, two shapes": lambda: tl.jvp(square, (X,), (Y[0],)),
+    "jvp, too few tangents": lambda: tl.jvp(product, (X, Y), (Y,)),
+    "jvp, ints": lambda: tl.jvp(square, (X.long(),), (Y,)),
+    "jvp, two dtypes": lambda: tl.jvp(lambda x: x @ x.t(), (X,), (Y.double(),)),
+    "jacfwd, no tensor": lambda: tl.jacfwd(lambda x: 1.0)(X),
+}
+
+
+def refusal(call):
+    with pytest.raises(Exception, match=r".") as caught:
+        call()
+    return caught.type, str(caught.value)
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_both_ways_give_the_same(call):
+    before = ambient()
+    ours = call()
+    assert ambient() == before
+    with Watching():
+        assert_same(ours, call())
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+def test_both_ways_refuse_in_the_same_words(call):
+    before = ambient()
+    ours = refusal(call)
+    assert ambient() == before
+    with Watching():
+        assert refusal(call) == ours
+
+
+def call_vmap(*args, in_dims=0, out_dims=0):
+    return _C.call_vmap(lambda *args: args[0], args, {}, in_dims, out_dims, "error", None)
+
+
+def test_the_common_calls_are_one_step():
+    first = lambda *args: args[0]  # noqa: E731
+    assert torch.equal(call_vmap(X, PARAMETER), X)
+    assert torch.equal(call_vmap(X, Y, in_dims=(0, None), out_dims=-1), X.t())
+    assert _C.call_grad(lambda x: x.sum(), (X,), 0, None)[1] == X.sum()
+    assert torch.equal(_C.call_jvp(first, (X, Y), (Y, X), None)[1], Y)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: call_vmap([X]),
+        lambda: call_vmap(X.as_subclass(Subclass)),
+        lambda: call_vmap(X, out_dims=None),
+        lambda: _C.call_grad(square, ({"x": X},), 0, None),
+        lambda: _C.call_grad(square, (X, 1.0), 0, None),
+        lambda: _C.call_jvp(square, (X,), ([X],), None),
+    ],
+)
+def test_what_takes_the_general_way_is_handed_on_before_anything_has_run(call):
+    assert call() is NotImplemented
+
+
+@pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
+def test_what_the_function_raises_comes_through_as_it_was(transform, error):
+    raised = error("mine")
+
+    def fails(x):
+        raise raised
+
+    before = ambient()
+    with pytest.raises(error) as caught:
+        transform(fails)(X)
+    assert ambient() == before
+    assert caught.value is raised
+    assert caught.value.__context__ is None
+    assert caught.traceback[-1].name == "fails"
+
+
+@pytest.mark.parametrize("transform", [tl.vmap, tl.grad])
+def test_an_error_of_leaving_has_the_functions_own_as_its_context(transform):
+    def fails(x):
+        _C.GradEntry().__enter__()
+        raise ZeroDivisionError
+
+    before = ambient()
+    with pytest.raises(RuntimeError, match="had not been left") as caught:
+        transform(fails)(X)
+    assert ambient() == before
+    assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+def test_what_is_handled_outside_is_handled_still():
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError as outside:
+        with pytest.raises(KeyError) as caught:
+            tl.vmap(lambda x: {}["key"])(X)
+        assert caught.value.__context__ is outside
+
+
+def test_threads_call_at_once():
+    results = {}
+
+    def work(i):
+        for _ in range(50):
+            results[i] = tl.vmap(tl.grad(square))(X + i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i in range(4):
+        assert torch.equal(results[i], 2 * (X + i))
+
+
+@pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])
+def test_arguments_live_no_longer_than_the_call(transform):
+    x = torch.ones(3)
+    alive = weakref.ref(x)
+    transform(torch.sum)(x)
+    del x
+    assert alive() is None
