@@ -22,7 +22,7 @@ from torchlayers.errors import DtypeError, NotTensorError, StructureError, inste
 from torchlayers.grad import vjp_by_argnums
 from torchlayers.jvp import jvp_by_argnums
 from torchlayers.stack import transformed
-from torchlayers.vmap import vmap
+from torchlayers.vmap import vmap_at_once
 
 
 def jacrev(
@@ -77,7 +77,11 @@ def jacrev(
         _refuse_complex(_api, "argument", args)
         output, vjp_fn, aux = vjp_by_argnums(_api, func, args, argnums, has_aux)
         outputs, output_spec = tree.flatten(output)
-        _refuse_complex(_api, "output", outputs)
+        _refuse_complex(_api, "output", tuple(outputs))
+        if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
+            row = tree.map_tensors(lambda leaf: _as_only_row(leaf, outputs[0]), vjp_fn(None))
+            jacobian = tree.unflatten([row], output_spec)
+            return (jacobian, aux) if has_aux else jacobian
         primals, primal_spec = tree.flatten(_chosen(_api, args, argnums))
         rows = sum(leaf.numel() for leaf in outputs)
 
@@ -88,8 +92,9 @@ def jacrev(
             if chunk_size == 1:
                 one = tree.unflatten([row.squeeze(0) for row in basis], output_spec)
                 return [leaf.unsqueeze(0) for leaf in tree.leaves(vjp_fn(one))]
-            batch: list[Tensor] = tree.leaves(vmap(vjp_fn)(tree.unflatten(basis, output_spec)))
-            return batch
+            cotangents = tree.unflatten(basis, output_spec)
+            batch = vmap_at_once(vjp_fn, 0, 0, "error", (cotangents,), {})
+            return tree.flatten(batch)[0]
 
         if _preallocate_and_copy and chunk_size is not None:
             whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
@@ -159,7 +164,7 @@ def jacfwd(
         columns = sum(leaf.numel() for leaf in primals)
         seen: dict[str, Any] = {}
 
-        def push(*basis: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        def push(*basis: Tensor) -> tuple[Tensor, ...]:
             tangents = tree.unflatten(list(basis), primal_spec)
             output, output_tangents, aux = jvp_by_argnums(
                 _api, func, args, tangents, argnums, strict=False, has_aux=has_aux
@@ -167,14 +172,14 @@ def jacfwd(
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = tree.flatten(output_tangents)
             # aux is the same for every column, and may hold other things than tensors.
-            seen["aux"], seen["aux_spec"] = tree.flatten(aux)
-            return leaves, [leaf for leaf in seen["aux"] if isinstance(leaf, Tensor)]
+            seen["aux"], seen["aux_spec"] = tree.flatten(aux) if has_aux else ([], None)
+            return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
 
         def work(start: int, size: int) -> list[Tensor]:
-            basis = _basis(primals, start, size)
-            leaves: list[Tensor]
-            leaves, aux = vmap(push, randomness=randomness)(*basis)
-            values = iter(leaf[0] for leaf in aux)
+            basis = tuple(_basis(primals, start, size))
+            pushed = vmap_at_once(push, 0, 0, randomness, basis, {})
+            count = seen["spec"].num_leaves
+            leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
             seen["aux"] = [
                 next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]
             ]
@@ -266,10 +271,20 @@ def _basis(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor]:
     return blocks
 
 
+def _as_only_row(gradient: Tensor, output: Tensor) -> Tensor:
+    """The Jacobian of an output of one element."""
+    return gradient.view(output.shape + gradient.shape) if output.dim() else gradient
+
+
 def _split_by_output(
     whole: list[Tensor], outputs: list[Tensor], primals: list[Tensor]
 ) -> list[list[Tensor]]:
     """For each output its Jacobian by each primal, from one stack of rows a primal."""
+    if len(outputs) == 1:
+        shape = outputs[0].shape
+        return [
+            [rows.view(shape + primal.shape) for rows, primal in zip(whole, primals, strict=True)]
+        ]
     sizes = [leaf.numel() for leaf in outputs]
     split = [torch.split(rows, sizes, dim=0) for rows in whole]
     return [
@@ -283,6 +298,8 @@ def _split_by_output(
 
 def _split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
     """One output's Jacobian by each primal, from its columns in the last dimension."""
+    if len(primals) == 1 and primals[0].dim() == 1:
+        return [columns]
     blocks = torch.split(columns, [leaf.numel() for leaf in primals], dim=-1)
     return [
         block.reshape(block.shape[:-1] + primal.shape)
@@ -291,7 +308,7 @@ def _split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
 
 
 def _refuse_complex(api: str, side: str, values: Any) -> None:
-    for i, leaf in enumerate(tree.leaves(values)):
+    for i, leaf in enumerate(tree.flatten(values)[0]):
         if isinstance(leaf, Tensor) and leaf.is_complex():
             name = tree.leaf_name(side, values, i) if side == "argument" else f"{side} {i}"
             raise DtypeError(

@@ -79,25 +79,15 @@ def vmap(
             )
             return theirs(*args, **kwargs)
         if at_once:
-            result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
-            if result is not NotImplemented:
-                return result
-        # torch.func registers some of torch's batching rules at its first vmap.
-        lazy_load_decompositions()
-        _check_out_dims(func, out_dims)
-        leaves, spec, dims, batch_size = _batch(func, in_dims, args)
+            return vmap_at_once(func, in_dims, out_dims, randomness, args, kwargs)
 
-        def run(leaves: list[Any], batch_size: int) -> Any:
-            return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
-
-        if at_once:
-            return run(leaves, batch_size)
-
+        leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
         draw_again = _restart_random(leaves) if randomness == "same" else lambda: None
 
         def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
             draw_again()
-            return tree.flatten(run(_narrow(leaves, dims, start, size), size))
+            chunk = _narrow(leaves, dims, start, size)
+            return tree.flatten(_run(func, chunk, spec, dims, size, out_dims, randomness, kwargs))
 
         results = chunks.run(
             run_chunk,
@@ -111,6 +101,31 @@ def vmap(
         return _join(results, out_dims)
 
     return transformed(func, wrapper)
+
+
+def vmap_at_once(
+    func: Callable[..., Any],
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """``vmap(func, in_dims, out_dims, randomness)(*args, **kwargs)``."""
+    result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
+    if result is not NotImplemented:
+        return result
+    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
+    return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
+
+
+def _prepare(
+    func: Callable[..., Any], in_dims: Any, out_dims: Any, args: tuple[Any, ...]
+) -> tuple[list[Any], tree.TreeSpec, list[int | None], int]:
+    # torch.func registers some of torch's batching rules at its first vmap.
+    lazy_load_decompositions()
+    _check_out_dims(func, out_dims)
+    return _batch(func, in_dims, args)
 
 
 def _run(
