@@ -140,6 +140,34 @@ struct Batch {
   }
 };
 
+// A tensor, or a tuple of tensors, without its batch dimension; nothing for other results, and
+// where out_dim is out of range.
+std::optional<py::object> without_batch(
+    const py::object& result, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
+  const auto one = [&](PyObject* output) -> std::optional<py::object> {
+    if (!is_plain(output)) {
+      return std::nullopt;
+    }
+    const int64_t dims = tensor(output).dim() + 1;
+    if (out_dim < -dims || out_dim >= dims) {
+      return std::nullopt;
+    }
+    return to_python(remove_batch_dim(tensor(output), level, batch_size, out_dim));
+  };
+  if (!PyTuple_CheckExact(result.ptr())) {
+    return one(result.ptr());
+  }
+  py::tuple outputs(PyTuple_GET_SIZE(result.ptr()));
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    auto output = one(PyTuple_GET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i)));
+    if (!output) {
+      return std::nullopt;
+    }
+    outputs[i] = std::move(*output);
+  }
+  return outputs;
+}
+
 // call_vmap(func, args, kwargs, in_dims, out_dims, randomness, unbatch): the result of
 // vmap(func, in_dims, out_dims, randomness)(*args, **kwargs).
 PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
@@ -156,27 +184,20 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   load_batching_rules();
   const auto entry =
       std::make_shared<VmapEntry>(*batch->size, parse_randomness(py::cast<std::string>(given[5])));
-  return within(
-             *entry,
-             [&](int64_t level) -> py::object {
-               for (size_t i = 0; i < batch->args.size(); ++i) {
-                 if (batch->dims[i]) {
-                   batch->args[i] = add_batch_dim(batch->args[i], *batch->dims[i]);
-                 }
-               }
-               const py::object result = call(func, to_tuple(batch->args), kwargs);
-               if (is_plain(result.ptr())) {
-                 const at::Tensor& output = tensor(result.ptr());
-                 const int64_t dims = output.dim() + 1;
-                 if (-dims <= *out_dim && *out_dim < dims) {
-                   return to_python(remove_batch_dim(output, level, *batch->size, *out_dim));
-                 }
-               }
-               return py::reinterpret_borrow<py::object>(unbatch)(
-                   py::handle(func), result, py::handle(out_dims), level, *batch->size);
-             })
-      .release()
-      .ptr();
+  const auto body = [&](int64_t level) -> py::object {
+    for (size_t i = 0; i < batch->args.size(); ++i) {
+      if (batch->dims[i]) {
+        batch->args[i] = add_batch_dim(batch->args[i], *batch->dims[i]);
+      }
+    }
+    const py::object result = call(func, to_tuple(batch->args), kwargs);
+    if (auto unbatched = without_batch(result, level, *batch->size, *out_dim)) {
+      return *unbatched;
+    }
+    return py::reinterpret_borrow<py::object>(unbatch)(
+        py::handle(func), result, py::handle(out_dims), level, *batch->size);
+  };
+  return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -246,36 +267,31 @@ PyObject* call_grad(PyObject*, PyObject* const* given, Py_ssize_t) {
     return not_plain();
   }
   const auto entry = std::make_shared<GradEntry>();
-  return within(
-             *entry,
-             [&](int64_t level) -> py::object {
-               Tensors tracked;
-               for (size_t place : *places) {
-                 (*args)[place] = wrap_argument((*args)[place], /*tracked=*/true);
-                 tracked.push_back((*args)[place]);
-               }
-               for (size_t i = 0; i < args->size(); ++i) {
-                 if (std::find(places->begin(), places->end(), i) == places->end()) {
-                   (*args)[i] = wrap_argument((*args)[i], /*tracked=*/false);
-                 }
-               }
-               const py::object value = call(func, to_tuple(*args));
-               auto gradients = gradients_of(value.ptr(), tracked);
-               if (!gradients) {
-                 gradients = py::reinterpret_borrow<py::object>(otherwise)(
-                                 py::handle(func), value, py::cast(tracked))
-                                 .cast<Tensors>();
-               }
-               for (at::Tensor& gradient : *gradients) {
-                 gradient = unwrap(gradient, level);
-               }
-               return py::make_tuple(
-                   PyTuple_CheckExact(argnums) ? py::object(to_tuple(*gradients))
-                                               : to_python((*gradients)[0]),
-                   to_python(unwrap(tensor(value.ptr()), level)));
-             })
-      .release()
-      .ptr();
+  const auto body = [&](int64_t level) -> py::object {
+    Tensors tracked;
+    for (size_t place : *places) {
+      (*args)[place] = wrap_argument((*args)[place], /*tracked=*/true);
+      tracked.push_back((*args)[place]);
+    }
+    for (size_t i = 0; i < args->size(); ++i) {
+      if (std::find(places->begin(), places->end(), i) == places->end()) {
+        (*args)[i] = wrap_argument((*args)[i], /*tracked=*/false);
+      }
+    }
+    const py::object value = call(func, to_tuple(*args));
+    auto gradients = gradients_of(value.ptr(), tracked);
+    if (!gradients) {
+      const auto general = py::reinterpret_borrow<py::object>(otherwise);
+      gradients = general(py::handle(func), value, py::cast(tracked)).cast<Tensors>();
+    }
+    for (at::Tensor& gradient : *gradients) {
+      gradient = unwrap(gradient, level);
+    }
+    return py::make_tuple(
+        PyTuple_CheckExact(argnums) ? py::object(to_tuple(*gradients)) : to_python((*gradients)[0]),
+        to_python(unwrap(tensor(value.ptr()), level)));
+  };
+  return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -294,25 +310,22 @@ PyObject* call_jvp(PyObject*, PyObject* const* given, Py_ssize_t) {
     return not_plain();
   }
   const auto entry = std::make_shared<JvpEntry>();
-  return within(
-             *entry,
-             [&](int64_t level) -> py::object {
-               for (size_t i = 0; i < primals->size(); ++i) {
-                 (*primals)[i] = make_dual((*primals)[i], (*tangents)[i]);
-               }
-               const py::object output = call(func, to_tuple(*primals));
-               if (is_plain(output.ptr())) {
-                 const at::Tensor& dual = tensor(output.ptr());
-                 auto [primal, tangent] = split_dual(dual, level);
-                 if (!tangent.defined()) {
-                   tangent = unwrap(at::zeros_like(dual), level);
-                 }
-                 return py::make_tuple(to_python(primal), to_python(tangent));
-               }
-               return py::reinterpret_borrow<py::object>(split)(output, level);
-             })
-      .release()
-      .ptr();
+  const auto body = [&](int64_t level) -> py::object {
+    for (size_t i = 0; i < primals->size(); ++i) {
+      (*primals)[i] = make_dual((*primals)[i], (*tangents)[i]);
+    }
+    const py::object output = call(func, to_tuple(*primals));
+    if (!is_plain(output.ptr())) {
+      return py::reinterpret_borrow<py::object>(split)(output, level);
+    }
+    const at::Tensor& dual = tensor(output.ptr());
+    auto [primal, tangent] = split_dual(dual, level);
+    if (!tangent.defined()) {
+      tangent = unwrap(at::zeros_like(dual), level);
+    }
+    return py::make_tuple(to_python(primal), to_python(tangent));
+  };
+  return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 

@@ -6,17 +6,19 @@ namespace {
 namespace py = pybind11;
 using torch::wrap_pybind_function;
 
-// Sees to the autograd.Functions that have been defined since the last call: torch
-// counts them. NOTE [Reaching old-style Functions] in adoption.py.
+// Sees to the autograd.Functions that have been defined since the last call: torch numbers
+// them, and to look at its counter is to take a number. NOTE [Reaching old-style Functions]
+// in adoption.py.
 void adopt_new_functions() {
   static auto* counter = new py::object(
       py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
-  static auto* seen = new py::object();
-  auto now = py::repr(*counter);
-  if (!*seen || PyUnicode_Compare(now.ptr(), seen->ptr()) != 0) {
+  static int64_t expected = -1;
+  const auto number = py::reinterpret_steal<py::int_>(PyIter_Next(counter->ptr()));
+  const auto now = number.cast<int64_t>();
+  if (now != expected) {
     py::module_::import("torchlayers.autograd_function.adoption").attr("adopt")();
-    *seen = std::move(now);
   }
+  expected = now + 1;
 }
 
 // Says more where torch refused an autograd.Function.

@@ -49,6 +49,19 @@ const LifeHandle& handle_of(const at::functorch::DynamicLayer& entry) {
   return entry.interpreter().is_alive_ptr();
 }
 
+const Known& remember(Known entry, size_t place) {
+  // What lies above this place is gone from the mirror or hidden by a WithoutTop.
+  // Layers hidden so are in use by plain pointer: while an operator is under way,
+  // drop torch.func's only.
+  for (size_t i = known.size(); i-- > place;) {
+    if (innermost == nullptr || known[i].layer == nullptr) {
+      known.erase(known.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  known.push_back(std::move(entry));
+  return known.back();
+}
+
 // Finds the entry at this place. `known` runs parallel to the mirror except where
 // the mirror was changed behind our back; then the entry is looked for everywhere.
 const Known& know(const at::functorch::DynamicLayer& entry, size_t place) {
@@ -61,16 +74,7 @@ const Known& know(const at::functorch::DynamicLayer& entry, size_t place) {
       return candidate;
     }
   }
-  // What lies above this place is gone from the mirror or hidden by a WithoutTop.
-  // Layers hidden so are in use by plain pointer: while an operator is under way,
-  // drop torch.func's only.
-  for (size_t i = known.size(); i-- > place;) {
-    if (innermost == nullptr || known[i].layer == nullptr) {
-      known.erase(known.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-  }
-  known.push_back({handle, Registry::instance().find(handle)});
-  return known.back();
+  return remember({handle, Registry::instance().find(handle)}, place);
 }
 
 void forget(const LifeHandle& handle) {
@@ -92,8 +96,8 @@ bool any_ours(const std::vector<at::functorch::DynamicLayer>& entries) {
 }
 
 void include_our_keys(bool included) {
-  c10::impl::tls_set_dispatch_key_included(kFront, included);
-  c10::impl::tls_set_dispatch_key_included(kBack, included);
+  auto& keys = thread_keys();
+  keys.set_included(included ? keys.included() | kOurKeys : keys.included() - kOurKeys);
 }
 
 } // namespace
@@ -119,7 +123,7 @@ void push(const std::shared_ptr<Layer>& layer) {
   Registry::instance().add(handle, layer);
   at::functorch::pushDynamicLayer(std::move(entry));
   include_our_keys(true);
-  know(mirror().back(), mirror().size() - 1);
+  remember({std::move(handle), layer}, mirror().size() - 1);
 }
 
 int64_t pop(const Layer& layer) {

@@ -135,8 +135,13 @@ def vjp_by_argnums(
     primals: tuple[Any, ...],
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
+    scalar_at_once: bool = False,
 ) -> tuple[Any, Callable[..., Any], Any]:
-    """vjp by some of the primals; by all where argnums is None."""
+    """vjp by some of the primals; by all where argnums is None.
+
+    With scalar_at_once an output without dimensions is pulled back here, as grad does it, which
+    keeps no graph; vjp_fn gives what came out, for whatever cotangent.
+    """
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
     with GradEntry() as level:
@@ -147,10 +152,16 @@ def vjp_by_argnums(
         _check_outputs(api, outputs)
         result = tree.unflatten([_C.unwrap(leaf, level) for leaf in outputs], output_spec)
         aux = _unwrap_all(aux, level)
+        if scalar_at_once and _is_real_scalar(output):
+            gradients = _pull_back(
+                outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
+            )
+            pulled = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
+            return result, lambda cotangent: _by_argnums(pulled, argnums), aux
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
-    ) -> tuple[Any, ...]:
+    ) -> Any:
         if create_graph is None:
             create_graph = torch.is_grad_enabled()
         else:
@@ -176,8 +187,7 @@ def vjp_by_argnums(
         except RuntimeError:
             _explain_cotangents(outputs, flat)
             raise
-        chosen: tuple[Any, ...] = tree.unflatten(gradients, spec)
-        return chosen[0] if isinstance(argnums, int) else chosen
+        return _by_argnums(tree.unflatten(gradients, spec), argnums)
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
     return result, vjp_fn, aux
@@ -207,7 +217,12 @@ def _differentiate(
         chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
         value = _C.unwrap(value, level)
         aux = _unwrap_all(aux, level)
-    return (chosen[0] if isinstance(argnums, int) else chosen), value, aux
+    return _by_argnums(chosen, argnums), value, aux
+
+
+def _by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...] | None) -> Any:
+    """One argument's gradient, or the tuple of them, as the caller asked for it."""
+    return chosen[0] if isinstance(argnums, int) else chosen
 
 
 def _gradients(
@@ -269,6 +284,10 @@ def _check_scalar(api: str, func: Callable[..., Any], value: Any) -> None:
             f"torchlayers: {api}: {tree.name_of(func)} must return a tensor without dimensions, "
             f"got shape {tuple(value.shape)}. Sum or average it, or use vjp or jacrev."
         )
+
+
+def _is_real_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex()
 
 
 def _explain_complex(api: str, func: Callable[..., Any], value: Tensor) -> None:

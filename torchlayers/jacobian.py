@@ -75,7 +75,9 @@ def jacrev(
             )
             return theirs(*args)
         _refuse_complex(_api, "argument", args)
-        output, vjp_fn, aux = vjp_by_argnums(_api, func, args, argnums, has_aux)
+        output, vjp_fn, aux = vjp_by_argnums(
+            _api, func, args, argnums, has_aux, scalar_at_once=not progress
+        )
         outputs, output_spec = tree.flatten(output)
         _refuse_complex(_api, "output", tuple(outputs))
         if not progress and len(outputs) == 1 and outputs[0].numel() == 1:

@@ -5,6 +5,7 @@ at the layer's level; the function runs as if on one sample; and the hidden
 dimension of its results is put where out_dims says.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -80,25 +81,21 @@ def vmap(
             return theirs(*args, **kwargs)
         if at_once:
             return vmap_at_once(func, in_dims, out_dims, randomness, args, kwargs)
-
-        leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
-        draw_again = _restart_random(leaves) if randomness == "same" else lambda: None
-
-        def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
-            draw_again()
-            chunk = _narrow(leaves, dims, start, size)
-            return tree.flatten(_run(func, chunk, spec, dims, size, out_dims, randomness, kwargs))
-
-        results = chunks.run(
-            run_chunk,
-            batch_size,
-            chunk_size,
-            memory_budget,
-            _device(leaves),
-            progress,
-            f"vmap({tree.name_of(func)})",
+        return _vmap_in_chunks(
+            func,
+            in_dims,
+            out_dims,
+            randomness,
+            args,
+            kwargs,
+            functools.partial(
+                chunks.run,
+                chunk_size=chunk_size,
+                memory_budget=memory_budget,
+                progress=progress,
+                label=f"vmap({tree.name_of(func)})",
+            ),
         )
-        return _join(results, out_dims)
 
     return transformed(func, wrapper)
 
@@ -117,6 +114,26 @@ def vmap_at_once(
         return result
     leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
     return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
+
+
+def _vmap_in_chunks(
+    func: Callable[..., Any],
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run_chunks: Callable[..., list[Any]],
+) -> Any:
+    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
+    draw_again = _restart_random(leaves) if randomness == "same" else lambda: None
+
+    def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
+        draw_again()
+        chunk = _narrow(leaves, dims, start, size)
+        return tree.flatten(_run(func, chunk, spec, dims, size, out_dims, randomness, kwargs))
+
+    return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), out_dims)
 
 
 def _prepare(
