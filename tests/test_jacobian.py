@@ -294,6 +294,65 @@ def test_a_chunk_size_of_one_needs_no_vmap():
     close(agree(lambda tf: tf.jacrev(Reads.apply, chunk_size=1)(X)), torch.diag(2 * X))
 
 
+# Large tensors, each by itself
+
+
+def parts(tensors, y):
+    """Two outputs of 300 and 400 elements of inputs of as many, and one more of each."""
+    a, b = tensors["a"], tensors["b"]
+    return {"a": a.sin() * y, "b": [b * b * a.sum(), (a[0] * b).exp() + y]}
+
+
+LARGE = (
+    {"a": torch.linspace(0, 1, 300), "b": torch.linspace(-1, 1, 400).view(20, 20)},
+    torch.ones(1),
+)
+
+
+@pytest.mark.parametrize("argnums", [0, (0, 1), (1, 0)])
+@all_apis
+def test_large_tensors_are_differentiated_by_one_at_a_time(api, argnums):
+    def function(tensors, y):
+        outputs = parts(tensors, y)
+        return outputs["b"][0].sum() if api == "hessian" else outputs
+
+    close(
+        getattr(tl, api)(function, argnums)(*LARGE),
+        getattr(torch.func, api)(function, argnums)(*LARGE),
+    )
+
+
+def test_jacfwd_runs_the_function_once_for_each_large_tensor():
+    runs = []
+
+    def function(a, b):
+        runs.append(None)
+        return (a * b).sum()
+
+    tl.jacfwd(function, (0, 1))(torch.ones(300), torch.ones(300))
+    assert len(runs) == 2
+    tl.jacfwd(function, (0, 1))(torch.ones(3), torch.ones(3))
+    assert len(runs) == 2 + 1
+
+
+def test_large_tensors_are_written_to_once():
+    def call(tf):
+        a, b = X.repeat(100), X.repeat(100)
+        jacobian = tf.jacfwd(lambda a, b: a.mul_(b).sum(0, keepdim=True), (0, 1))(a, b)
+        return jacobian, a, b
+
+    agree(call)
+
+
+def test_random_numbers_are_drawn_once_for_all_tensors():
+    def function(a, b):
+        return (a.sum() + b.sum()) * torch.rand(3)
+
+    tensors = torch.ones(300), torch.ones(300)
+    by_a, by_b = tl.jacfwd(function, (0, 1), randomness="same")(*tensors)
+    assert torch.equal(by_a, by_b)
+
+
 @pytest.mark.parametrize("randomness", ["same", "different"])
 def test_jacfwd_of_random_functions(randomness):
     agree(lambda tf: tf.jacfwd(lambda x: x * torch.rand(3), randomness=randomness)(X))
@@ -402,3 +461,35 @@ def test_progress_is_shown(capsys, api, total, chunk_size):
     result = getattr(tl, api)(f, 1, chunk_size=chunk_size, progress=True)(X, Y)
     close(result, getattr(tl, api)(f, 1)(X, Y))
     assert f"{total}/{total}" in capsys.readouterr().err
+
+
+def test_progress_of_a_scalar_is_shown(capsys):
+    close(tl.jacrev(torch.sum, progress=True)(X), torch.ones(3))
+    assert "1/1" in capsys.readouterr().err
+
+
+def test_a_scalar_needs_no_vmap():
+    """What vmap can't do is allowed: here a backward that reads a number."""
+
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return (x * x).sum()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * ctx.saved_tensors[0] * g.item()
+
+    close(tl.jacrev(Reads.apply)(X), 2 * X)
+    close(tl.jacrev(lambda x: Reads.apply(x).view(1, 1))(X), 2 * X.view(1, 1, 3))
+
+
+@pytest.mark.parametrize("grad_mode", [True, False])
+def test_a_scalars_jacobian_is_recorded_outside_as_grad_mode_says(grad_mode):
+    x = X.clone().requires_grad_()
+    with torch.set_grad_enabled(grad_mode):
+        assert tl.jacrev(lambda x: (x**3).sum())(x).requires_grad == grad_mode

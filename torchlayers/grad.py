@@ -135,12 +135,13 @@ def vjp_by_argnums(
     primals: tuple[Any, ...],
     argnums: int | tuple[int, ...] | None,
     has_aux: bool,
-    scalar_at_once: bool = False,
+    for_rows: bool = False,
 ) -> tuple[Any, Callable[..., Any], Any]:
     """vjp by some of the primals; by all where argnums is None.
 
-    With scalar_at_once an output without dimensions is pulled back here, as grad does it, which
-    keeps no graph; vjp_fn gives what came out, for whatever cotangent.
+    vjp_fn for the rows of a Jacobian takes None for the cotangent of an output whose rows they
+    are not. An output without dimensions has one row: it is pulled back here, as grad does it,
+    so that no graph is kept, and vjp_fn gives that row whatever the cotangent.
     """
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
@@ -152,12 +153,12 @@ def vjp_by_argnums(
         _check_outputs(api, outputs)
         result = tree.unflatten([_C.unwrap(leaf, level) for leaf in outputs], output_spec)
         aux = _unwrap_all(aux, level)
-        if scalar_at_once and _is_real_scalar(output):
+        if for_rows and _is_real_scalar(output):
             gradients = _pull_back(
                 outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
             )
-            pulled = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
-            return result, lambda cotangent: _by_argnums(pulled, argnums), aux
+            row = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
+            return result, lambda cotangent: _by_argnums(row, argnums), aux
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -179,13 +180,19 @@ def vjp_by_argnums(
                 f"{tree.describe(cotangent_spec)} for {tree.describe(output_spec)} (* stands for "
                 "a leaf)."
             )
-        _check_cotangents(outputs, flat)
+        pulled = outputs
+        if for_rows:
+            pulled = [
+                leaf for leaf, cotangent in zip(outputs, flat, strict=True) if cotangent is not None
+            ]
+            flat = [cotangent for cotangent in flat if cotangent is not None]
+        _check_cotangents(pulled, flat)
         try:
             gradients = _pull_back(
-                outputs, tracked, flat, retain_graph, create_graph, in_layer=False
+                pulled, tracked, flat, retain_graph, create_graph, in_layer=False
             )
         except RuntimeError:
-            _explain_cotangents(outputs, flat)
+            _explain_cotangents(pulled, flat)
             raise
         return _by_argnums(tree.unflatten(gradients, spec), argnums)
 

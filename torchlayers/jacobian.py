@@ -11,6 +11,7 @@ of an identity matrix, which is cut where one tensor ends and the next begins:
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,9 @@ from torchlayers.grad import vjp_by_argnums
 from torchlayers.jvp import jvp_by_argnums
 from torchlayers.stack import transformed
 from torchlayers.vmap import vmap_at_once
+
+# So many rows are worth a run of the function, or a pass back through it, of their own.
+_ENOUGH = 256
 
 
 def jacrev(
@@ -75,9 +79,7 @@ def jacrev(
             )
             return theirs(*args)
         _refuse_complex(_api, "argument", args)
-        output, vjp_fn, aux = vjp_by_argnums(
-            _api, func, args, argnums, has_aux, scalar_at_once=not progress
-        )
+        output, vjp_fn, aux = vjp_by_argnums(_api, func, args, argnums, has_aux, for_rows=True)
         outputs, output_spec = tree.flatten(output)
         _refuse_complex(_api, "output", tuple(outputs))
         if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
@@ -85,20 +87,23 @@ def jacrev(
             jacobian = tree.unflatten([row], output_spec)
             return (jacobian, aux) if has_aux else jacobian
         primals, primal_spec = tree.flatten(_chosen(_api, args, argnums))
-        rows = sum(leaf.numel() for leaf in outputs)
 
         def pull(start: int, size: int) -> list[Tensor]:
             if not size:
                 return [primal.new_zeros(0, *primal.shape) for primal in primals]
-            basis = _basis(outputs, start, size)
-            if chunk_size == 1:
-                one = tree.unflatten([row.squeeze(0) for row in basis], output_spec)
-                return [leaf.unsqueeze(0) for leaf in tree.leaves(vjp_fn(one))]
-            cotangents = tree.unflatten(basis, output_spec)
-            batch = vmap_at_once(vjp_fn, 0, 0, "error", (cotangents,), {})
-            return tree.flatten(batch)[0]
+            blocks = _basis(outputs, start, size)
+            basis = tuple(block for block in blocks if block is not None)
+
+            def pull_one(*rows: Tensor) -> Any:
+                return vjp_fn(tree.unflatten(_at_their_places(rows, blocks), output_spec))
+
+            if size == 1:
+                row = pull_one(*(block.squeeze(0) for block in basis))
+                return [leaf.unsqueeze(0) for leaf in tree.flatten(row)[0]]
+            return tree.flatten(vmap_at_once(pull_one, 0, 0, "error", basis, {}))[0]
 
         if _preallocate_and_copy and chunk_size is not None:
+            rows = sum(leaf.numel() for leaf in outputs)
             whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
 
             def work(start: int, size: int) -> list[Tensor]:
@@ -108,7 +113,7 @@ def jacrev(
         else:
             whole, work = [], pull
 
-        parts = chunks.run(work, rows, chunk_size, memory_budget, outputs[0].device, progress, _api)
+        parts = _run(work, outputs, chunk_size, memory_budget, progress, _api)
         whole = whole or chunks.joined(parts, torch.cat)
         by_output = _split_by_output(whole, outputs, primals)
         jacobian = tree.unflatten(
@@ -163,13 +168,15 @@ def jacfwd(
         chosen = args if argnums is None else _chosen(_api, args, argnums, as_tuple=True)
         primals, primal_spec = tree.flatten(chosen)
         _require_tensors(_api, primals, args, argnums)
-        columns = sum(leaf.numel() for leaf in primals)
+        total = sum(leaf.numel() for leaf in primals)
         seen: dict[str, Any] = {}
 
-        def push(*basis: Tensor) -> tuple[Tensor, ...]:
-            tangents = tree.unflatten(list(basis), primal_spec)
+        def push_one(
+            inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
+        ) -> tuple[Tensor, ...]:
+            tangents = tree.unflatten(_at_their_places(columns, blocks), primal_spec)
             output, output_tangents, aux = jvp_by_argnums(
-                _api, func, args, tangents, argnums, strict=False, has_aux=has_aux
+                _api, func, inputs, tangents, argnums, False, has_aux, for_columns=True
             )
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = tree.flatten(output_tangents)
@@ -178,7 +185,13 @@ def jacfwd(
             return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
 
         def work(start: int, size: int) -> list[Tensor]:
-            basis = tuple(_basis(primals, start, size))
+            blocks = _basis(primals, start, size)
+            basis = tuple(block for block in blocks if block is not None)
+            inputs = args
+            if chunk_size is None and start + size < total:
+                # What the function writes to its arguments, it writes in the last run alone.
+                inputs = tree.map_tensors(torch.clone, args)
+            push = partial(push_one, inputs, blocks)
             pushed = vmap_at_once(push, 0, 0, randomness, basis, {})
             count = seen["spec"].num_leaves
             leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
@@ -187,9 +200,8 @@ def jacfwd(
             ]
             return leaves
 
-        parts = chunks.run(
-            work, columns, chunk_size, memory_budget, primals[0].device, progress, _api
-        )
+        at_once = randomness != "error"  # or each part would draw numbers of its own
+        parts = _run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
         whole = [column.movedim(0, -1) for column in chunks.joined(parts, torch.cat)]
         by_output = [_split_columns(columns_of, primals) for columns_of in whole]
         single = isinstance(argnums, int)
@@ -258,19 +270,62 @@ def _chosen(
     return picked[0] if isinstance(argnums, int) and not as_tuple else picked
 
 
-def _basis(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor]:
-    """Rows start to start + size of the identity, a block of columns a tensor, in its shape."""
-    if len(tensors) == 1 and size == tensors[0].numel():
-        only = tensors[0]
-        return [torch.eye(size, dtype=only.dtype, device=only.device).view(size, *only.shape)]
+def _run(
+    work: Callable[[int, int], list[Tensor]],
+    tensors: Sequence[Tensor],
+    chunk_size: ChunkSize,
+    memory_budget: int | None,
+    progress: bool,
+    api: str,
+    at_once: bool = False,
+) -> list[list[Tensor]]:
+    """work for all rows of the identity, as chunk_size says; without one, tensor by tensor."""
+    total = sum(leaf.numel() for leaf in tensors)
+    if chunk_size is None and not progress and not at_once and total >= 2 * _ENOUGH:
+        sizes = _by_tensor(tensors)
+        starts = itertools.accumulate(sizes, initial=0)
+        return [work(start, size) for start, size in zip(starts, sizes, strict=False)]
+    return chunks.run(work, total, chunk_size, memory_budget, tensors[0].device, progress, api)
+
+
+def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of rows that end where a tensor does, each large enough to be worth a run.
+
+    A run has no arithmetic for the tensors that it has no rows of.
+    """
+    sizes = [0]
+    for leaf in tensors:
+        if sizes[-1] >= _ENOUGH and leaf.numel():
+            sizes.append(0)
+        sizes[-1] += leaf.numel()
+    return sizes
+
+
+def _basis(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor | None]:
+    """Rows start to start + size of the identity, a block of columns a tensor, in its shape.
+
+    None for a block of zeros.
+    """
     begins = itertools.accumulate((leaf.numel() for leaf in tensors), initial=0)
-    blocks = []
-    for leaf, begin in zip(tensors, begins, strict=False):
-        rows = torch.arange(start, start + size, device=leaf.device)
-        columns = torch.arange(begin, begin + leaf.numel(), device=leaf.device)
-        block = (rows.unsqueeze(1) == columns).to(leaf.dtype)
-        blocks.append(block.view(size, *leaf.shape))
-    return blocks
+    return [_block(leaf, start - begin, size) for leaf, begin in zip(tensors, begins, strict=False)]
+
+
+def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
+    """Rows of the identity whose columns are the leaf's elements; None where all are zero."""
+    columns = leaf.numel()
+    if size and not -size < start < columns:
+        return None
+    if start == 0:
+        block = torch.eye(size, columns, dtype=leaf.dtype, device=leaf.device)
+    else:
+        block = torch.zeros(size, columns, dtype=leaf.dtype, device=leaf.device)
+        block.diagonal(start).fill_(1)
+    return block if leaf.dim() == 1 else block.view(size, *leaf.shape)
+
+
+def _at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
+    remaining = iter(given)
+    return [None if block is None else next(remaining) for block in blocks]
 
 
 def _as_only_row(gradient: Tensor, output: Tensor) -> Tensor:

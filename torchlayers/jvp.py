@@ -35,7 +35,7 @@ def jvp(
         func: takes the primals; returns a tensor or a pytree of tensors, or
             ``(that, aux)`` with has_aux.
         primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
-        tangents: of the primals' structure, shapes and dtypes.
+        tangents: of the primals' structure, known and dtypes.
         strict: refuse an output that does not depend on the primals, instead of giving it
             a tangent of zeros.
         has_aux: func returns a second value, which is passed through.
@@ -72,8 +72,12 @@ def jvp_by_argnums(
     argnums: int | tuple[int, ...] | None,
     strict: bool,
     has_aux: bool,
+    for_columns: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None."""
+    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None.
+
+    For the columns of a Jacobian a tangent may be None: the columns are not its primal's.
+    """
     if not isinstance(primals, tuple):
         raise StructureError(
             f"torchlayers: {api}: primals must be a tuple, so that func(*primals) can be called; "
@@ -97,7 +101,13 @@ def jvp_by_argnums(
             f"torchlayers: {api}: tangents must have the structure of the primals: got "
             f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a leaf)."
         )
-    _check_pairs(api, primals, places, flat_primals, flat_tangents)
+    given = flat_tangents
+    if for_columns:  # a primal stands in for the tangent that it has not
+        given = [
+            primal if tangent is None else tangent
+            for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
+        ]
+    _check_pairs(api, primals, places, flat_primals, given)
     _load_decompositions()
     with JvpEntry() as level:
         rest = primals
@@ -108,11 +118,12 @@ def jvp_by_argnums(
             )
         try:
             flat_duals = [
-                _make_dual(p, t) for p, t in zip(flat_primals, flat_tangents, strict=True)
+                _C.wrap_argument(p, False) if t is None else _make_dual(p, t)
+                for p, t in zip(flat_primals, flat_tangents, strict=True)
             ]
             output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
         except RuntimeError as error:
-            _explain(error, api, primals, places, flat_primals, flat_tangents)
+            _explain(error, api, primals, places, flat_primals, given)
             raise
         aux = None
         if has_aux:
