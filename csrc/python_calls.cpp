@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "python_entry.h"
+#include "python_nest.h"
 #include "transforms.h"
 #include "wrapper.h"
 
@@ -18,36 +19,24 @@ namespace {
 
 namespace py = pybind11;
 
-using Tensors = std::vector<at::Tensor>;
+// One of a call's positional arguments.
+using Arguments = std::vector<Nest>;
 
-// A subclass has methods of its own, which the way in Python calls.
-bool is_plain(PyObject* object) {
-  return THPVariable_CheckExact(object);
-}
-
-const at::Tensor& tensor(PyObject* object) {
-  return THPVariable_Unpack(object);
-}
-
-py::object to_python(const at::Tensor& tensor) {
-  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
-}
-
-// The members, or nothing where one is not a plain tensor.
-std::optional<Tensors> plain_tensors(py::handle tuple) {
-  if (!PyTuple_CheckExact(tuple.ptr()) || PyTuple_GET_SIZE(tuple.ptr()) == 0) {
+// Nothing where there are none, or one of them is another thing than a nest.
+std::optional<Arguments> arguments_of(PyObject* args) {
+  if (!PyTuple_CheckExact(args) || PyTuple_GET_SIZE(args) == 0) {
     return std::nullopt;
   }
-  Tensors tensors;
-  tensors.reserve(static_cast<size_t>(PyTuple_GET_SIZE(tuple.ptr())));
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple.ptr()); ++i) {
-    PyObject* member = PyTuple_GET_ITEM(tuple.ptr(), i);
-    if (!is_plain(member)) {
+  Arguments arguments;
+  arguments.reserve(static_cast<size_t>(PyTuple_GET_SIZE(args)));
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
+    auto nest = Nest::of(PyTuple_GET_ITEM(args, i));
+    if (!nest) {
       return std::nullopt;
     }
-    tensors.push_back(tensor(member));
+    arguments.push_back(std::move(*nest));
   }
-  return tensors;
+  return arguments;
 }
 
 // An int, and no bool; or nothing.
@@ -60,8 +49,13 @@ std::optional<int64_t> plain_int(PyObject* object) {
   return overflow == 0 ? std::optional(value) : std::nullopt;
 }
 
-bool is_differentiable(const at::Tensor& tensor) {
-  return tensor.is_floating_point() || tensor.is_complex();
+// A mode sees torch's functions that the general way calls.
+bool any_mode() {
+  return at::impl::torch_function_mode_enabled();
+}
+
+PyObject* not_plain() {
+  Py_RETURN_NOTIMPLEMENTED;
 }
 
 py::object call(PyObject* func, const py::tuple& args, PyObject* kwargs = nullptr) {
@@ -72,21 +66,24 @@ py::object call(PyObject* func, const py::tuple& args, PyObject* kwargs = nullpt
   return result;
 }
 
-py::tuple to_tuple(const Tensors& tensors) {
-  py::tuple tuple(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(tensors[i]));
+template <class Change>
+Tensors changed(const Tensors& tensors, const Change& change) {
+  Tensors results;
+  results.reserve(tensors.size());
+  for (const at::Tensor& tensor : tensors) {
+    results.push_back(change(tensor));
   }
-  return tuple;
+  return results;
 }
 
-// A way around what a mode of the user's would see of torch's functions is no way to take.
-bool any_mode() {
-  return at::impl::torch_function_mode_enabled();
-}
-
-PyObject* not_plain() {
-  Py_RETURN_NOTIMPLEMENTED;
+// The arguments, the tensors of the i-th being change(i).
+template <class Change>
+py::tuple rebuilt(const Arguments& arguments, const Change& change) {
+  py::tuple args(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    args[i] = arguments[i].with(change(i));
+  }
+  return args;
 }
 
 // torch.func registers some of torch's batching rules at its first vmap.
@@ -98,74 +95,79 @@ void load_batching_rules() {
   }
 }
 
-// vmap's arguments: each with its batch dimension, counted from the front, or none.
+// vmap's arguments: for each the batch dimension of its tensors, or none.
 struct Batch {
-  Tensors args;
-  std::vector<std::optional<int64_t>> dims;
+  Arguments args;
+  std::vector<std::optional<int64_t>> in_dims;
   std::optional<c10::SymInt> size;
 
   static std::optional<Batch> of(PyObject* args, PyObject* in_dims) {
-    auto tensors = plain_tensors(args);
+    auto arguments = arguments_of(args);
     const bool one_for_all = !PyTuple_CheckExact(in_dims);
-    if (!tensors || (!one_for_all && PyTuple_GET_SIZE(in_dims) != PyTuple_GET_SIZE(args))) {
+    if (!arguments || (!one_for_all && PyTuple_GET_SIZE(in_dims) != PyTuple_GET_SIZE(args))) {
       return std::nullopt;
     }
-    Batch batch{std::move(*tensors), {}, std::nullopt};
-    batch.dims.reserve(batch.args.size());
+    Batch batch{std::move(*arguments), {}, std::nullopt};
+    batch.in_dims.reserve(batch.args.size());
     for (size_t i = 0; i < batch.args.size(); ++i) {
-      PyObject* dim = one_for_all ? in_dims : PyTuple_GET_ITEM(in_dims, static_cast<Py_ssize_t>(i));
-      if (!batch.add(batch.args[i], dim)) {
+      PyObject* in_dim =
+          one_for_all ? in_dims : PyTuple_GET_ITEM(in_dims, static_cast<Py_ssize_t>(i));
+      if (!batch.add(batch.args[i], in_dim)) {
         return std::nullopt;
       }
     }
     return batch.size ? std::optional(std::move(batch)) : std::nullopt;
   }
 
+  Tensors batched(size_t i) const {
+    const auto& in_dim = in_dims[i];
+    return in_dim
+               ? changed(
+                     args[i].tensors(),
+                     [&](const at::Tensor& tensor) {
+                       return add_batch_dim(tensor, *in_dim < 0 ? *in_dim + tensor.dim() : *in_dim);
+                     })
+               : args[i].tensors();
+  }
+
  private:
-  bool add(const at::Tensor& arg, PyObject* in_dim) {
-    if (in_dim == Py_None) {
-      dims.emplace_back();
-      return true;
+  bool add(const Nest& nest, PyObject* in_dim) {
+    in_dims.push_back(plain_int(in_dim));
+    if (!in_dims.back()) {
+      return in_dim == Py_None;
     }
-    const auto dim = plain_int(in_dim);
-    if (!dim || *dim < -arg.dim() || *dim >= arg.dim()) {
-      return false;
-    }
-    dims.emplace_back(*dim < 0 ? *dim + arg.dim() : *dim);
-    const c10::SymInt its_size = arg.sym_size(*dims.back());
-    if (!size) {
-      size = its_size;
-    }
-    return *size == its_size;
+    const int64_t dim = *in_dims.back();
+    const auto fits = [&](const at::Tensor& tensor) {
+      if (dim < -tensor.dim() || dim >= tensor.dim()) {
+        return false;
+      }
+      const c10::SymInt its_size = tensor.sym_size(dim);
+      if (!size) {
+        size = its_size;
+      }
+      return *size == its_size;
+    };
+    return nest.has_only_tensors() &&
+           std::all_of(nest.tensors().begin(), nest.tensors().end(), fits);
   }
 };
 
-// A tensor, or a tuple of tensors, without its batch dimension; nothing for other results, and
-// where out_dim is out of range.
+// vmap's result without its batch dimension; nothing where it is no nest of tensors, or out_dim
+// is out of range.
 std::optional<py::object> without_batch(
     const py::object& result, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
-  const auto one = [&](PyObject* output) -> std::optional<py::object> {
-    if (!is_plain(output)) {
-      return std::nullopt;
-    }
-    const int64_t dims = tensor(output).dim() + 1;
-    if (out_dim < -dims || out_dim >= dims) {
-      return std::nullopt;
-    }
-    return to_python(remove_batch_dim(tensor(output), level, batch_size, out_dim));
-  };
-  if (!PyTuple_CheckExact(result.ptr())) {
-    return one(result.ptr());
+  const auto outputs = Nest::of(result);
+  if (!outputs || !outputs->has_only_tensors() ||
+      !std::all_of(
+          outputs->tensors().begin(), outputs->tensors().end(), [&](const at::Tensor& output) {
+            const int64_t dims = output.dim() + 1;
+            return -dims <= out_dim && out_dim < dims;
+          })) {
+    return std::nullopt;
   }
-  py::tuple outputs(PyTuple_GET_SIZE(result.ptr()));
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    auto output = one(PyTuple_GET_ITEM(result.ptr(), static_cast<Py_ssize_t>(i)));
-    if (!output) {
-      return std::nullopt;
-    }
-    outputs[i] = std::move(*output);
-  }
-  return outputs;
+  return outputs->with(changed(outputs->tensors(), [&](const at::Tensor& output) {
+    return remove_batch_dim(output, level, batch_size, out_dim);
+  }));
 }
 
 // call_vmap(func, args, kwargs, in_dims, out_dims, randomness, unbatch): the result of
@@ -174,10 +176,7 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *kwargs = given[2], *out_dims = given[4], *unbatch = given[6];
   const auto out_dim = plain_int(out_dims);
-  if (!out_dim || any_mode()) {
-    return not_plain();
-  }
-  auto batch = Batch::of(given[1], given[3]);
+  const auto batch = out_dim && !any_mode() ? Batch::of(given[1], given[3]) : std::nullopt;
   if (!batch) {
     return not_plain();
   }
@@ -185,12 +184,8 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   const auto entry =
       std::make_shared<VmapEntry>(*batch->size, parse_randomness(py::cast<std::string>(given[5])));
   const auto body = [&](int64_t level) -> py::object {
-    for (size_t i = 0; i < batch->args.size(); ++i) {
-      if (batch->dims[i]) {
-        batch->args[i] = add_batch_dim(batch->args[i], *batch->dims[i]);
-      }
-    }
-    const py::object result = call(func, to_tuple(batch->args), kwargs);
+    const py::tuple args = rebuilt(batch->args, [&](size_t i) { return batch->batched(i); });
+    const py::object result = call(func, args, kwargs);
     if (auto unbatched = without_batch(result, level, *batch->size, *out_dim)) {
       return *unbatched;
     }
@@ -199,6 +194,10 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   };
   return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS
+}
+
+bool is_differentiable(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
 }
 
 // Which of `count` arguments, or nothing where argnums has to be refused.
@@ -228,11 +227,11 @@ std::optional<std::vector<size_t>> places_of(PyObject* argnums, size_t count) {
 
 // The gradients at the layer's level, as _gradients in torchlayers/grad.py computes them;
 // nothing where the value is not what it should be, or depends on none of the arguments.
-std::optional<Tensors> gradients_of(PyObject* value, const Tensors& tracked) {
+std::optional<Tensors> gradients_of(const py::object& value, const Tensors& tracked) {
   if (!is_plain(value) || any_mode()) {
     return std::nullopt;
   }
-  const at::Tensor& output = tensor(value);
+  const at::Tensor& output = THPVariable_Unpack(value.ptr());
   if (output.dim() != 0 || output.is_complex() || !output.requires_grad()) {
     return std::nullopt;
   }
@@ -255,75 +254,129 @@ std::optional<Tensors> gradients_of(PyObject* value, const Tensors& tracked) {
   return gradients;
 }
 
+// grad's arguments: some of them are differentiated by.
+struct Chosen {
+  Arguments args;
+  std::vector<size_t> places;
+
+  static std::optional<Chosen> of(PyObject* args, PyObject* argnums) {
+    auto arguments = arguments_of(args);
+    auto places = arguments ? places_of(argnums, arguments->size()) : std::nullopt;
+    if (!places) {
+      return std::nullopt;
+    }
+    for (size_t place : *places) {
+      const Nest& nest = (*arguments)[place];
+      if (nest.tensors().empty() || !nest.has_only_tensors() ||
+          !std::all_of(nest.tensors().begin(), nest.tensors().end(), is_differentiable)) {
+        return std::nullopt;
+      }
+    }
+    return Chosen{std::move(*arguments), std::move(*places)};
+  }
+
+  // Each argument's tensors at the layer's level.
+  std::vector<Tensors> wrapped() const {
+    std::vector<Tensors> wrapped;
+    for (size_t i = 0; i < args.size(); ++i) {
+      const bool tracked = std::find(places.begin(), places.end(), i) != places.end();
+      wrapped.push_back(changed(args[i].tensors(), [&](const at::Tensor& tensor) {
+        return wrap_argument(tensor, tracked);
+      }));
+    }
+    return wrapped;
+  }
+};
+
 // call_grad(func, args, argnums, gradients): grad_and_value(func, argnums)(*args).
 PyObject* call_grad(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *argnums = given[2], *otherwise = given[3];
-  auto args = any_mode() ? std::nullopt : plain_tensors(given[1]);
-  const auto places = args ? places_of(argnums, args->size()) : std::nullopt;
-  if (!places || !std::all_of(places->begin(), places->end(), [&](size_t place) {
-        return is_differentiable((*args)[place]);
-      })) {
+  const auto chosen = any_mode() ? std::nullopt : Chosen::of(given[1], argnums);
+  if (!chosen) {
     return not_plain();
   }
   const auto entry = std::make_shared<GradEntry>();
   const auto body = [&](int64_t level) -> py::object {
+    const auto wrapped = chosen->wrapped();
     Tensors tracked;
-    for (size_t place : *places) {
-      (*args)[place] = wrap_argument((*args)[place], /*tracked=*/true);
-      tracked.push_back((*args)[place]);
+    for (size_t place : chosen->places) {
+      tracked.insert(tracked.end(), wrapped[place].begin(), wrapped[place].end());
     }
-    for (size_t i = 0; i < args->size(); ++i) {
-      if (std::find(places->begin(), places->end(), i) == places->end()) {
-        (*args)[i] = wrap_argument((*args)[i], /*tracked=*/false);
-      }
+    const py::tuple args = rebuilt(chosen->args, [&](size_t i) { return wrapped[i]; });
+    Arguments shapes; // of the gradients; the function may change its own
+    for (size_t place : chosen->places) {
+      shapes.push_back(chosen->args[place].copy());
     }
-    const py::object value = call(func, to_tuple(*args));
-    auto gradients = gradients_of(value.ptr(), tracked);
+    const py::object value = call(func, args);
+    auto gradients = gradients_of(value, tracked);
     if (!gradients) {
       const auto general = py::reinterpret_borrow<py::object>(otherwise);
       gradients = general(py::handle(func), value, py::cast(tracked)).cast<Tensors>();
     }
-    for (at::Tensor& gradient : *gradients) {
-      gradient = unwrap(gradient, level);
-    }
+    auto next = gradients->begin();
+    const py::tuple results = rebuilt(shapes, [&](size_t i) {
+      const auto begin =
+          std::exchange(next, next + static_cast<std::ptrdiff_t>(shapes[i].tensors().size()));
+      return changed(Tensors(begin, next), [&](const at::Tensor& gradient) {
+        return unwrap(gradient, level);
+      });
+    });
     return py::make_tuple(
-        PyTuple_CheckExact(argnums) ? py::object(to_tuple(*gradients)) : to_python((*gradients)[0]),
-        to_python(unwrap(tensor(value.ptr()), level)));
+        PyTuple_CheckExact(argnums) ? py::object(results) : py::object(results[0]),
+        unwrap(THPVariable_Unpack(value.ptr()), level));
   };
   return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS
+}
+
+bool have_tangents(const Nest& primals, const Nest& tangents) {
+  const auto fits = [](const at::Tensor& primal, const at::Tensor& tangent) {
+    return is_differentiable(primal) && is_differentiable(tangent) &&
+           primal.sym_sizes() == tangent.sym_sizes();
+  };
+  return !primals.tensors().empty() && primals.has_only_tensors() &&
+         primals.is_shaped_as(tangents) &&
+         std::equal(
+             primals.tensors().begin(), primals.tensors().end(), tangents.tensors().begin(), fits);
+}
+
+// What jvp's function returned, as values and as tangents; nothing where it is no nest of tensors.
+std::optional<py::object> split_all(const py::object& result, int64_t level) {
+  const auto duals = Nest::of(result);
+  if (!duals || !duals->has_only_tensors() || duals->tensors().empty()) {
+    return std::nullopt;
+  }
+  Tensors values, tangents;
+  for (const at::Tensor& dual : duals->tensors()) {
+    auto [value, tangent] = split_dual(dual, level);
+    values.push_back(std::move(value));
+    tangents.push_back(tangent.defined() ? tangent : unwrap(at::zeros_like(dual), level));
+  }
+  return py::make_tuple(duals->with(values), duals->with(tangents));
 }
 
 // call_jvp(func, primals, tangents, split): jvp(func, primals, tangents).
 PyObject* call_jvp(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *split = given[3];
-  auto primals = any_mode() ? std::nullopt : plain_tensors(given[1]);
-  const auto tangents = primals ? plain_tensors(given[2]) : std::nullopt;
-  const auto fits = [](const at::Tensor& primal, const at::Tensor& tangent) {
-    return is_differentiable(primal) && is_differentiable(tangent) &&
-           primal.sym_sizes() == tangent.sym_sizes();
-  };
-  if (!tangents ||
-      !std::equal(primals->begin(), primals->end(), tangents->begin(), tangents->end(), fits)) {
+  const bool may_be = PyTuple_CheckExact(given[1]) && !any_mode();
+  const auto primals = may_be ? Nest::of(given[1]) : std::nullopt;
+  const auto tangents = primals ? Nest::of(given[2]) : std::nullopt;
+  if (!tangents || !have_tangents(*primals, *tangents)) {
     return not_plain();
   }
   const auto entry = std::make_shared<JvpEntry>();
   const auto body = [&](int64_t level) -> py::object {
-    for (size_t i = 0; i < primals->size(); ++i) {
-      (*primals)[i] = make_dual((*primals)[i], (*tangents)[i]);
+    auto tangent = tangents->tensors().begin();
+    const Tensors duals = changed(primals->tensors(), [&](const at::Tensor& primal) {
+      return make_dual(primal, *tangent++);
+    });
+    const py::object result = call(func, primals->with(duals));
+    if (auto both = split_all(result, level)) {
+      return *both;
     }
-    const py::object output = call(func, to_tuple(*primals));
-    if (!is_plain(output.ptr())) {
-      return py::reinterpret_borrow<py::object>(split)(output, level);
-    }
-    const at::Tensor& dual = tensor(output.ptr());
-    auto [primal, tangent] = split_dual(dual, level);
-    if (!tangent.defined()) {
-      tangent = unwrap(at::zeros_like(dual), level);
-    }
-    return py::make_tuple(to_python(primal), to_python(tangent));
+    return py::reinterpret_borrow<py::object>(split)(result, level);
   };
   return within(*entry, body).release().ptr();
   END_HANDLE_TH_ERRORS

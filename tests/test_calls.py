@@ -1,7 +1,10 @@
-"""A call with nothing but tensors is one step in C++; only its time tells."""
+"""A call with tensors, and tuples, lists and dicts of them, is one step in C++; only its time
+tells.
+"""
 
 import threading
 import weakref
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -22,6 +25,10 @@ class Watching(TorchFunctionMode):
 
 class Subclass(Tensor):
     pass
+
+
+def nest(x, y):
+    return {"b": [x, (y, {})], 0: (x,)}
 
 
 X = torch.arange(6.0).view(2, 3) + 1
@@ -50,6 +57,12 @@ CALLS = {
     "vmap, a tuple": lambda: tl.vmap(lambda x: (x, x.sum()), out_dims=(1, 0))(X),
     "vmap, a dict": lambda: tl.vmap(lambda x: {"a": x})(X),
     "vmap of a list": lambda: tl.vmap(lambda xs: xs[0] * xs[1])([X, Y]),
+    "vmap, nests": lambda: tl.vmap(lambda p: nest(p["b"][0], p[0][0].sin()))(nest(X, Y)),
+    "vmap, nests of two dims": lambda: tl.vmap(
+        lambda p, q: p["b"][0] * q[0], in_dims=(0, None), out_dims=1
+    )(nest(X, Y), [Y[0], None, 2]),
+    "vmap of an OrderedDict": lambda: tl.vmap(lambda p: p["x"])(OrderedDict(x=X)),
+    "vmap, nothing": lambda: tl.vmap(lambda x: [])(X),
     "vmap, keyword arguments": lambda: tl.vmap(lambda x, y: x + y)(X, y=Y),
     "vmap, what is not batched": lambda: tl.vmap(lambda x: Y)(X),
     "vmap of a parameter": lambda: tl.vmap(square)(PARAMETER),
@@ -59,6 +72,13 @@ CALLS = {
     "vmap of grad": lambda: tl.vmap(tl.grad(square))(X),
     "grad": lambda: tl.grad(product)(X, Y),
     "grad, argnums": lambda: tl.grad(product, (1, -2))(X, Y),
+    "grad, nests": lambda: tl.grad(lambda p, c: (p[0][0] * p["b"][1][0]).sum() * c["c"])(
+        nest(X, Y), {"c": 2.0, "d": None}
+    ),
+    "grad, two nests": lambda: tl.grad(lambda p, q: (p[0] * q["q"]).sum(), (1, 0))([X], {"q": Y}),
+    "grad, a nest that is changed": lambda: tl.grad(lambda p: p.popitem()[1].sum())(
+        {"a": X, "b": Y}
+    ),
     "grad, keyword arguments": lambda: tl.grad(product)(X, y=Y),
     "grad, an argument that is no tensor": lambda: tl.grad(product)(X, 2.0),
     "grad of a parameter": lambda: tl.grad(torch.sum)(PARAMETER),
@@ -73,6 +93,9 @@ CALLS = {
     "jvp, a tuple": lambda: tl.jvp(lambda x: (x, Y), (X,), (Y,)),
     "jvp, of a parameter": lambda: tl.jvp(square, (PARAMETER,), (Y,)),
     "jvp, of a list": lambda: tl.jvp(lambda xs: xs[0] * xs[1], ([X, Y],), ([Y, X],)),
+    "jvp, nests": lambda: tl.jvp(
+        lambda p: nest(p["b"][0], p[0][0].sin()), (nest(X, Y),), (nest(Y, X),)
+    ),
     "jvp of jvp": lambda: tl.jvp(lambda x: tl.jvp(square, (x,), (x,)), (X,), (Y,)),
 }
 
@@ -98,6 +121,20 @@ REFUSED = {
     "grad, ints": lambda: tl.grad(torch.sum)(X.long()),
     "grad, argnums out of range": lambda: tl.grad(torch.sum, 1)(X),
     "grad, argnums twice": lambda: tl.grad(product, (0, -2))(X, Y),
+    "vmap, a nest of two sizes": lambda: tl.vmap(square)([X, X.t()]),
+    "vmap, a nest with a number": lambda: tl.vmap(square)([X, 1.0]),
+    "vmap, a nest with a number, returned": lambda: tl.vmap(lambda x: [x, 1.0])(X),
+    "grad, a nest with a number": lambda: tl.grad(lambda p: p[0].sum())([X, 1.0]),
+    "grad, a nest of ints": lambda: tl.grad(lambda p: p[0].sum())([X.long()]),
+    "jvp, nests of two shapes": lambda: tl.jvp(square, ([X],), ([X[0]],)),
+    "jvp, other keys": lambda: tl.jvp(square, ({"x": X},), ({"y": X},)),
+    "jvp, a dict of another order": lambda: tl.jvp(
+        lambda p: p["a"] * p["b"], ({"a": X, "b": Y},), ({"b": X, "a": Y},)
+    ),
+    "jvp, nests of two dtypes": lambda: tl.jvp(
+        lambda p: p["x"] @ p["x"].t(), ({"x": X},), ({"x": Y.double()},)
+    ),
+    "jvp, nothing": lambda: tl.jvp(lambda x: [], (X,), (Y,)),
     "jvp, a generator": lambda: tl.jvp(yields, (X,), (Y,)),
     "jvp, two shapes": lambda: tl.jvp(square, (X,), (Y[0],)),
     "jvp, too few tangents": lambda: tl.jvp(product, (X, Y), (Y,)),
@@ -131,6 +168,14 @@ def test_both_ways_refuse_in_the_same_words(call):
         assert refusal(call) == ours
 
 
+@pytest.mark.parametrize("transform", [tl.vmap, tl.grad])
+def test_a_nest_without_end_is_refused(transform):
+    endless = [X]
+    endless.append(endless)
+    with pytest.raises(RecursionError):
+        transform(lambda p: p[0].sum())(endless)
+
+
 def call_vmap(*args, in_dims=0, out_dims=0):
     return _C.call_vmap(lambda *args: args[0], args, {}, in_dims, out_dims, "error", None)
 
@@ -141,17 +186,22 @@ def test_the_common_calls_are_one_step():
     assert torch.equal(call_vmap(X, Y, in_dims=(0, None), out_dims=-1), X.t())
     assert _C.call_grad(lambda x: x.sum(), (X,), 0, None)[1] == X.sum()
     assert torch.equal(_C.call_jvp(first, (X, Y), (Y, X), None)[1], Y)
+    assert torch.equal(call_vmap(nest(X, Y))["b"][1][0], Y)
+    assert _C.call_grad(lambda p, c: p["x"].sum() * c, ({"x": X}, 2.0), 0, None)[0].keys() == {"x"}
+    assert torch.equal(_C.call_jvp(first, ([X],), ([Y],), None)[1][0], Y)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: call_vmap([X]),
+        lambda: call_vmap(OrderedDict(x=X)),
+        lambda: call_vmap({0.5: X}),
         lambda: call_vmap(X.as_subclass(Subclass)),
         lambda: call_vmap(X, out_dims=None),
-        lambda: _C.call_grad(square, ({"x": X},), 0, None),
-        lambda: _C.call_grad(square, (X, 1.0), 0, None),
+        lambda: _C.call_grad(square, ([X, 1.0],), 0, None),
+        lambda: _C.call_grad(square, (X, object()), 0, None),
         lambda: _C.call_jvp(square, (X,), ([X],), None),
+        lambda: _C.call_jvp(square, ({"x": X},), ({"y": X},), None),
     ],
 )
 def test_what_takes_the_general_way_is_handed_on_before_anything_has_run(call):

@@ -90,7 +90,8 @@ def jvp_by_argnums(
         try:
             result = _C.call_jvp(func, primals, tangents, partial(_split_all, api))
         except RuntimeError as error:
-            _explain(error, api, primals, places, list(primals), list(tangents))
+            leaves, others = tree.leaves(primals), tree.leaves(tangents)
+            _explain(error, api, primals, places, leaves, others)
             raise
         if result is not NotImplemented:
             return (*result, None)
