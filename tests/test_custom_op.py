@@ -91,6 +91,7 @@ def operator(signature, kernel):
         torch.ops.__dict__.pop("torchlayers_tests_again", None)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_an_operator_that_is_removed_and_made_again_is_not_confused_with_the_first():
     """NOTE [Operators come and go]: the facts of the first must not serve the second."""
     for _ in range(3):

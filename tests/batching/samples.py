@@ -110,7 +110,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "hardswish_backward": [(A.hardswish_backward, [X, Y])],
     "hardtanh_backward": [(lambda g, x: A.hardtanh_backward(g, x, -1, 1), [X, Y])],
     "leaky_relu_backward": [(lambda g, x: A.leaky_relu_backward(g, x, 0.1, False), [X, Y])],
-    "log_sigmoid_backward": [(lambda g, x: A.log_sigmoid_backward(g, x, x.detach()), [X, Y])],
+    "log_sigmoid_backward": [(lambda x: A.log_sigmoid_backward(x, x, x.detach()), [X])],
     "softplus_backward": [(lambda g, x: A.softplus_backward(g, x, 1, 20), [X, Y])],
     "softshrink_backward": [(lambda g, x: A.softshrink_backward(g, x, 0.5), [X, Y])],
     "pixel_shuffle": [(lambda x: A.pixel_shuffle(x, 2), [values(4, 2, 3)])],

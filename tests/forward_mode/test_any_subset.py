@@ -18,6 +18,7 @@ NOT_AS_TORCH = {
     "native_layer_norm": f"{_LOST}: of the mean and the deviation",
     "native_batch_norm": f"{_LOST}: of the mean and the deviation",
     "nn.functional.soft_margin_loss": f"{_LOST}: of the target",
+    "scatter_reduce.prod": f"{_LOST}: of what is multiplied in",
     "nn.functional.linear_cross_entropy.chunked": f"{_LOST}: torchlayers refuses",
     "nn.functional.linear_cross_entropy.chunked_none": f"{_LOST}: torchlayers refuses",
 }

@@ -23,6 +23,7 @@ _PHASE = "eigenvectors have any phase"
 _DETACHED = "torch takes the margin for a constant"
 _ROUNDED = "results that are rounded go up in steps"
 DIFFERENT = {
+    "cholesky": _SYMMETRIC,
     "linalg.cholesky": _SYMMETRIC,
     "linalg.cholesky_ex": _SYMMETRIC,
     "linalg.eigh": _SYMMETRIC,

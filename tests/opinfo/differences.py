@@ -26,6 +26,10 @@ _RUNNING_STATISTICS = (
     "only torchlayers works: torch.func refuses tangents of batch norm's running statistics"
 )
 _REFUSED = "only torchlayers works: torch.func's zero tensors get in its own formula's way"
+_IN_ORDER = "only torchlayers works: torch.func calls a kernel that wants its batch in order"
+_RANDOM_MASK = (
+    "only torchlayers works: torch.func can't draw a mask of its own for each sample of two vmaps"
+)
 _NO_ALLCLOSE = "only torchlayers works: torch.func's vmap can't look for phases"
 _PHASE = (
     "only torch.func works, and gives a number that depends on the phases of eigenvectors, which "
@@ -38,6 +42,7 @@ _NO_PRODUCT = (
     "differs: torch.func has no tangent of what scatter_reduce multiplies in; torchlayers has the "
     "product's, as finite differences have"
 )
+_DIFFERENTIATED_ONCE = "only torchlayers works: torch differentiates the operator once"
 _ABSENT_WEIGHT = (
     "only torchlayers works: torch.func's second derivative trips over an absent weight"
 )
@@ -122,6 +127,8 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "native_batch_norm": _FORWARD,
         "nn.functional.batch_norm": _FORWARD,
     },
+    _IN_ORDER: {"native_group_norm": ("vmap, in_dims=-1",)},
+    _RANDOM_MASK: {"nn.functional.scaled_dot_product_attention": ("vmap(vmap)",)},
     _NO_ALLCLOSE: {
         name: {("vmap(grad)", "vmap(vjp)"): _COMPLEX}
         for name in ("linalg.svd", "pca_lowrank", "svd", "svd_lowrank")
@@ -135,6 +142,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "scatter_reduce.prod": ("vmap(grad)", "vmap(vjp)"),
     },
     _NO_PRODUCT: {"scatter_reduce.prod": (*_NESTS, "jvp(grad)")},
+    _DIFFERENTIATED_ONCE: {"nn.functional.hardsigmoid": ("vjp(vjp)", "grad(jvp)")},
     _ABSENT_WEIGHT: {"native_layer_norm": ("vjp(vjp)",)},
     _NO_STORAGE: {
         "tensor_split": (

@@ -1,35 +1,10 @@
 """torchlayers' own cotangent rules: all of them, some out of force, and those that are followed."""
 
-import contextlib
-from collections.abc import Iterable, Iterator
+import functools
 
-import torchlayers as tl
+from tests import rules
 from torchlayers import _C
 
 RULES = sorted(_C.vjp_rules())
-
-
-@contextlib.contextmanager
-def switched_off(names: Iterable[str]) -> Iterator[None]:
-    """Out of force inside the `with` block: rules by their operators' names, aten::mul.Tensor."""
-    names = sorted(names)
-    try:
-        for name in names:
-            _switch(name, False)
-        yield
-    finally:
-        for name in names:
-            _switch(name, True)
-
-
-def _switch(name: str, on: bool) -> None:
-    operator, _, overload = name.partition(".")
-    _C.switch_vjp_rule(operator, overload, on)
-
-
-@contextlib.contextmanager
-def followed(found: set[str]) -> Iterator[None]:
-    """Adds to `found` the operators whose cotangent rules are followed."""
-    with tl.trace() as events:
-        yield
-    found |= {e.op for e in events if e.step == "rule" and e.layer.startswith("grad")}
+switched_off = functools.partial(rules.switched_off, _C.switch_vjp_rule)
+followed = functools.partial(rules.followed, "grad")

@@ -111,13 +111,11 @@ def test_what_is_needed_is_not_written_to_unnoticed():
 DERIVATIVES = {"first": lambda pull, *arguments: pull(*arguments), "second": twice}
 
 _SPARSE = "tensors in sparse CSR are refused, by torch.func too"
-_EMPTY = "of an empty matrix plain autograd leaves out what comes to nothing"
 # Where torchlayers refuses what plain autograd does not: (operator, dtype, derivative).
 REFUSED = {
     ("sparse.sampled_addmm", torch.float64, "first"): _SPARSE,
     ("sparse.sampled_addmm", torch.complex128, "first"): _SPARSE,
     ("sparse.mm.reduce", torch.float64, "first"): _SPARSE,
-    ("linalg.eigh", torch.complex128, "second"): _EMPTY,
 }
 
 

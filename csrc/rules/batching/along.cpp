@@ -7,28 +7,13 @@ namespace {
 
 // op(tensors..., dim, ...), the tensors all alike.
 bool along_dim(BatchedCall& call, size_t arg) {
-  if (!call[arg].isInt() || !call.all_like(0)) {
-    return false;
-  }
-  const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
-  if (!dim) {
-    return false;
-  }
-  call.set(arg, *dim);
-  return call.run();
+  return call.all_like(0) && call.run_at_dim(arg);
 }
 
 // The same along several dimensions, of which there is one at least.
 bool along_dims(BatchedCall& call, size_t arg) {
-  if (!call.all_like(0)) {
-    return false;
-  }
-  const auto dims = call.behind_batch(call[arg], call.rank(0));
-  if (!dims || dims->empty()) {
-    return false;
-  }
-  call.set(arg, *dims);
-  return call.run();
+  return call.all_like(0) && call[arg].isIntList() && !call[arg].toIntVector().empty() &&
+         call.run_at_dims(arg);
 }
 
 bool keeps_strides(at::MemoryFormat format) {

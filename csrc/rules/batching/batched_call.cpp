@@ -99,6 +99,25 @@ bool BatchedCall::run() {
   return true;
 }
 
+bool BatchedCall::run_at_dim(size_t i) {
+  const c10::IValue& given = (*this)[i];
+  const auto dim = given.isInt() ? behind_batch(given.toInt(), rank(0)) : std::nullopt;
+  if (!dim) {
+    return false;
+  }
+  set(i, *dim);
+  return run();
+}
+
+bool BatchedCall::run_at_dims(size_t i) {
+  const auto dims = behind_batch((*this)[i], rank(0));
+  if (!dims) {
+    return false;
+  }
+  set(i, *dims);
+  return run();
+}
+
 std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
   op_.handle.callBoxed(&args);
   std::vector<at::Tensor> results;
@@ -119,6 +138,10 @@ void BatchedCall::finish(const std::vector<at::Tensor>& results) {
     args_.emplace_back(
         result.defined() ? at::functorch::makeBatched(result, /*bdim=*/0, layer_.level()) : result);
   }
+}
+
+bool at_dim(BatchedCall& call, size_t arg) {
+  return call.only(0) && call.run_at_dim(arg);
 }
 
 } // namespace torchlayers

@@ -90,6 +90,10 @@ class BatchedCall {
   }
   // Calls the operator, as it now is, on the layer below.
   bool run();
+  // The same, with the dimension of the first tensor's samples that argument i names, or the
+  // dimensions, counted behind the batch; false where they have none such.
+  bool run_at_dim(size_t i);
+  bool run_at_dims(size_t i);
 
   // Runs `compute` on the layer below; what it returns, a tensor or several, has the batch in
   // front.
@@ -122,6 +126,9 @@ class BatchedCall {
   const VmapLayer& layer_;
   size_t first_;
 };
+
+// op(x, ..., dim, ...), x alone batched: the rule of most views and of some reductions.
+bool at_dim(BatchedCall& call, size_t arg);
 
 // What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
 // place of the argument that the rule is about: its dimension, its sizes.

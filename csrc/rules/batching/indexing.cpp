@@ -8,19 +8,6 @@ namespace {
 
 using at::Tensor;
 
-// op(x, dim, index): one index for all samples.
-bool pick(BatchedCall& call, size_t) {
-  if (!call.only(0)) {
-    return false;
-  }
-  const auto dim = BatchedCall::behind_batch(call[1].toInt(), call.rank(0));
-  if (!dim) {
-    return false;
-  }
-  call.set(1, *dim);
-  return call.run();
-}
-
 // op(x, dim, index, source, ...), of tensors of one rank, each with a batch or given one.
 bool by_elements(BatchedCall& call, size_t) {
   bool any_batched = false;
@@ -93,7 +80,7 @@ bool embedding(BatchedCall& call, size_t) {
 } // namespace
 
 void add_batched_indexing(BatchTable& rules) {
-  rules.add({"index_select"}, {pick});
+  rules.add({"index_select"}, {at_dim, 1}); // one index for all samples
   rules.add({"gather", "scatter.src", "scatter.value", "scatter_add"}, {by_elements});
   rules.add({"index.Tensor"}, {index});
   rules.add({"embedding"}, {embedding});

@@ -19,32 +19,10 @@ bool over_dims(BatchedCall& call, size_t arg) {
   if (!call.only(0) || call.rank(0) == 0) {
     return false;
   }
-  const int64_t rank = call.rank(0);
-  std::optional<std::vector<int64_t>> dims;
-  if (call[arg].isNone()) {
-    dims = all_behind_batch(rank);
-  } else {
-    dims = call.behind_batch(call[arg], rank);
-    if (dims && dims->empty()) {
-      dims = all_behind_batch(rank);
-    }
+  if (!call[arg].isNone() && !(call[arg].isIntList() && call[arg].toIntVector().empty())) {
+    return call.run_at_dims(arg);
   }
-  if (!dims) {
-    return false;
-  }
-  call.set(arg, *dims);
-  return call.run();
-}
-
-bool over_dim(BatchedCall& call, size_t arg) {
-  if (!call[arg].isInt() || !call.only(0)) {
-    return false;
-  }
-  const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
-  if (!dim) {
-    return false;
-  }
-  call.set(arg, *dim);
+  call.set(arg, all_behind_batch(call.rank(0)));
   return call.run();
 }
 
@@ -85,7 +63,7 @@ void add_batched_reductions(BatchTable& rules) {
       {over_dims, 1});
   rules.add({"var_mean.correction", "std_mean.correction", "logsumexp"}, {over_dims, 1});
   rules.add({"linalg_vector_norm", "norm.ScalarOpt_dim"}, {over_dims, 2});
-  rules.add({"prod.dim_int", "all.dim", "any.dim"}, {over_dim, 1});
+  rules.add({"prod.dim_int", "all.dim", "any.dim"}, {at_dim, 1});
   rules.add({"sum"}, {sum});
   rules.add({"mean"}, {mean});
   rules.add({"max"}, {largest});

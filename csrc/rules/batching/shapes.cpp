@@ -56,30 +56,9 @@ bool repeat(BatchedCall& call, size_t) {
   return call.give([&] { return raised(call.value(0), rank).repeat(repeats); });
 }
 
-// op(x, ..., dim, ...), the tensor alone batched.
-bool at_dim(BatchedCall& call, size_t arg) {
-  if (!call[arg].isInt() || !call.only(0)) {
-    return false;
-  }
-  const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
-  if (!dim) {
-    return false;
-  }
-  call.set(arg, *dim);
-  return call.run();
-}
-
 // squeeze.dims(x, dims)
 bool at_dims(BatchedCall& call, size_t arg) {
-  if (!call.only(0)) {
-    return false;
-  }
-  const auto dims = call.behind_batch(call[arg], call.rank(0));
-  if (!dims) {
-    return false;
-  }
-  call.set(arg, *dims);
-  return call.run();
+  return call.only(0) && call.run_at_dims(arg);
 }
 
 // op(x, ..., dim0, dim1), the two side by side.
