@@ -35,7 +35,7 @@ def jvp(
         func: takes the primals; returns a tensor or a pytree of tensors, or
             ``(that, aux)`` with has_aux.
         primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
-        tangents: of the primals' structure, known and dtypes.
+        tangents: of the primals' structure, shapes and dtypes.
         strict: refuse an output that does not depend on the primals, instead of giving it
             a tangent of zeros.
         has_aux: func returns a second value, which is passed through.
