@@ -38,9 +38,13 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
+# The extra by its names: installing the package again would build it again.
+BENCH_EXTRA := from importlib.metadata import requires; \
+  print(*(name.split(';')[0] for name in requires('torchlayers') if 'bench' in name))
+
 # Where a peer can't be installed the benchmarks run without it, and say so.
 $(VENV)/peers: $(VENV)/built
-	-$(BIN)/pip install --quiet --no-build-isolation --editable ".[bench]"
+	-$(BIN)/pip install --quiet $$($(BIN)/python -c "$(BENCH_EXTRA)")
 	-$(BIN)/pip install --quiet --no-deps backpack-for-pytorch curvlinops-for-pytorch
 	touch $@
 
