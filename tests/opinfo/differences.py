@@ -26,6 +26,13 @@ _RUNNING_STATISTICS = (
     "only torchlayers works: torch.func refuses tangents of batch norm's running statistics"
 )
 _REFUSED = "only torchlayers works: torch.func's zero tensors get in its own formula's way"
+_CHANNELS_LAST = (
+    "only torchlayers works: torch.func can't ask in vmap for images whose channels come last"
+)
+_EQUAL_BOUNDS = (
+    "differs: where both bounds are the same, torch.func's tangent of clamp is the lower one's and "
+    "its gradient neither's; torchlayers has neither's for both"
+)
 _IN_ORDER = "only torchlayers works: torch.func calls a kernel that wants its batch in order"
 _RANDOM_MASK = (
     "only torchlayers works: torch.func can't draw a mask of its own for each sample of two vmaps"
@@ -127,6 +134,11 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "native_batch_norm": _FORWARD,
         "nn.functional.batch_norm": _FORWARD,
     },
+    _CHANNELS_LAST: {
+        "nn.functional.max_unpool2d": ("vmap(grad)", "vmap(vjp)"),
+        "nn.functional.max_unpool2d.grad": ("vmap(grad)", "vmap(vjp)"),
+    },
+    _EQUAL_BOUNDS: {"clamp": {_FORWARD: ("bfloat16",)}},
     _IN_ORDER: {"native_group_norm": ("vmap, in_dims=-1",)},
     _RANDOM_MASK: {"nn.functional.scaled_dot_product_attention": ("vmap(vmap)",)},
     _NO_ALLCLOSE: {
