@@ -39,15 +39,7 @@ VmapLayer* vmap_on_top() {
 
 // A tensor at home here needs no look at whether it is dead or has escaped.
 bool is_at_home(const Tensor& tensor, const VmapLayer& layer) {
-  if (wrapper_of(tensor) != nullptr) {
-    return false;
-  }
-  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  if (batched == nullptr || batched->level() < layer.level()) {
-    return true;
-  }
-  return batched->level() == layer.level() &&
-         batched->value().sym_size(batched->bdim()) == layer.batch_size();
+  return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer);
 }
 
 bool is_at_home(const Scalar&, const VmapLayer&) {

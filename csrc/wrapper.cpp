@@ -115,16 +115,21 @@ const at::Tensor& holder_of(const at::Tensor& tensor) {
   return tensor;
 }
 
-void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
+bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (!batched) {
-    return;
+    return false;
   }
   // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
   const bool is_vmap = layer.kind() == Layer::Kind::Vmap;
-  if (batched->level() > layer.level() - (is_vmap ? 0 : 1) ||
-      (is_vmap && is_of_another_batch(*batched, static_cast<const VmapLayer&>(layer)))) {
-    raise_escaped("a tensor batched by vmap", batched->level(), layer);
+  return batched->level() > layer.level() - (is_vmap ? 0 : 1) ||
+         (is_vmap && is_of_another_batch(*batched, static_cast<const VmapLayer&>(layer)));
+}
+
+void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
+  if (has_escaped(tensor, layer)) {
+    raise_escaped(
+        "a tensor batched by vmap", at::functorch::maybeGetBatchedImpl(tensor)->level(), layer);
   }
 }
 

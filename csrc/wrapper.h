@@ -43,9 +43,12 @@ at::Tensor unwrap(const at::Tensor& tensor, int64_t level);
 // The tensor that holds the memory, inside the wrappers and batches of all levels.
 const at::Tensor& holder_of(const at::Tensor& tensor);
 
-// Throws if the tensor was batched by another vmap than those of this layer and the
+// Whether the tensor was batched by another vmap than those of this layer and the
 // layers below it, which means that it escaped: that vmap has ended, or is not where
 // the operator runs.
+bool has_escaped(const at::Tensor& tensor, const Layer& layer);
+
+// Throws if it has.
 void check_not_escaped(const at::Tensor& tensor, const Layer& layer);
 
 // The same for a tensor that comes into this layer as an argument: it can't be at the

@@ -11,6 +11,7 @@ import torch.func
 from torch import Tensor
 
 import torchlayers as tl
+from tests.custom_operators import define
 from torchlayers.errors import RuleError
 
 # Custom operators have no batching rules: vmap runs them one by one, and says so.
@@ -19,39 +20,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 LIBRARY = "torchlayers_rules"
 
 
-def custom(name):
-    return torch.library.custom_op(f"{LIBRARY}::{name}", mutates_args=())
-
-
 # What each operator computes, in torch's own operators, stands in PLAIN.
-@custom("cube")
-def cube(x: Tensor) -> Tensor:
-    return x**3
-
-
-@custom("weighed")
-def weighed(x: Tensor, y: Tensor, *, scale: float) -> Tensor:
-    return scale * x * y
-
-
-@custom("sine_and_cosine")
-def sine_and_cosine(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.sin(), x.cos()
-
-
-@custom("product_of_list")
-def product_of_list(xs: list[Tensor], power: int) -> Tensor:
-    return torch.stack(xs).prod(0) ** power
-
-
-@custom("powers")
-def powers(x: Tensor) -> list[Tensor]:
-    return [x * 1, x**2, x**3]
-
-
-@custom("value_and_argmax")
-def value_and_argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.max(), x.argmax()
+OPERATORS = define(LIBRARY)
+custom, cube, weighed = OPERATORS.custom, OPERATORS.cube, OPERATORS.weighed
+sine_and_cosine, product_of_list = OPERATORS.sine_and_cosine, OPERATORS.product_of_list
+powers, value_and_argmax = OPERATORS.powers, OPERATORS.value_and_argmax
 
 
 SEEN = []

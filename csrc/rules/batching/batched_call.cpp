@@ -128,8 +128,7 @@ std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
 }
 
 at::Tensor BatchedCall::call(Args args) const {
-  op_.handle.callBoxed(&args);
-  return std::move(args[0]).toTensor();
+  return call_all(std::move(args))[0];
 }
 
 void BatchedCall::finish(const std::vector<at::Tensor>& results) {

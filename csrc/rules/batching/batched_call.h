@@ -108,6 +108,17 @@ class BatchedCall {
     finish(results);
     return true;
   }
+  // The arguments, with change(i) for every tensor i among them.
+  template <class Change>
+  Args args_with(const Change& change) const {
+    Args args(args_.end() - static_cast<std::ptrdiff_t>(size()), args_.end());
+    for (size_t i = 0; i < size(); ++i) {
+      if (has_tensor(i)) {
+        args[i] = change(i);
+      }
+    }
+    return args;
+  }
   // Calls the operator on the layer below with these arguments.
   at::Tensor call(Args args) const;
   std::vector<at::Tensor> call_all(Args args) const;

@@ -37,11 +37,8 @@ bool on_images(BatchedCall& call, size_t dims) {
     return false;
   }
   return call.give([&] {
-    Args args;
-    for (size_t i = 0; i < call.size(); ++i) {
-      args.push_back(call.has_tensor(i) ? c10::IValue(joined(call.value(i))) : call[i]);
-    }
-    std::vector<Tensor> results = call.call_all(std::move(args));
+    std::vector<Tensor> results =
+        call.call_all(call.args_with([&](size_t i) { return joined(call.value(i)); }));
     for (Tensor& result : results) {
       result = parted(result, call.batch_size());
     }

@@ -24,10 +24,7 @@ bool by_elements(BatchedCall& call, size_t) {
     return false;
   }
   return call.give([&] {
-    Args args;
-    for (size_t i = 0; i < call.size(); ++i) {
-      args.push_back(call.has_tensor(i) ? c10::IValue(call.expanded(i)) : call[i]);
-    }
+    Args args = call.args_with([&](size_t i) { return call.expanded(i); });
     args[1] = *dim;
     return call.call(std::move(args));
   });

@@ -36,13 +36,8 @@ bool elementwise(BatchedCall& call, size_t reduction) {
     }
   }
   return call.give([&] {
-    Args args;
-    for (size_t i = 0; i < call.size(); ++i) {
-      args.push_back(call.has_tensor(i) ? c10::IValue(call.value(i)) : call[i]);
-    }
     // Pairs of one shape, as some losses demand.
-    args[0] = call.expanded(0);
-    args[1] = call.expanded(1);
+    Args args = call.args_with([&](size_t i) { return i < 2 ? call.expanded(i) : call.value(i); });
     args[reduction] = static_cast<int64_t>(at::Reduction::None);
     return reduced(call.call(std::move(args)), call[reduction].toInt());
   });

@@ -60,11 +60,8 @@ bool group_norm(BatchedCall& call, size_t) {
   }
   return call.give([&] {
     const int64_t batch_size = call.batch_size();
-    Args args;
-    for (size_t i = 0; i < call.size(); ++i) {
-      args.push_back(call[i]);
-    }
-    args[0] = call.value(0).flatten(0, 1).contiguous(); // its kernel takes that for granted
+    Args args = call.args_with([&](size_t i) { return call.value(i); });
+    args[0] = args[0].toTensor().flatten(0, 1).contiguous(); // its kernel takes that for granted
     args[3] = call[3].toInt() * batch_size;
     std::vector<Tensor> results = call.call_all(std::move(args));
     for (Tensor& result : results) {
