@@ -1,6 +1,5 @@
 #include "reverse.h"
 
-#include <ATen/ops/add.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -15,6 +14,7 @@
 #include "modes.h"
 #include "nodes.h"
 #include "rule_node.h"
+#include "rules/rule.h"
 #include "stack.h"
 #include "trace.h"
 #include "wrapper.h"
@@ -41,10 +41,8 @@ bool is_on_cpu(const Node& node) {
   return true;
 }
 
-void accumulate(at::Tensor& sum, const at::Tensor& gradient) {
-  if (gradient.defined()) {
-    sum = sum.defined() ? at::add(sum, gradient) : gradient;
-  }
+void accumulate(at::Tensor& sum, at::Tensor gradient) {
+  sum = sum.defined() ? sum_of({sum, gradient}) : std::move(gradient);
 }
 
 // Where an edge leads: to no one who asks, to an input, or to a step.
@@ -265,9 +263,10 @@ class Pass {
 
   void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient) {
     if (goal.kind == Goal::Input) {
-      accumulate(found_[goal.index], gradient);
+      accumulate(found_[goal.index], std::move(gradient));
     } else if (goal.kind == Goal::Step) {
-      accumulate(cotangents_[plan_.step(goal.index).first_cotangent + edge.input_nr], gradient);
+      accumulate(
+          cotangents_[plan_.step(goal.index).first_cotangent + edge.input_nr], std::move(gradient));
     }
   }
 

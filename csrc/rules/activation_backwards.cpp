@@ -12,30 +12,39 @@ using at::Tensor;
 // Of the argument of a function made of straight lines.
 #define FLAT TERM({})
 
+Tensor conjugated(const Tensor& factor) {
+  return factor.is_complex() ? factor.conj() : factor;
+}
+
+template <class T>
+IfNumber<T> conjugated(T factor) {
+  return factor;
+}
+
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
-Tensor tanh_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
-  return -2 * g * (y.is_complex() ? (y * t).conj() : y * t);
+template <class T>
+T tanh_curvature(const T& t, const T& g, const T& y) {
+  return -2 * g * conjugated(y * t);
 }
 
-Tensor sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& y) {
-  return g * (y.is_complex() ? (t * (1 - 2 * y)).conj() : t * (1 - 2 * y));
+template <class T>
+T sigmoid_curvature(const T& t, const T& g, const T& y) {
+  return g * conjugated(t * (1 - 2 * y));
 }
 
-Tensor softplus_curvature(
-    const Tensor& t,
-    const Tensor& g,
-    const Tensor& x,
-    const Scalar& beta,
-    const Scalar& threshold) {
-  const Tensor scaled = x * beta;
-  const Tensor s = scaled.sigmoid();
-  return at::where(scaled > threshold, 0, t * g * s * (1 - s) * beta);
+template <class T, class Parameter>
+T softplus_curvature(
+    const T& t, const T& g, const T& x, const Parameter& beta, const Parameter& threshold) {
+  const T scaled = x * beta;
+  const T s = sigmoid(scaled);
+  return where(scaled > threshold, 0, t * g * s * (1 - s) * beta);
 }
 
-Tensor silu_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
-  const Tensor s = x.sigmoid();
-  const Tensor slope = s * (1 - s) * (2 + x * (1 - 2 * s));
-  return g * (x.is_complex() ? (t * slope).conj() : t * slope);
+template <class T>
+T silu_curvature(const T& t, const T& g, const T& x) {
+  const T s = sigmoid(x);
+  const T slope = s * (1 - s) * (2 + x * (1 - 2 * s));
+  return g * conjugated(t * slope);
 }
 
 // mish = x tanh(softplus(x)), and tanh(softplus(x)) has the slope w = (1 - tanh^2) sigmoid.
@@ -153,13 +162,19 @@ Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) 
 } // namespace
 
 void add_activation_backwards(Table& rules) {
-  TERMS("tanh_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(tanh_curvature(t, c[0], c[1]))});
-  TERMS("sigmoid_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(sigmoid_curvature(t, c[0], c[1]))});
+  TERMS(
+      "tanh_backward",
+      {0, ONE_PASS(tanh_backward(t, c[1]))},
+      {1, CONJUGATE_ONE_PASS(tanh_curvature(t, c[0], c[1]))});
+  TERMS(
+      "sigmoid_backward",
+      {0, ONE_PASS(sigmoid_backward(t, c[1]))},
+      {1, CONJUGATE_ONE_PASS(sigmoid_curvature(t, c[0], c[1]))});
   TERMS(
       "softplus_backward",
-      {0, ON_FIRST},
-      {1, TERM(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
-  TERMS("silu_backward", {0, ON_FIRST}, {1, CONJUGATE_TERM(silu_curvature(t, c[0], c[1]))});
+      {0, ONE_PASS(softplus_backward(t, c[1], c.scalar(2), c.scalar(3)))},
+      {1, ONE_PASS(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
+  TERMS("silu_backward", {0, ON_FIRST}, {1, CONJUGATE_ONE_PASS(silu_curvature(t, c[0], c[1]))});
   TERMS("mish_backward", {0, ON_FIRST}, {1, TERM(mish_curvature(t, c[0], c[1]))});
   TERMS("logit_backward", {0, ON_FIRST}, {1, TERM(logit_curvature(t, c))});
   TERMS("elu_backward", {0, ON_FIRST}, {5, TERM(elu_curvature(t, c))});
@@ -183,9 +198,9 @@ void add_activation_backwards(Table& rules) {
   WRITTEN("_prelu_kernel_backward", prelu_backward);
   rules.add_pull("_prelu_kernel_backward", {0, 1, 2}, {0, 1}, Reads{0b111, 0}, pull_prelu_backward);
   TRANSPOSED("native_dropout_backward", g * c[1] * c.number(2));
+  TERMS("threshold_backward", {0, ONE_PASS(threshold_backward(t, c[1], c.scalar(2)))}, {1, FLAT});
   for (const char* name :
-       {"threshold_backward",
-        "leaky_relu_backward",
+       {"leaky_relu_backward",
         "hardtanh_backward",
         "hardsigmoid_backward",
         "hardshrink_backward",

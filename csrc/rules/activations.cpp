@@ -18,6 +18,12 @@ Tensor silu_tangent(const Tensor& t, const Tensor& x) {
   return t * s * (1 + x * (1 - s));
 }
 
+template <class T>
+IfNumber<T> silu_tangent(T t, T x) {
+  const T s = sigmoid(x);
+  return t * s * (1 + x * (1 - s));
+}
+
 Tensor mish_tangent(const Tensor& t, const Tensor& x) {
   if (!is_differentiated_below({t, x})) {
     return at::mish_backward(t, x);
@@ -37,6 +43,37 @@ Tensor logit_tangent(const Tensor& t, const Tensor& x, std::optional<double> eps
   return at::where((x >= *eps).logical_and(x <= 1 - *eps), slope, 0);
 }
 
+// The derivative of x times the normal distribution's share below x, and of its approximation
+// (Hendrycks and Gimpel 2016).
+template <class T>
+IfNumber<T> gelu_slope(T x) {
+  const T share = (1 + std::erf(x * static_cast<T>(M_SQRT1_2))) / 2;
+  return share + x * std::exp(-x * x / 2) * static_cast<T>(M_2_SQRTPI * M_SQRT1_2 / 2);
+}
+
+template <class T>
+IfNumber<T> gelu_slope_by_tanh(T x) {
+  constexpr T kScale = M_2_SQRTPI * M_SQRT1_2; // sqrt(2 / pi)
+  constexpr T kCubic = 0.044715;
+  const T h = std::tanh(kScale * x * (1 + kCubic * x * x));
+  return (1 + h + x * (1 - h * h) * kScale * (1 + 3 * kCubic * x * x)) / 2;
+}
+
+Tensor gelu_tangent(const Tensor& t, const Operands& call) {
+  const auto approximate = call.arg(1).toStringView();
+  const bool is_exact = approximate == "none";
+  return in_one_pass(
+      [&](const auto& t, const auto& x) {
+        if constexpr (std::is_same_v<decltype(t), const Tensor&>) {
+          return at::gelu_backward(t, x, approximate);
+        } else {
+          return t * (is_exact ? gelu_slope(x) : gelu_slope_by_tanh(x));
+        }
+      },
+      t,
+      call[0]);
+}
+
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
 constexpr double kSeluScale = 1.0507009873554804934193349852946;
 
@@ -53,11 +90,11 @@ Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
 } // namespace
 
 void add_activations(Table& rules) {
-  ELEMENTWISE("relu", at::threshold_backward(t, y, 0));
-  ELEMENTWISE("silu", silu_tangent(t, x));
+  POINTWISE("relu", threshold_backward(t, y, 0));
+  POINTWISE("silu", silu_tangent(t, x));
   ELEMENTWISE("mish", mish_tangent(t, x));
   ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1).toOptional<double>()));
-  ELEMENTWISE("gelu", at::gelu_backward(t, x, c.arg(1).toStringView()));
+  ELEMENTWISE("gelu", gelu_tangent(t, c));
   ELEMENTWISE(
       "elu", at::elu_backward(t, c.scalar(1), c.scalar(2), c.scalar(3), /*is_result=*/false, x));
   ELEMENTWISE(
@@ -68,10 +105,10 @@ void add_activations(Table& rules) {
   ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x));
   ELEMENTWISE("hardswish", at::hardswish_backward(t, x));
   ELEMENTWISE("hardtanh", at::hardtanh_backward(t, x, c.scalar(1), c.scalar(2)));
-  ELEMENTWISE("leaky_relu", at::leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
-  ELEMENTWISE("softplus", at::softplus_backward(t, x, c.scalar(1), c.scalar(2)));
+  POINTWISE("leaky_relu", leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
+  POINTWISE("softplus", softplus_backward(t, x, c.scalar(1), c.scalar(2)));
   ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
-  ELEMENTWISE("threshold", at::threshold_backward(t, x, c.scalar(1)));
+  POINTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
   TERMS("glu", {0, TANGENT(at::glu_jvp(y, x, t, c.integer(1)))});
   PULLS("glu", {0, PULL(at::glu_backward(g, x, c.integer(1)))});
   TERMS(

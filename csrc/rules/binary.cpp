@@ -9,17 +9,30 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
+Tensor product(const Tensor& a, const Tensor& b) {
+  return in_one_pass([](const auto& a, const auto& b) { return a * b; }, a, b);
+}
+
 // Both terms of the product rule in two operators, where there are two.
 void mul(Call& call) {
   call.run();
   const Tensor& a = call[0];
   const Tensor& b = call[1];
   if (!call.has_tangent(0)) {
-    call.set_tangent(0, a * call.tangent(1));
+    call.set_tangent(0, product(a, call.tangent(1)));
   } else if (!call.has_tangent(1)) {
-    call.set_tangent(0, call.tangent(0) * b);
+    call.set_tangent(0, product(call.tangent(0), b));
   } else {
-    call.set_tangent(0, at::addcmul(call.tangent(0) * b, a, call.tangent(1)));
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& a, const auto& b, const auto& ta, const auto& tb) {
+              return addcmul(ta * b, a, tb);
+            },
+            a,
+            b,
+            call.tangent(0),
+            call.tangent(1)));
   }
 }
 
@@ -28,11 +41,28 @@ void quotient(Call& call) {
   call.run();
   const Tensor& b = call[1];
   if (!call.has_tangent(1)) {
-    call.set_tangent(0, call.tangent(0) / b);
-    return;
+    call.set_tangent(
+        0, in_one_pass([](const auto& t, const auto& b) { return t / b; }, call.tangent(0), b));
+  } else if (!call.has_tangent(0)) {
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& t, const auto& y, const auto& b) { return -(t * y) / b; },
+            call.tangent(1),
+            call.result(),
+            b));
+  } else {
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& ta, const auto& tb, const auto& y, const auto& b) {
+              return (ta - tb * y) / b;
+            },
+            call.tangent(0),
+            call.tangent(1),
+            call.result(),
+            b));
   }
-  const Tensor taken = call.tangent(1) * call.result();
-  call.set_tangent(0, (call.has_tangent(0) ? call.tangent(0) - taken : -taken) / b);
 }
 
 void quotient_with_mode(Call& call) {
@@ -41,6 +71,11 @@ void quotient_with_mode(Call& call) {
   } else {
     call.run(); // a step function
   }
+}
+
+template <class T>
+IfNumber<T> power_of_scalar(T t, T x, T exponent) {
+  return exponent == 0 ? 0 : t * exponent * std::pow(x, exponent - 1);
 }
 
 Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent) {
@@ -80,15 +115,33 @@ Tensor share_of_larger(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
   return at::where(a == b, at::scalar_tensor(0.5, a.options().dtype(dtype)), (a > b).to(dtype));
 }
 
-void where(Call& call) {
+void choose(Call& call) {
   call.run();
   const Tensor& condition = call[0];
   if (!call.has_tangent(1)) {
-    call.set_tangent(0, at::where(condition, 0, call.tangent(2)));
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& condition, const auto& no) { return where(condition, 0, no); },
+            condition,
+            call.tangent(2)));
   } else if (!call.has_tangent(2)) {
-    call.set_tangent(0, at::where(condition, call.tangent(1), 0));
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& condition, const auto& yes) { return where(condition, yes, 0); },
+            condition,
+            call.tangent(1)));
   } else {
-    call.set_tangent(0, at::where(condition, call.tangent(1), call.tangent(2)));
+    call.set_tangent(
+        0,
+        in_one_pass(
+            [](const auto& condition, const auto& yes, const auto& no) {
+              return where(condition, yes, no);
+            },
+            condition,
+            call.tangent(1),
+            call.tangent(2)));
   }
 }
 
@@ -163,19 +216,17 @@ Tensor above(const Tensor& x, const Tensor& low, const Tensor& high) {
 
 void add_binary(Table& rules) {
   TERMS("add.Tensor", {0, TERM(t)}, {1, TERM(times(t, c.scalar(2)))});
-  TERMS("sub.Tensor", {0, TERM(t)}, {1, TERM(times(-t, c.scalar(2)))});
-  TERMS("rsub.Tensor", {0, TERM(times(-t, c.scalar(2)))}, {1, TERM(t)});
+  TERMS("sub.Tensor", {0, TERM(t)}, {1, ONE_PASS(times(-t, c.scalar(2)))});
+  TERMS("rsub.Tensor", {0, ONE_PASS(times(-t, c.scalar(2)))}, {1, TERM(t)});
   ELEMENTWISE("add.Scalar", t);
   ELEMENTWISE("sub.Scalar", t);
-  ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2)));
+  POINTWISE("rsub.Scalar", times(-t, c.scalar(2)));
   WRITTEN("mul.Tensor", mul);
-  SYMMETRIC("mul.Tensor", {0, TERM(t * c[1])}, {1, TERM(c[0] * t)});
-  LINEAR("mul.Scalar");
-  SYMMETRIC("mul.Scalar", {0, TERM(t * c.scalar(1))});
+  SYMMETRIC("mul.Tensor", {0, ONE_PASS(t * c[1])}, {1, ONE_PASS(c[0] * t)});
+  POINTWISE("mul.Scalar", t * c.scalar(1));
   WRITTEN("div.Tensor", quotient);
-  SYMMETRIC("div.Tensor", {0, TERM(t / c[1])}, {1, TERM(-t * (c[0] / c[1]) / c[1])});
-  LINEAR("div.Scalar");
-  SYMMETRIC("div.Scalar", {0, TERM(t / c.scalar(1))});
+  SYMMETRIC("div.Tensor", {0, ONE_PASS(t / c[1])}, {1, ONE_PASS(-t * (c[0] / c[1]) / c[1])});
+  POINTWISE("div.Scalar", t / c.scalar(1));
   WRITTEN("div.Tensor_mode", quotient_with_mode);
   SYMMETRIC(
       "div.Tensor_mode",
@@ -185,18 +236,18 @@ void add_binary(Table& rules) {
   TERMS(
       "addcmul",
       {0, TERM(t)},
-      {1, TERM(times(t * c[2], c.scalar(3)))},
-      {2, TERM(times(c[1] * t, c.scalar(3)))});
+      {1, ONE_PASS(times(t * c[2], c.scalar(3)))},
+      {2, ONE_PASS(times(c[1] * t, c.scalar(3)))});
   TERMS(
       "addcdiv",
       {0, TERM(t)},
-      {1, TERM(times(t / c[2], c.scalar(3)))},
-      {2, TERM(-times(t * (c[1] / c[2]) / c[2], c.scalar(3)))});
-  TERMS("lerp.Scalar", {0, TERM(t - t * c.scalar(2))}, {1, TERM(t * c.scalar(2))});
+      {1, ONE_PASS(times(t / c[2], c.scalar(3)))},
+      {2, ONE_PASS(-times(t * (c[1] / c[2]) / c[2], c.scalar(3)))});
+  TERMS("lerp.Scalar", {0, ONE_PASS(t - t * c.scalar(2))}, {1, ONE_PASS(t * c.scalar(2))});
   TERMS(
       "lerp.Tensor", {0, TERM(t * (1 - c[2]))}, {1, TERM(t * c[2])}, {2, TERM(t * (c[1] - c[0]))});
 
-  ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
+  POINTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
   TERMS(
       "pow.Tensor_Tensor",
       {0, TERM(power_base(t, c[0], c[1]))},
@@ -204,9 +255,9 @@ void add_binary(Table& rules) {
   TERMS("pow.Scalar", {1, TERM(scalar_power_exponent(t, c.scalar(0), c[1], y))});
   TERMS(
       "atan2",
-      {0, TERM(t * c[1] / (c[0] * c[0] + c[1] * c[1]))},
-      {1, TERM(-t * c[0] / (c[0] * c[0] + c[1] * c[1]))});
-  TERMS("hypot", {0, TERM(t * (c[0] / y))}, {1, TERM(t * (c[1] / y))});
+      {0, ONE_PASS(t * c[1] / (c[0] * c[0] + c[1] * c[1]))},
+      {1, ONE_PASS(-t * c[0] / (c[0] * c[0] + c[1] * c[1]))});
+  TERMS("hypot", {0, ONE_PASS(t * (c[0] / y))}, {1, ONE_PASS(t * (c[1] / y))});
   TERMS(
       "logaddexp", {0, TERM(by_logistic(t, c[0] - c[1]))}, {1, TERM(by_logistic(t, c[1] - c[0]))});
   TERMS(
@@ -241,8 +292,8 @@ void add_binary(Table& rules) {
       {0, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))},
       {1, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))});
   ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
-  ELEMENTWISE("clamp_min", at::where(x >= c.scalar(1), t, 0));
-  ELEMENTWISE("clamp_max", at::where(x <= c.scalar(1), t, 0));
+  POINTWISE("clamp_min", where(x >= c.scalar(1), t, 0));
+  POINTWISE("clamp_max", where(x <= c.scalar(1), t, 0));
   TERMS(
       "clamp_min.Tensor",
       {0, TERM(at::where(c[0] >= c[1], t, 0))},
@@ -284,8 +335,8 @@ void add_binary(Table& rules) {
       {1, TERM(t * fractions(y, c.integer(2)))});
   TERMS("linspace.Tensor_Scalar", {0, TERM(t * (1 - fractions(y, c.integer(2))))});
   TERMS("linspace.Scalar_Tensor", {1, TERM(t * fractions(y, c.integer(2)))});
-  WRITTEN("where.self", where);
-  SYMMETRIC("where.self", {1, TERM(at::where(c[0], t, 0))}, {2, TERM(at::where(c[0], 0, t))});
+  WRITTEN("where.self", choose);
+  SYMMETRIC("where.self", {1, ONE_PASS(where(c[0], t, 0))}, {2, ONE_PASS(where(c[0], 0, t))});
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
   TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});
 }

@@ -9,6 +9,8 @@
 
 #include <ATen/ATen.h>
 
+#include "numbers.h"
+#include "one_pass.h"
 #include "rule.h"
 
 #define TORCHLAYERS_TANGENT_OF(...)                                           \
@@ -27,6 +29,21 @@
 #define CONJUGATE_TERM(...) \
   TORCHLAYERS_TANGENT_OF(__VA_ARGS__), Adjoint::Itself, Reads::named_in(#__VA_ARGS__)
 
+// Both of them as expressions of numbers too. NOTE [One pass].
+#define TORCHLAYERS_IN_ONE_PASS(...)                                            \
+  [](const at::Tensor& tangent, const Operands& call) -> at::Tensor {           \
+    static const Reads reads = Reads::named_in(#__VA_ARGS__);                   \
+    return in_one_pass(tangent, call, reads, [](const auto& t, const auto& c) { \
+      [[maybe_unused]] const auto& x = c[0];                                    \
+      [[maybe_unused]] const auto& y = c.result();                              \
+      return __VA_ARGS__;                                                       \
+    });                                                                         \
+  }
+#define ONE_PASS(...) \
+  TORCHLAYERS_IN_ONE_PASS(__VA_ARGS__), Adjoint::Conjugate, Reads::named_in(#__VA_ARGS__)
+#define CONJUGATE_ONE_PASS(...) \
+  TORCHLAYERS_IN_ONE_PASS(__VA_ARGS__), Adjoint::Itself, Reads::named_in(#__VA_ARGS__)
+
 // The operator itself with t for its first argument, element by element.
 #define ON_FIRST on_first, Adjoint::Conjugate, Reads::all_but_first()
 
@@ -44,6 +61,7 @@
 
 // Elementwise in its first argument: its derivative there, times t.
 #define ELEMENTWISE(name, ...) rules.add_terms(name, {{0, TERM(__VA_ARGS__)}})
+#define POINTWISE(name, ...) rules.add_terms(name, {{0, ONE_PASS(__VA_ARGS__)}})
 
 // A term for each argument that may have a tangent: TERMS("sub.Tensor", {0, TERM(t)}, …).
 #define TERMS(name, ...) rules.add_terms(name, {__VA_ARGS__})

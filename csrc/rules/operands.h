@@ -55,7 +55,7 @@ class Operands {
   }
 
   const at::Tensor& result(size_t i = 0) const {
-    return results_[i].isTensor() ? results_[i].toTensor() : undefined_;
+    return results_ != nullptr && results_[i].isTensor() ? results_[i].toTensor() : undefined_;
   }
 
   const c10::IValue& result_value(size_t i) const {

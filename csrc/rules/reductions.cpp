@@ -76,8 +76,13 @@ Tensor spread(const Tensor& g, c10::SymIntArrayRef sizes, const Dims& over) {
   return over.kept(g, static_cast<int64_t>(sizes.size())).expand_symint(sizes);
 }
 
+Tensor shared_out(const Tensor& g, const c10::SymInt& count) {
+  const auto number = count.maybe_as_int();
+  return number ? in_one_pass([&](const auto& g) { return g / *number; }, g) : g / count;
+}
+
 Tensor mean_gradient(const Tensor& g, c10::SymIntArrayRef sizes, const Dims& over) {
-  return spread(g, sizes, over) / over.count(sizes);
+  return spread(shared_out(g, over.count(sizes)), sizes, over);
 }
 
 Tensor cumsum_gradient(const Tensor& g, int64_t dim) {
@@ -123,7 +128,7 @@ Tensor on_diagonal(const Tensor& g, c10::SymIntArrayRef sizes) {
 void add_reductions(Table& rules) {
   TRANSPOSED("sum", g.expand_symint(c.sizes_of(0)));
   TRANSPOSED("sum.dim_IntList", spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
-  TRANSPOSED("mean", g.expand_symint(c.sizes_of(0)) / numel(c.sizes_of(0)));
+  TRANSPOSED("mean", shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)));
   TRANSPOSED("mean.dim", mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
   TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
   TRANSPOSED("trace", on_diagonal(g, c.sizes_of(0)));

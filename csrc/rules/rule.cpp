@@ -1,12 +1,13 @@
 #include "rule.h"
 
-#include <ATen/ops/add.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "../stack.h"
 #include "../wrapper.h"
 #include "families.h"
+#include "one_pass.h"
 
 namespace torchlayers {
 
@@ -46,7 +47,9 @@ at::Tensor sum_of(std::initializer_list<at::Tensor> terms) {
   at::Tensor sum;
   for (const at::Tensor& term : terms) {
     if (term.defined()) {
-      sum = sum.defined() ? at::add(sum, term) : term;
+      sum = sum.defined()
+                ? in_one_pass([](const auto& a, const auto& b) { return a + b; }, sum, term)
+                : term;
     }
   }
   return sum;

@@ -11,6 +11,24 @@ using at::Tensor;
 
 const double kSqrtPi = std::sqrt(M_PI);
 
+Tensor tanh_tangent(const Tensor& t, const Tensor& y) {
+  return y.is_complex() ? t * (1 - y * y) : at::tanh_backward(t, y);
+}
+
+template <class T>
+IfNumber<T> tanh_tangent(T t, T y) {
+  return t * (1 - y * y);
+}
+
+Tensor sigmoid_tangent(const Tensor& t, const Tensor& y) {
+  return y.is_complex() ? t * (1 - y) * y : at::sigmoid_backward(t, y);
+}
+
+template <class T>
+IfNumber<T> sigmoid_tangent(T t, T y) {
+  return t * (1 - y) * y;
+}
+
 // Where x is zero, the difference quotient's limit instead of 0/0.
 Tensor at_zero(const Tensor& x, double limit, const Tensor& elsewhere) {
   return at::where(x == 0, at::scalar_tensor(limit, elsewhere.options()), elsewhere);
@@ -58,29 +76,29 @@ void frexp(Call& call) {
 void add_unary(Table& rules) {
   TERMS("abs", {0, TANGENT(x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn())});
   PULLS("abs", {0, PULL(g * x.sgn())});
-  ELEMENTWISE("acos", -t * (1 - x * x).rsqrt());
-  ELEMENTWISE("acosh", t * (x * x - 1).rsqrt());
-  ELEMENTWISE("asin", t * (1 - x * x).rsqrt());
-  ELEMENTWISE("asinh", t * (x * x + 1).rsqrt());
-  ELEMENTWISE("atan", t / (x * x + 1));
-  ELEMENTWISE("atanh", t / (1 - x * x));
-  ELEMENTWISE("cos", -t * x.sin());
-  ELEMENTWISE("cosh", t * x.sinh());
-  ELEMENTWISE("sin", t * x.cos());
-  ELEMENTWISE("sinh", t * x.cosh());
-  ELEMENTWISE("tan", t * (y * y + 1));
-  ELEMENTWISE("tanh", y.is_complex() ? t * (1 - y * y) : at::tanh_backward(t, y));
-  ELEMENTWISE("sigmoid", y.is_complex() ? t * (1 - y) * y : at::sigmoid_backward(t, y));
-  ELEMENTWISE("exp", t * y);
-  ELEMENTWISE("exp2", t * y * M_LN2);
-  ELEMENTWISE("expm1", t * (y + 1));
-  ELEMENTWISE("log", t / x);
-  ELEMENTWISE("log10", t / (x * M_LN10));
-  ELEMENTWISE("log1p", t / (x + 1));
-  ELEMENTWISE("log2", t / (x * M_LN2));
-  ELEMENTWISE("sqrt", t / (2 * y));
-  ELEMENTWISE("rsqrt", -0.5 * t * y * y * y);
-  ELEMENTWISE("reciprocal", -t * y * y);
+  POINTWISE("acos", -t * rsqrt(1 - x * x));
+  POINTWISE("acosh", t * rsqrt(x * x - 1));
+  POINTWISE("asin", t * rsqrt(1 - x * x));
+  POINTWISE("asinh", t * rsqrt(x * x + 1));
+  POINTWISE("atan", t / (x * x + 1));
+  POINTWISE("atanh", t / (1 - x * x));
+  POINTWISE("cos", -t * sin(x));
+  POINTWISE("cosh", t * sinh(x));
+  POINTWISE("sin", t * cos(x));
+  POINTWISE("sinh", t * cosh(x));
+  POINTWISE("tan", t * (y * y + 1));
+  POINTWISE("tanh", tanh_tangent(t, y));
+  POINTWISE("sigmoid", sigmoid_tangent(t, y));
+  POINTWISE("exp", t * y);
+  POINTWISE("exp2", t * y * M_LN2);
+  POINTWISE("expm1", t * (y + 1));
+  POINTWISE("log", t / x);
+  POINTWISE("log10", t / (x * M_LN10));
+  POINTWISE("log1p", t / (x + 1));
+  POINTWISE("log2", t / (x * M_LN2));
+  POINTWISE("sqrt", t / (2 * y));
+  POINTWISE("rsqrt", -0.5 * t * y * y * y);
+  POINTWISE("reciprocal", -t * y * y);
   TERMS("sgn", {0, CONJUGATE_TERM(sgn_tangent(t, x, y))});
   TERMS("angle", {0, TANGENT(angle_tangent(t, x))});
   PULLS("angle", {0, PULL(angle_gradient(g, x))});
@@ -89,8 +107,8 @@ void add_unary(Table& rules) {
   PULLS("frexp.Tensor", {0, PULL(g / c.result(1).exp2())});
   ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
 
-  ELEMENTWISE("erf", t * (2 / kSqrtPi) * (-x * x).exp());
-  ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * (-x * x).exp());
+  POINTWISE("erf", t * (2 / kSqrtPi) * exp(-x * x));
+  POINTWISE("erfc", t * (-2 / kSqrtPi) * exp(-x * x));
   ELEMENTWISE("erfinv", t * (kSqrtPi / 2) * x.erfinv().square().exp());
   ELEMENTWISE("special_erfcx", t * (2 * x * y - 2 / kSqrtPi));
   ELEMENTWISE("special_entr", -t * (x.log() + 1));
@@ -107,7 +125,7 @@ void add_unary(Table& rules) {
       "special_i1e", t * at_zero(x, 0.5, at::special_i0e(x) - y * (x.sgn() + x.reciprocal())));
   ELEMENTWISE("sinc", t * at_zero(x, 0, ((x * M_PI).cos() - x.sinc()) / x));
 
-  TRANSPOSED("neg", -g);
+  POINTWISE("neg", -t);
   TRANSPOSED("deg2rad", at::deg2rad(g));
   TRANSPOSED("rad2deg", at::rad2deg(g));
   TRANSPOSED("_conj", g.conj());

@@ -1,0 +1,75 @@
+// What a line of a rule calls, for numbers: the same by name as ATen's for tensors, which the
+// compiler finds by the argument's type. NOTE [One pass].
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <type_traits>
+
+namespace torchlayers {
+
+using std::cos;
+using std::cosh;
+using std::exp;
+using std::exp2;
+using std::log;
+using std::sin;
+using std::sinh;
+using std::sqrt;
+
+template <class T>
+using IfNumber = std::enable_if_t<std::is_floating_point_v<T>, T>;
+
+template <class T>
+IfNumber<T> rsqrt(T x) {
+  return 1 / std::sqrt(x);
+}
+
+template <class T>
+IfNumber<T> sigmoid(T x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+template <class Condition, class Yes, class No>
+std::enable_if_t<std::is_arithmetic_v<Condition>, std::common_type_t<Yes, No>> where(
+    Condition condition, Yes yes, No no) {
+  return condition != 0 ? yes : no;
+}
+
+template <class T>
+IfNumber<T> times(T x, T factor) {
+  return x * factor;
+}
+
+template <class T>
+IfNumber<T> addcmul(T sum, T a, T b) {
+  return sum + a * b;
+}
+
+template <class T>
+IfNumber<T> tanh_backward(T g, T y) {
+  return g * (1 - y * y);
+}
+
+template <class T>
+IfNumber<T> sigmoid_backward(T g, T y) {
+  return g * (1 - y) * y;
+}
+
+template <class T>
+IfNumber<T> threshold_backward(T g, T x, double threshold) {
+  return x <= threshold ? 0 : g;
+}
+
+template <class T>
+IfNumber<T> leaky_relu_backward(T g, T x, T slope, bool /*self_is_result*/) {
+  return x > 0 ? g : g * slope;
+}
+
+template <class T>
+IfNumber<T> softplus_backward(T g, T x, T beta, T threshold) {
+  return x * beta > threshold ? g : g * sigmoid(x * beta);
+}
+
+} // namespace torchlayers

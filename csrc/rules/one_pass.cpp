@@ -1,0 +1,219 @@
+#include "one_pass.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "../stack.h"
+#include "../trace.h"
+#include "pullback.h"
+
+namespace torchlayers {
+namespace {
+
+constexpr DispatchKeySet kPlainKeys(
+    {DispatchKey::CPU,
+     DispatchKey::AutogradCPU,
+     DispatchKey::AutocastCPU,
+     DispatchKey::ADInplaceOrView});
+
+// The keys that every operator of this thread meets, but for those of the layers.
+bool is_any_mode_on() {
+  const auto included = thread_keys().included() - kOurKeys - kTorchFuncKeys;
+  return included != c10::default_included_set;
+}
+
+bool is_plain(const at::TensorImpl& value) {
+  if (value.key_set() != kPlainKeys) {
+    return false;
+  }
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(value.autograd_meta());
+  return meta == nullptr ||
+         (meta->fw_grad_ == nullptr && !(value.requires_grad() && at::GradMode::is_enabled()));
+}
+
+bool are_zero(at::IntArrayRef strides) {
+  return std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride == 0; });
+}
+
+bool are_contiguous(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+double number_of(const at::TensorImpl& value) {
+  switch (value.dtype().toScalarType()) {
+    case at::kFloat:
+      return *static_cast<const float*>(value.data());
+    case at::kDouble:
+      return *static_cast<const double*>(value.data());
+    default:
+      return static_cast<double>(*static_cast<const int64_t*>(value.data()));
+  }
+}
+
+} // namespace
+
+OnePass::OnePass() {
+  is_open_ = !tracing && !is_any_mode_on(); // a trace shows the operators
+  if (is_open_ && thread_keys().included().has(kFront)) {
+    const Layer* layer = top_layer();
+    is_open_ = layer != nullptr && layer->kind() == Layer::Kind::Vmap && layer->level() == 1 &&
+               !thread_keys().excluded().has(kTorchFuncFront);
+    level_ = 1;
+  }
+}
+
+bool OnePass::read(size_t place, double number) {
+  if (place >= kMostOperands) {
+    return false;
+  }
+  operands_[place].number = number;
+  return true;
+}
+
+bool OnePass::read(size_t place, const at::Tensor& tensor) {
+  if (!is_open_ || place >= kMostOperands || !tensor.defined()) {
+    return false;
+  }
+  Operand& operand = operands_[place];
+  const at::TensorImpl* value = tensor.unsafeGetTensorImpl();
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (batched != nullptr) {
+    value = batched->value().unsafeGetTensorImpl();
+  }
+  if (!is_plain(*value)) {
+    return false;
+  }
+  operand.sizes = value->sizes();
+  operand.strides = value->strides();
+  if (batched != nullptr) {
+    const int64_t size = operand.sizes[0];
+    if (batched->level() != level_ || batched->bdim() != 0 ||
+        (batch_size_ >= 0 && batch_size_ != size)) {
+      return false;
+    }
+    batch_size_ = size;
+    operand.is_batched = true;
+    operand.outer = operand.strides[0];
+    operand.sizes = operand.sizes.slice(1);
+    operand.strides = operand.strides.slice(1);
+  }
+  const auto dtype = value->dtype().toScalarType();
+  const bool is_scalar = batched == nullptr && operand.sizes.empty();
+  if (is_scalar && (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kLong)) {
+    operand.number = number_of(*value);
+  } else {
+    operand.value = value;
+  }
+  return count_towards_dtype(*value, operand);
+}
+
+bool OnePass::count_towards_dtype(const at::TensorImpl& value, const Operand& operand) {
+  const auto dtype = value.dtype().toScalarType();
+  if (dtype == at::kBool) {
+    const bool is_only = !has_flags_; // there is room for one
+    has_flags_ = true;
+    return is_only && value.numel() <= kMostElements && value.is_contiguous();
+  }
+  if (dtype != at::kFloat && dtype != at::kDouble) {
+    return operand.value == nullptr; // an integer bends to the others
+  }
+  if (value.is_wrapped_number()) {
+    return true;
+  }
+  auto& known = operand.value == nullptr ? dtype_of_scalars_ : dtype_;
+  const bool agrees = known.value_or(dtype) == dtype;
+  known = dtype;
+  return agrees;
+}
+
+bool OnePass::read_line(const at::Tensor& t, const Operands& call, const Reads& reads) {
+  if (!read(0, t) || (reads.results[0] && !read(1, call.result()))) {
+    return false;
+  }
+  for (size_t i = 0; i < call.op().num_args; ++i) {
+    const c10::IValue& arg = call.arg(i);
+    const bool is_read = arg.isTensor()   ? !reads.args[i] || read(2 + i, arg.toTensor())
+                         : arg.isDouble() ? read(2 + i, arg.toDouble())
+                         : arg.isInt()    ? read(2 + i, static_cast<double>(arg.toInt()))
+                                          : !arg.isScalar(); // complex, symbolic
+    if (!is_read) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool OnePass::line_up() {
+  for (const Operand& operand : operands_) {
+    if (operand.value != nullptr && operand.sizes.size() > sizes_.size()) {
+      sizes_ = operand.sizes;
+    }
+  }
+  if (!dtype_) {
+    dtype_ = dtype_of_scalars_;
+  } else if (sizes_.empty() && dtype_of_scalars_ && *dtype_of_scalars_ != *dtype_) {
+    return false; // where nothing has dimensions, scalars count for as much
+  }
+  const int64_t numel = c10::multiply_integers(sizes_);
+  inner_ = numel;
+  if (batch_size_ >= 0) {
+    outer_ = batch_size_;
+  } else {
+    for (const Operand& operand : operands_) {
+      const int64_t length = c10::multiply_integers(operand.sizes);
+      inner_ = length == 1 ? inner_ : std::min(inner_, length);
+    }
+    outer_ = inner_ == 0 ? 0 : numel / inner_;
+  }
+  const int64_t total = outer_ * inner_;
+  return dtype_ && total > 0 && total <= kMostElements &&
+         std::all_of(operands_.begin(), operands_.end(), [this](Operand& operand) {
+           return operand.sizes.empty() || set_steps(operand);
+         });
+}
+
+// It has all of the result's sizes, one element, or, where nothing is batched, the last of the
+// sizes.
+bool OnePass::set_steps(Operand& operand) const {
+  const bool is_whole = operand.sizes == sizes_;
+  const bool is_end = batch_size_ < 0 && c10::multiply_integers(operand.sizes) == inner_ &&
+                      operand.sizes == sizes_.slice(sizes_.size() - operand.sizes.size());
+  if (!is_whole && c10::multiply_integers(operand.sizes) == 1) {
+    return true;
+  }
+  if (!is_whole && !is_end) {
+    return false;
+  }
+  if (are_contiguous(operand.sizes, operand.strides)) {
+    operand.inner = 1;
+    if (is_whole && !operand.is_batched && batch_size_ < 0) {
+      operand.outer = inner_;
+    }
+    return true;
+  }
+  return are_zero(operand.strides); // expanded
+}
+
+at::Tensor OnePass::make_result() const {
+  if (batch_size_ < 0) {
+    return at::detail::empty_cpu(sizes_, *dtype_);
+  }
+  c10::SmallVector<int64_t, 5> sizes{batch_size_};
+  sizes.append(sizes_.begin(), sizes_.end());
+  return at::detail::empty_cpu(sizes, *dtype_);
+}
+
+at::Tensor OnePass::as_batched(at::Tensor result) const {
+  return batch_size_ < 0 ? result
+                         : at::functorch::makeBatched(std::move(result), /*bdim=*/0, level_);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,186 @@
+// Elementwise expressions of small plain tensors, in one pass over their elements.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "operands.h"
+
+namespace torchlayers {
+
+struct Reads;
+
+// NOTE [One pass]
+// An elementwise line is an expression of numbers as much as of tensors, and is written so that
+// it compiles as both (ONE_PASS in forms.h). On tensors it is an operator after another, and each
+// takes a microsecond to be dispatched, to compare its arguments and to make its result, however
+// small they are. Where nobody can see those operators, and the tensors are so small that this is
+// what takes the time, the expression is computed of numbers instead, an element at a time. The
+// two agree up to rounding.
+// Nobody sees them where no layer, mode or autograd is below. One vmap may be: then the values
+// that it batches are computed with, as its own rules would.
+// Only what a derivative is made of is computed so. The operators that a user calls are torch's.
+class OnePass {
+ public:
+  static constexpr size_t kMostOperands = 8;
+  static constexpr int64_t kMostElements = 256;
+
+  OnePass();
+
+  // False where it can't be read so; the operands' tensors have to outlive the pass.
+  bool read(size_t place, const at::Tensor& tensor);
+  bool read(size_t place, double number);
+  // The tangent (or cotangent), the result, and then the arguments: those that the line reads.
+  bool read_line(const at::Tensor& t, const Operands& call, const Reads& reads);
+
+  // What every element comes from: `expression(element)`, of an `Element<float>` or `<double>`.
+  // Undefined if what was read can't be walked together.
+  template <class Expression>
+  at::Tensor compute(const Expression& expression);
+
+ private:
+  struct Operand {
+    const at::TensorImpl* value = nullptr; // none: the number
+    bool is_batched = false;
+    at::IntArrayRef sizes; // without the batch
+    at::IntArrayRef strides;
+    double number = 0;
+    int64_t outer = 0; // elements from one turn of a loop to the next
+    int64_t inner = 0;
+  };
+
+  bool count_towards_dtype(const at::TensorImpl& value, const Operand& operand);
+  bool line_up();
+  bool set_steps(Operand& operand) const;
+  at::Tensor make_result() const;
+  at::Tensor as_batched(at::Tensor result) const;
+  template <class Number, class Expression>
+  void fill(Number* result, const Expression& expression) const;
+
+  bool is_open_;
+  int64_t level_ = 0;       // of the vmap that is looked through, if there is one
+  int64_t batch_size_ = -1; // of what it batches, if anything
+  std::array<Operand, kMostOperands> operands_;
+  std::optional<at::ScalarType> dtype_; // of those with dimensions
+  std::optional<at::ScalarType> dtype_of_scalars_;
+  bool has_flags_ = false;
+  at::IntArrayRef sizes_; // without the batch
+  int64_t outer_ = 1;
+  int64_t inner_ = 1;
+};
+
+// The operands at one place, as numbers; read like `Operands`.
+template <class Number>
+class Element {
+ public:
+  struct Source {
+    const Number* data;
+    int64_t outer;
+    int64_t inner;
+  };
+
+  Element(const Source* sources, int64_t outer, int64_t inner)
+      : sources_(sources), outer_(outer), inner_(inner) {}
+
+  Number at(size_t place) const {
+    const Source& source = sources_[place];
+    return source.data[outer_ * source.outer + inner_ * source.inner];
+  }
+  Number tangent() const {
+    return at(0);
+  }
+  Number result() const {
+    return at(1);
+  }
+  Number operator[](size_t arg) const {
+    return at(2 + arg);
+  }
+  Number scalar(size_t arg) const {
+    return at(2 + arg);
+  }
+
+ private:
+  const Source* sources_;
+  int64_t outer_;
+  int64_t inner_;
+};
+
+template <class Number, class Expression>
+void OnePass::fill(Number* result, const Expression& expression) const {
+  std::array<Number, kMostOperands> numbers;
+  std::array<Number, kMostElements> flags; // of the one operand that may be of them
+  std::array<typename Element<Number>::Source, kMostOperands> sources;
+  for (size_t i = 0; i < kMostOperands; ++i) {
+    const Operand& operand = operands_[i];
+    sources[i] = {&numbers[i], operand.outer, operand.inner};
+    if (operand.value == nullptr) {
+      numbers[i] = static_cast<Number>(operand.number);
+    } else if (operand.value->dtype() == caffe2::TypeMeta::Make<bool>()) {
+      std::copy_n(
+          static_cast<const bool*>(operand.value->data()), operand.value->numel(), flags.begin());
+      sources[i].data = flags.data();
+    } else {
+      sources[i].data = static_cast<const Number*>(operand.value->data());
+    }
+  }
+  for (int64_t outer = 0; outer < outer_; ++outer) {
+    for (int64_t inner = 0; inner < inner_; ++inner) {
+      *result++ = static_cast<Number>(expression(Element<Number>(sources.data(), outer, inner)));
+    }
+  }
+}
+
+template <class Expression>
+at::Tensor OnePass::compute(const Expression& expression) {
+  if (!line_up()) {
+    return {};
+  }
+  at::Tensor result = make_result();
+  if (*dtype_ == at::kFloat) {
+    fill(static_cast<float*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
+  } else {
+    fill(static_cast<double*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
+  }
+  return as_batched(std::move(result));
+}
+
+// A line of a rule: what it makes of these tensors, in one pass if possible.
+template <class Line>
+at::Tensor in_one_pass(
+    const at::Tensor& t, const Operands& call, const Reads& reads, const Line& line) {
+  OnePass pass;
+  if (pass.read_line(t, call, reads)) {
+    at::Tensor result =
+        pass.compute([&](const auto& element) { return line(element.tangent(), element); });
+    if (result.defined()) {
+      return result;
+    }
+  }
+  return line(t, call);
+}
+
+// The same of tensors alone: `expression(a, b)` of in_one_pass(expression, a, b).
+template <class Expression, class... Tensors>
+at::Tensor in_one_pass(const Expression& expression, const Tensors&... tensors) {
+  OnePass pass;
+  size_t place = 0;
+  if ((pass.read(place++, tensors) && ...)) {
+    at::Tensor result = pass.compute([&](const auto& element) {
+      return [&]<size_t... Places>(std::index_sequence<Places...>) {
+        return expression(element.at(Places)...);
+      }(std::index_sequence_for<Tensors...>());
+    });
+    if (result.defined()) {
+      return result;
+    }
+  }
+  return expression(tensors...);
+}
+
+} // namespace torchlayers
