@@ -74,14 +74,12 @@ void quotient_with_mode(Call& call) {
 }
 
 template <class T>
-IfNumber<T> power_of_scalar(T t, T x, T exponent) {
-  return exponent == 0 ? 0 : t * exponent * std::pow(x, exponent - 1);
+IfNumber<T> times_slope_of_power(T t, T x, const Scalar& exponent) {
+  const T order = exponent.to<T>();
+  return order == 2 ? 2 * t * x : t * order * std::pow(x, order - 1);
 }
 
-Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent) {
-  if (exponent.equal(0.0)) {
-    return {};
-  }
+Tensor times_slope_of_power(const Tensor& t, const Tensor& x, const Scalar& exponent) {
   if (exponent.equal(2)) {
     return 2 * t * x;
   }
@@ -89,6 +87,17 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
                           : exponent.isFloatingPoint() ? Scalar(exponent.toDouble() - 1)
                                                        : Scalar(exponent.toLong() - 1);
   return t * (exponent * x.pow(one_less));
+}
+
+Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent) {
+  if (exponent.equal(0.0)) {
+    return {};
+  }
+  if (exponent.isComplex()) {
+    return times_slope_of_power(t, x, exponent);
+  }
+  return in_one_pass(
+      [&](const auto& t, const auto& x) { return times_slope_of_power(t, x, exponent); }, t, x);
 }
 
 Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
@@ -247,7 +256,7 @@ void add_binary(Table& rules) {
   TERMS(
       "lerp.Tensor", {0, TERM(t * (1 - c[2]))}, {1, TERM(t * c[2])}, {2, TERM(t * (c[1] - c[0]))});
 
-  POINTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
+  ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
   TERMS(
       "pow.Tensor_Tensor",
       {0, TERM(power_base(t, c[0], c[1]))},

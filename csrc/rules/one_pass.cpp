@@ -111,6 +111,9 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
     operand.number = number_of(*value);
   } else {
     operand.value = value;
+    are_alike_ = are_alike_ && (!has_shape_ || operand.sizes == sizes_) && value->is_contiguous();
+    sizes_ = operand.sizes.size() > sizes_.size() ? operand.sizes : sizes_;
+    has_shape_ = true;
   }
   return count_towards_dtype(*value, operand);
 }
@@ -152,41 +155,48 @@ bool OnePass::read_line(const at::Tensor& t, const Operands& call, const Reads& 
 }
 
 bool OnePass::line_up() {
-  for (const Operand& operand : operands_) {
-    if (operand.value != nullptr && operand.sizes.size() > sizes_.size()) {
-      sizes_ = operand.sizes;
-    }
-  }
   if (!dtype_) {
     dtype_ = dtype_of_scalars_;
   } else if (sizes_.empty() && dtype_of_scalars_ && *dtype_of_scalars_ != *dtype_) {
     return false; // where nothing has dimensions, scalars count for as much
   }
-  const int64_t numel = c10::multiply_integers(sizes_);
-  inner_ = numel;
-  if (batch_size_ >= 0) {
-    outer_ = batch_size_;
-  } else {
+  inner_ = c10::multiply_integers(sizes_);
+  outer_ = batch_size_ < 0 ? 1 : batch_size_;
+  const int64_t total = inner_ * outer_;
+  if (!dtype_ || total == 0 || total > kMostElements) {
+    return false;
+  }
+  if (!are_alike_) {
+    return line_up_unlike();
+  }
+  for (Operand& operand : operands_) {
+    operand.inner = operand.sizes.empty() ? 0 : 1;
+  }
+  return true;
+}
+
+bool OnePass::line_up_unlike() {
+  if (batch_size_ < 0) { // the inner loop is over the shortest
+    const int64_t numel = inner_;
     for (const Operand& operand : operands_) {
       const int64_t length = c10::multiply_integers(operand.sizes);
       inner_ = length == 1 ? inner_ : std::min(inner_, length);
     }
-    outer_ = inner_ == 0 ? 0 : numel / inner_;
+    outer_ = numel / inner_;
   }
-  const int64_t total = outer_ * inner_;
-  return dtype_ && total > 0 && total <= kMostElements &&
-         std::all_of(operands_.begin(), operands_.end(), [this](Operand& operand) {
-           return operand.sizes.empty() || set_steps(operand);
-         });
+  return std::all_of(operands_.begin(), operands_.end(), [this](Operand& operand) {
+    return operand.sizes.empty() || set_steps(operand);
+  });
 }
 
 // It has all of the result's sizes, one element, or, where nothing is batched, the last of the
 // sizes.
 bool OnePass::set_steps(Operand& operand) const {
   const bool is_whole = operand.sizes == sizes_;
-  const bool is_end = batch_size_ < 0 && c10::multiply_integers(operand.sizes) == inner_ &&
+  const int64_t length = c10::multiply_integers(operand.sizes);
+  const bool is_end = batch_size_ < 0 && length == inner_ &&
                       operand.sizes == sizes_.slice(sizes_.size() - operand.sizes.size());
-  if (!is_whole && c10::multiply_integers(operand.sizes) == 1) {
+  if (!is_whole && length == 1) {
     return true;
   }
   if (!is_whole && !is_end) {

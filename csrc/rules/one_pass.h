@@ -57,6 +57,7 @@ class OnePass {
 
   bool count_towards_dtype(const at::TensorImpl& value, const Operand& operand);
   bool line_up();
+  bool line_up_unlike();
   bool set_steps(Operand& operand) const;
   at::Tensor make_result() const;
   at::Tensor as_batched(at::Tensor result) const;
@@ -70,7 +71,9 @@ class OnePass {
   std::optional<at::ScalarType> dtype_; // of those with dimensions
   std::optional<at::ScalarType> dtype_of_scalars_;
   bool has_flags_ = false;
-  at::IntArrayRef sizes_; // without the batch
+  at::IntArrayRef sizes_; // the longest, without the batch
+  bool has_shape_ = false;
+  bool are_alike_ = true; // all of these sizes and contiguous, but for numbers
   int64_t outer_ = 1;
   int64_t inner_ = 1;
 };
