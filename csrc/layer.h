@@ -158,8 +158,10 @@ class JvpLayer final : public AutogradLayer {
 
  private:
   Modes modes_below(Modes here) const override;
-  void follow(const Rule& rule, const Operator& op, Args& args);
-  void follow_in_place(const Rule& rule, const Operator& op, Args& args);
+  // The tangents are those of the tensors among the arguments, in their order.
+  void follow(const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents);
+  void follow_in_place(
+      const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents);
   void leave_to_autograd(const Operator& op, Args& args);
 
   bool previous_forward_grad_mode_;

@@ -38,6 +38,8 @@ const at::Tensor& tangent_of(const at::Tensor& tensor) {
 
 // What the arguments ask of the layer.
 struct Asked {
+  // Of the tensors among them, in their order; undefined where there is none.
+  std::vector<at::Tensor> tangents;
   bool any_tangent = false;
   // Somebody differentiates in reverse at this level, which is autograd's to record.
   bool is_recorded = false;
@@ -45,6 +47,7 @@ struct Asked {
   bool is_strided = true;
 
   Asked(const Args& args, size_t count, const Layer& layer) {
+    tangents.reserve(count);
     visit_tensors(args, count, [&](const at::Tensor& tensor) {
       const auto* wrapper = wrapper_of(tensor);
       const bool is_dead = wrapper != nullptr && !wrapper->is_alive();
@@ -54,9 +57,11 @@ struct Asked {
 
  private:
   void look_at(const at::Tensor& tensor, const Layer& layer) {
+    tangents.emplace_back();
     if (is_at_level(tensor, layer)) {
       is_recorded = is_recorded || tensor.requires_grad();
-      any_tangent = any_tangent || tangent_of(tensor).defined();
+      tangents.back() = tangent_of(tensor);
+      any_tangent = any_tangent || tangents.back().defined();
     }
     is_strided = is_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
   }
@@ -90,21 +95,17 @@ at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& result) {
       at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE);
 }
 
-// Unwraps the arguments, and returns the tangents of the tensors among them, unwrapped too.
-std::vector<at::Tensor> unwrap_duals(const Operator& op, Args& args, int64_t level) {
-  std::vector<at::Tensor> tangents;
+// Unwraps the arguments and their tangents.
+void unwrap_duals(
+    const Operator& op, Args& args, std::vector<at::Tensor>& tangents, int64_t level) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
-    const at::Tensor alive = without_dead_wrappers(tensor);
-    const auto* wrapper = wrapper_of(alive);
-    if (wrapper == nullptr || wrapper->level() != level) {
-      tangents.emplace_back();
-      return alive;
-    }
-    const at::Tensor& tangent = tangent_of(alive);
-    tangents.push_back(tangent.defined() ? unwrap(tangent, level) : tangent);
-    return at::Tensor(wrapper->value());
+    return unwrap(without_dead_wrappers(tensor), level);
   });
-  return tangents;
+  for (at::Tensor& tangent : tangents) {
+    if (tangent.defined()) {
+      tangent = unwrap(tangent, level);
+    }
+  }
 }
 
 bool share_memory(const at::Tensor& one, const at::Tensor& other) {
@@ -189,7 +190,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
     leave_to_autograd(op, args);
     return;
   }
-  const Asked asked(args, op.num_args, *this);
+  Asked asked(args, op.num_args, *this);
   if (asked.is_recorded) {
     leave_to_autograd(op, args);
   } else if (!asked.any_tangent && !op.aliases) {
@@ -197,16 +198,17 @@ void JvpLayer::process(const Operator& op, Args& args) {
   } else if (!asked.any_tangent || rule == nullptr || !asked.is_strided) {
     leave_to_autograd(op, args);
   } else if (writes) {
-    follow_in_place(*rule, op, args);
+    follow_in_place(*rule, op, args, asked.tangents);
   } else {
-    follow(*rule, op, args);
+    follow(*rule, op, args, asked.tangents);
   }
 }
 
-void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
+void JvpLayer::follow(
+    const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents) {
   trace("rule", op, *this);
   const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
-  const std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  unwrap_duals(op, args, tangents, level());
   Call call(op, args, tangents);
   std::vector<at::Tensor> results;
   {
@@ -231,11 +233,12 @@ void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args) {
 
 // What is written to a dual tensor is written to its tangent too, whose views are views of
 // it; a tensor that has none yet, and what it is a view of, is given one.
-void JvpLayer::follow_in_place(const Rule& rule, const Operator& op, Args& args) {
+void JvpLayer::follow_in_place(
+    const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents) {
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();
-  std::vector<at::Tensor> tangents = unwrap_duals(op, args, level());
+  unwrap_duals(op, args, tangents, level());
   const at::Tensor written = tangents[0];
   at::Tensor tangent;
   {
