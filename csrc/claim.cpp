@@ -5,7 +5,7 @@
 
 #include "fallbacks.h"
 #include "keys.h"
-#include "typed.h"
+#include "typed/typed.h"
 
 namespace torchlayers {
 namespace {

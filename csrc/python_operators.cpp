@@ -12,7 +12,7 @@
 #include "errors.h"
 #include "rules/batching/families.h"
 #include "rules/rule.h"
-#include "typed.h"
+#include "typed/typed.h"
 
 namespace torchlayers {
 namespace {
@@ -445,7 +445,7 @@ void bind_operators(py::module_& m) {
   m.def("vjp_rules", wrap_pybind_function(&Table::pull_names));
   m.def("switch_batching_rule", wrap_pybind_function(&switch_batching_rule));
   m.def("batching_rules", wrap_pybind_function(&BatchTable::names));
-  m.def("typed_operators", wrap_pybind_function(&typed_operators));
+  m.def("typed_operators", wrap_pybind_function([] { return names_of_typed(); }));
 }
 
 } // namespace torchlayers

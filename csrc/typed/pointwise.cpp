@@ -1,41 +1,14 @@
-#include "typed.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
-
+// Pointwise operators.
 #include <initializer_list>
-#include <memory>
-#include <string>
-#include <vector>
 
-#include "fallbacks.h"
-#include "rules/batching/pointwise.h"
-#include "stack.h"
-#include "trace.h"
-#include "wrapper.h"
+#include "../rules/batching/pointwise.h"
+#include "typed.h"
 
 namespace torchlayers {
 namespace {
 
 using at::Scalar;
 using at::Tensor;
-
-// NOTE [Typed]
-// The dispatcher puts an operator's arguments in boxes on their way into a fallback, and the
-// fallback takes them out on their way to the next kernel. Where little else is done that shows:
-// for pointwise operators under vmap, which are called below as they are (NOTE [Batched alike]).
-// So the front has for those a kernel of the operator's own signature: tensors and numbers come in
-// and one tensor goes out, nothing is written to, viewed or drawn at random. Whatever else a call
-// is, another layer's, an escaped tensor's, under autocast, traced, goes into boxes after all.
-
-// The layer, if it is a vmap that may run an operator so.
-VmapLayer* vmap_on_top() {
-  Layer* layer = top_layer();
-  const bool is_vmap = layer != nullptr && layer->kind() == Layer::Kind::Vmap;
-  if (!is_vmap || tracing || autocast_is_on() || is_bypassed(kTorchFuncFront)) {
-    return nullptr;
-  }
-  return static_cast<VmapLayer*>(layer);
-}
 
 // A tensor at home here needs no look at whether it is dead or has escaped.
 bool is_at_home(const Tensor& tensor, const VmapLayer& layer) {
@@ -47,9 +20,11 @@ bool is_at_home(const Scalar&, const VmapLayer&) {
 }
 
 template <class... Given>
-class Typed final : public c10::OperatorKernel {
+class Pointwise final : public c10::OperatorKernel {
  public:
-  explicit Typed(const c10::OperatorHandle& handle)
+  using Signature = Tensor(Given...);
+
+  explicit Pointwise(const c10::OperatorHandle& handle)
       : handle_(handle), typed_(handle.typed<Tensor(Given...)>()) {}
 
   Tensor operator()(c10::DispatchKeySet keys, Given... given) {
@@ -66,11 +41,7 @@ class Typed final : public c10::OperatorKernel {
         return alike.batched(result);
       }
     }
-    Args args;
-    args.reserve(sizeof...(Given));
-    (args.emplace_back(given), ...);
-    front(handle_, keys, &args);
-    return std::move(args[0]).toTensor();
+    return in_boxes(handle_, keys, given...);
   }
 
  private:
@@ -78,46 +49,16 @@ class Typed final : public c10::OperatorKernel {
   c10::TypedOperatorHandle<Tensor(Given...)> typed_;
 };
 
-std::vector<std::string>& names_of_typed() {
-  static auto* names = new std::vector<std::string>();
-  return *names;
-}
-
-c10::OperatorName name_of(const std::string& name) {
-  const size_t dot = name.find('.');
-  const bool has_overload = dot != std::string::npos;
-  return {"aten::" + name.substr(0, dot), has_overload ? name.substr(dot + 1) : ""};
-}
-
 template <class... Given>
 void add(std::initializer_list<const char*> names) {
-  auto& dispatcher = c10::Dispatcher::singleton();
   for (const char* name : names) {
-    const auto handle = dispatcher.findSchema(name_of(name));
-    if (!handle || !Operator::of(*handle).is_pointwise) {
-      continue; // to this torch
-    }
-    // Never taken back: Python unloads no extension.
-    static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
-    names_of_typed().push_back("aten::" + std::string(name));
-    registered->push_back(dispatcher.registerImpl(
-        name_of(name),
-        kFront,
-        c10::KernelFunction::makeFromUnboxedFunctor<false, Typed<Given...>>(
-            std::make_unique<Typed<Given...>>(*handle)),
-        c10::impl::CppSignature::make<Tensor(Given...)>(),
-        /*inferred_function_schema=*/nullptr,
-        "torchlayers"));
+    register_kernel<Pointwise<Given...>>(name, [](const Operator& op) { return op.is_pointwise; });
   }
 }
 
 } // namespace
 
-std::vector<std::string> typed_operators() {
-  return names_of_typed();
-}
-
-void register_typed() {
+void register_typed_pointwise() {
   add<const Tensor&>(
       {"abs",   "neg",    "reciprocal",  "sqrt",       "rsqrt", "exp",         "exp2",   "expm1",
        "log",   "log1p",  "log2",        "log10",      "sin",   "cos",         "tan",    "asin",
