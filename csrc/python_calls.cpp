@@ -182,7 +182,7 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   }
   load_batching_rules();
   const auto entry =
-      std::make_shared<VmapEntry>(*batch->size, parse_randomness(py::cast<std::string>(given[5])));
+      std::make_shared<VmapEntry>(*batch->size, parse_randomness(py::handle(given[5])));
   const auto body = [&](int64_t level) -> py::object {
     const py::tuple args = rebuilt(batch->args, [&](size_t i) { return batch->batched(i); });
     const py::object result = call(func, args, kwargs);

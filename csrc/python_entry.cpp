@@ -92,20 +92,21 @@ void leave_with_error(Entry& entry) {
   throw py::error_already_set();
 }
 
-Randomness parse_randomness(const std::string& name) {
+Randomness parse_randomness(py::handle name) {
   for (auto randomness : {Randomness::Error, Randomness::Same, Randomness::Different}) {
-    if (name == randomness_name(randomness)) {
+    if (PyUnicode_Check(name.ptr()) &&
+        PyUnicode_CompareWithASCIIString(name.ptr(), randomness_name(randomness)) == 0) {
       return randomness;
     }
   }
-  throw py::value_error("torchlayers: no such randomness: " + name);
+  throw py::value_error("torchlayers: no such randomness: " + std::string(py::repr(name)));
 }
 
 void bind_entries(py::module_& m) {
   bind_entry<GradEntry>(m, "GradEntry", "Context manager: inside, a grad layer.").def(py::init<>());
   bind_entry<JvpEntry>(m, "JvpEntry", "Context manager: inside, a jvp layer.").def(py::init<>());
   bind_entry<VmapEntry>(m, "VmapEntry", "Context manager: inside, a vmap layer.")
-      .def(py::init([](c10::SymInt batch_size, const std::string& randomness) {
+      .def(py::init([](c10::SymInt batch_size, const py::object& randomness) {
         return std::make_shared<VmapEntry>(std::move(batch_size), parse_randomness(randomness));
       }));
   bind_entry<FunctionalizeEntry>(

@@ -36,7 +36,7 @@ pybind11::object within(Entry& entry, const Body& body) {
   return result;
 }
 
-Randomness parse_randomness(const std::string& name);
+Randomness parse_randomness(pybind11::handle name);
 
 // The entries, for `with`.
 void bind_entries(pybind11::module_& m);
