@@ -29,7 +29,13 @@ Tensor norm_tangent(
     return over.sum(real_product(x.sgn(), t));
   }
   if (order == 2) {
-    return (over.sum(real_product(x, t)) / y).masked_fill(y == 0, 0);
+    const Tensor product =
+        x.is_complex() ? real_product(x, t)
+                       : in_one_pass([](const auto& x, const auto& t) { return x * t; }, x, t);
+    return in_one_pass(
+        [](const auto& sum, const auto& norm) { return where(norm == 0, 0, sum / norm); },
+        over.sum(product),
+        y);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());

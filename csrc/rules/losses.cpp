@@ -34,7 +34,13 @@ void of_difference(Call& call, const Slope& slope) {
 }
 
 void mse_loss(Call& call) {
-  of_difference(call, [&](const Tensor& t) { return 2 * (call[0] - call[1]) * t; });
+  of_difference(call, [&](const Tensor& t) {
+    return in_one_pass(
+        [](const auto& x, const auto& target, const auto& t) { return 2 * (x - target) * t; },
+        call[0],
+        call[1],
+        t);
+  });
 }
 
 void smooth_l1_loss(Call& call) {

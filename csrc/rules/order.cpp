@@ -1,4 +1,6 @@
 // Operators that choose elements by their order: what is chosen, its tangent is chosen.
+#include <cmath>
+
 #include "dims.h"
 #include "families.h"
 #include "forms.h"
@@ -33,10 +35,35 @@ void many_of(Call& call) {
   call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
 }
 
+Tensor is_chosen(const Tensor& x, const Tensor& value) {
+  return value.isnan().logical_and(x.isnan()).logical_or(x == value);
+}
+
+template <class T>
+bool is_chosen(T x, T value) {
+  return x == value || (std::isnan(x) && std::isnan(value));
+}
+
+Tensor count_chosen(const Tensor& x, const Tensor& value) {
+  return in_one_pass(
+             [](const auto& x, const auto& value) { return where(is_chosen(x, value), 1, 0); },
+             x,
+             value)
+      .sum();
+}
+
 // Where several elements are the extreme one, each has an equal share.
 Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
-  const Tensor is_chosen = value.isnan().logical_and(x.isnan()).logical_or(x == value);
-  return at::where(is_chosen, t, 0).sum() / is_chosen.sum();
+  const Tensor sum = in_one_pass(
+                         [](const auto& t, const auto& x, const auto& value) {
+                           return where(is_chosen(x, value), t, 0);
+                         },
+                         t,
+                         x,
+                         value)
+                         .sum();
+  return in_one_pass(
+      [](const auto& sum, const auto& count) { return sum / count; }, sum, count_chosen(x, value));
 }
 
 Tensor shared_along(const Tensor& t, const Tensor& x, const Tensor& value, const Dims& over) {
@@ -59,8 +86,14 @@ void aminmax(Call& call) {
 }
 
 Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
-  const Tensor is_chosen = value.isnan().logical_and(x.isnan()).logical_or(x == value);
-  return at::where(is_chosen, g / is_chosen.sum(), 0);
+  return in_one_pass(
+      [](const auto& g, const auto& x, const auto& value, const auto& count) {
+        return where(is_chosen(x, value), g / count, 0);
+      },
+      g,
+      x,
+      value,
+      count_chosen(x, value));
 }
 
 Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, const Dims& over) {

@@ -13,19 +13,38 @@ using at::Tensor;
 // The deviations from the mean sum up to zero, so the mean's own tangent drops out.
 Tensor variance_tangent(
     const Tensor& t, const Tensor& x, const Dims& over, const c10::IValue& correction) {
-  const Tensor product = real_product(x - x.mean(over.dims, /*keepdim=*/true), t);
+  const Tensor mean = x.mean(over.dims, /*keepdim=*/true);
+  const Tensor product =
+      x.is_complex()
+          ? real_product(x - mean, t)
+          : in_one_pass(
+                [](const auto& x, const auto& mean, const auto& t) { return (x - mean) * t; },
+                x,
+                mean,
+                t);
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
+  const Tensor sum = over.sum(product);
   if (x.sym_numel() == 0) {
-    return over.sum(product);
+    return sum;
+  }
+  const c10::SymInt count = over.count(x);
+  if (const auto number = count.maybe_as_int()) {
+    const double degrees = static_cast<double>(*number) - taken;
+    return in_one_pass([&](const auto& sum) { return 2 * sum / degrees; }, sum);
   }
   if (taken == std::floor(taken)) {
-    return 2 * over.sum(product) / (over.count(x) - static_cast<int64_t>(taken));
+    return 2 * sum / (count - static_cast<int64_t>(taken));
   }
-  return over.sum(product) * (2 / (static_cast<double>(over.count(x).expect_int()) - taken));
+  return sum * (2 / (static_cast<double>(count.expect_int()) - taken));
 }
 
 Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
-  return (variance / (2 * deviation)).masked_fill(deviation == 0, 0);
+  return in_one_pass(
+      [](const auto& variance, const auto& deviation) {
+        return where(deviation == 0, 0, variance / (2 * deviation));
+      },
+      variance,
+      deviation);
 }
 
 void var(Call& call) {
