@@ -1,5 +1,7 @@
-// Products of elements, whose derivatives are cumulative products too.
+// Products of elements, whose derivatives are cumulative products too, and sums of exponentials.
 #include <ATen/TensorSubclassLikeUtils.h>
+
+#include <limits>
 
 #include "families.h"
 #include "forms.h"
@@ -123,6 +125,41 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64
   return product_before(factors, dim) * recurrence_back(g, factors, dim);
 }
 
+// What each sum of exponentials is of the next one, and none of the first. Where the next is zero
+// or infinite, it is none either: 0 / 0 and inf / inf would be nan.
+Tensor shares_of_sums(const Tensor& y, int64_t dim) {
+  const c10::SymInt rest = y.sym_size(dim) - 1;
+  const Tensor next = y.narrow_symint(dim, 1, rest);
+  const Tensor difference = y.narrow_symint(dim, 0, rest) - next;
+  const Tensor share =
+      difference.masked_fill(at::real(next).isinf(), -std::numeric_limits<double>::infinity())
+          .exp();
+  return at::cat({at::zeros_like(y.narrow(dim, 0, 1)), share}, dim);
+}
+
+// What the exponential of each element is of the sum that ends with it.
+Tensor shares_of_elements(const Tensor& x, const Tensor& y) {
+  constexpr double nothing = -std::numeric_limits<double>::infinity();
+  return (x - y).masked_fill(at::real(y) == nothing, nothing).exp();
+}
+
+// logcumsumexp(x, dim): y'[k] = e[k] x'[k] + s[k] y'[k-1], with the shares of elements and of sums.
+// No logarithm of a tangent or cotangent is taken: those may be zero or negative.
+Tensor logcumsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, int64_t dim) {
+  if (x.dim() == 0 || x.sym_numel() == 0) {
+    return t;
+  }
+  return recurrence(shares_of_elements(x, y) * t, shares_of_sums(y, dim), dim);
+}
+
+Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim) {
+  if (x.dim() == 0 || x.sym_numel() == 0) {
+    return g;
+  }
+  const Tensor carried = recurrence_back(g, conjugated(shares_of_sums(y, dim)), dim);
+  return conjugated(shares_of_elements(x, y)) * carried;
+}
+
 } // namespace
 
 void add_cumulative(Table& rules) {
@@ -132,6 +169,8 @@ void add_cumulative(Table& rules) {
   PULLS("prod.dim_int", {0, PULL(product_gradient_along(g, x, y, c.integer(1), c.flag(2)))});
   TERMS("cumprod", {0, TANGENT(cumprod_tangent(t, x, y, c.integer(1)))});
   PULLS("cumprod", {0, PULL(cumprod_gradient(g, x, y, c.integer(1)))});
+  TERMS("logcumsumexp", {0, TANGENT(logcumsumexp_tangent(t, x, y, c.integer(1)))});
+  PULLS("logcumsumexp", {0, PULL(logcumsumexp_gradient(g, x, y, c.integer(1)))});
 }
 
 } // namespace torchlayers
