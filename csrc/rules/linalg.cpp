@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "dims.h"
 #include "families.h"
 #include "forms.h"
 
@@ -99,6 +100,60 @@ void pull_solve_triangular(Pullback& call) {
     call.give(0, -(upper ? full.triu(offset) : full.tril(-offset)));
   }
   call.give(1, by_right);
+}
+
+// triangular_solve(B, A, upper, transpose, unitriangular) -> (X, a copy of A)
+struct Triangular {
+  Tensor matrix; // that X is multiplied by
+  bool upper;
+  bool transposed;
+  bool unitriangular;
+
+  explicit Triangular(const Operands& call)
+      : upper(call.flag(2) != call.flag(3)), transposed(call.flag(3)), unitriangular(call.flag(4)) {
+    matrix = turned(call[1]);
+  }
+
+  Tensor turned(const Tensor& a) const {
+    return transposed ? a.mT() : a;
+  }
+  Tensor triangle(const Tensor& full) const {
+    const int64_t offset = unitriangular ? 1 : 0;
+    return upper ? full.triu(offset) : full.tril(-offset);
+  }
+  Tensor solve(const Tensor& right) const {
+    return at::linalg_solve_triangular(matrix, right, upper, /*left=*/true, unitriangular);
+  }
+  Tensor solve_adjoint(const Tensor& right) const {
+    return at::linalg_solve_triangular(matrix.mH(), right, !upper, /*left=*/true, unitriangular);
+  }
+};
+
+void triangular_solve(Call& call) {
+  call.run();
+  const Triangular triangular(call);
+  Tensor right = tangent_or_none(call, 0);
+  if (call.has_tangent(1)) {
+    const Tensor t = triangular.triangle(triangular.turned(call.tangent(1)));
+    right = sum_of({right, -t.matmul(call.result(0))});
+    call.set_tangent(1, call.tangent(1).expand_symint(call.result(1).sym_sizes()));
+  }
+  call.set_tangent(0, triangular.solve(right));
+}
+
+void pull_triangular_solve(Pullback& call) {
+  const Tensor& g = call.cotangents()[0];
+  Tensor by_matrix = call.cotangents()[1];
+  if (g.defined()) {
+    const Triangular triangular(call);
+    const Tensor by_right = triangular.solve_adjoint(g);
+    if (call.wants(1)) {
+      const Tensor full = -by_right.matmul(call.result(0).mH());
+      by_matrix = sum_of({by_matrix, triangular.turned(triangular.triangle(full))});
+    }
+    call.give(0, by_right);
+  }
+  call.give(1, by_matrix);
 }
 
 // linalg_lu_solve(LU, pivots, B, *, left, adjoint): solves with A = P L U, or with A^H.
@@ -217,6 +272,88 @@ Tensor pseudo_inverse_gradient(const Tensor& g, const Tensor& a, const Tensor& y
          back.matmul(g).matmul(back);
 }
 
+// linalg_lstsq(A, B, rcond, *, driver) -> (X, residuals, rank, singular values), where X is the
+// pseudo-inverse P times B, of constant rank (Golub and Pereyra, "The differentiation of
+// pseudo-inverses and nonlinear least squares problems whose variables separate", 1973). The
+// residuals are the squares of R = B - A X, to which A is orthogonal, summed up.
+struct LeastSquares {
+  const Tensor& a;
+  bool is_vector;
+  Tensor x;
+  Tensor rest;    // R
+  Tensor inverse; // P
+
+  explicit LeastSquares(const Operands& call)
+      : a(call[0]), is_vector(call.result(0).dim() == 1 || call.result(0).dim() < a.dim()) {
+    x = as_matrix(call.result(0));
+    rest = as_matrix(call[1]) - a.matmul(x);
+    const auto cutoff = call.arg(2).toOptional<double>(); // singular values up to here are zero
+    const bool has_cutoff = cutoff.has_value() && *cutoff > 0 && !is_of_full_rank(call);
+    inverse = at::linalg_pinv(a, std::nullopt, has_cutoff ? cutoff : std::nullopt, false);
+  }
+
+  static bool is_of_full_rank(const Operands& call) {
+    return !call.arg(3).isNone() && call.arg(3).toStringView() == "gels"; // that driver takes it so
+  }
+  Tensor as_matrix(const Tensor& tensor) const {
+    return is_vector ? tensor.unsqueeze(-1) : tensor;
+  }
+  Tensor as_given(const Tensor& matrix) const {
+    return is_vector ? matrix.squeeze(-1) : matrix;
+  }
+};
+
+void least_squares(Call& call) {
+  call.run();
+  const LeastSquares found(call);
+  const Tensor& p = found.inverse;
+  Tensor moved, turned;
+  if (call.has_tangent(1)) {
+    moved = found.as_matrix(call.tangent(1));
+  }
+  if (call.has_tangent(0)) {
+    const Tensor& t = call.tangent(0);
+    moved = sum_of({moved, -t.matmul(found.x)});
+    const Tensor outside = t.mH().matmul(p.mH().matmul(found.x));
+    turned = p.matmul(p.mH().matmul(t.mH().matmul(found.rest))) + outside -
+             p.matmul(found.a.matmul(outside));
+  }
+  call.set_tangent(0, found.as_given(sum_of({p.matmul(moved), turned})));
+  const Tensor& residuals = call.result(1);
+  if (residuals.sym_numel() > 0) {
+    const Tensor tangent = 2 * real_product(found.rest, moved).sum(-2);
+    call.set_tangent(1, tangent.reshape_symint(residuals.sym_sizes()));
+  }
+}
+
+void pull_least_squares(Pullback& call) {
+  const Tensor& by_residuals = call.cotangents()[1];
+  const LeastSquares found(call);
+  const Tensor& p = found.inverse;
+  Tensor by_right, by_matrix;
+  if (call.cotangents()[0].defined()) {
+    const Tensor g = found.as_matrix(call.cotangents()[0]);
+    by_right = p.mH().matmul(g);
+    if (call.wants(0)) {
+      const Tensor outside = g - found.a.mH().matmul(by_right);
+      by_matrix =
+          found.rest.matmul(p.matmul(by_right).mH()) + p.mH().matmul(found.x).matmul(outside.mH());
+    }
+  }
+  if (by_residuals.defined() && by_residuals.sym_numel() > 0) {
+    c10::SymDimVector sizes(found.rest.sym_sizes());
+    sizes[sizes.size() - 2] = 1;
+    by_right = sum_of({by_right, 2 * found.rest * by_residuals.reshape_symint(sizes)});
+  }
+  if (!by_right.defined()) {
+    return;
+  }
+  if (call.wants(0)) {
+    call.give(0, sum_of({-by_right.matmul(found.x.mH()), by_matrix}));
+  }
+  call.give(1, found.as_given(by_right));
+}
+
 // A pivot of zero is moved a little, which leaves the derivative of a determinant of zero at zero.
 Tensor without_zeros(const Tensor& lu) {
   const double little = lu.scalar_type() == at::kFloat || lu.scalar_type() == at::kComplexFloat
@@ -311,6 +448,11 @@ void add_linalg(Table& rules) {
   rules.add_pull(
       "linalg_solve_triangular",
       std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b1}, pull_solve_triangular));
+  WRITTEN("triangular_solve", triangular_solve);
+  rules.add_pull(
+      "triangular_solve",
+      std::make_unique<AtOnce>(
+          Places{0, 1}, Places{0, 1}, Reads{0b10, 0b1}, pull_triangular_solve));
   WRITTEN("_linalg_solve_ex", solve_ex);
   rules.add_pull(
       "_linalg_solve_ex",
@@ -327,6 +469,10 @@ void add_linalg(Table& rules) {
       std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b10, 0b1}, pull_cholesky_solve));
   WRITTEN("linalg_pinv.atol_rtol_tensor", pseudo_inverse);
   PULLS("linalg_pinv.atol_rtol_tensor", {0, PULL(pseudo_inverse_gradient(g, x, y))});
+  WRITTEN("linalg_lstsq", least_squares);
+  rules.add_pull(
+      "linalg_lstsq",
+      std::make_unique<AtOnce>(Places{0, 1}, Places{0, 1}, Reads{0b11, 0b1}, pull_least_squares));
   WRITTEN("_linalg_det", determinant);
   PULLS("_linalg_det", {0, PULL(determinant_gradient(g, x, y, c.result(1), c.result(2)))});
   WRITTEN("_linalg_slogdet", log_determinant);

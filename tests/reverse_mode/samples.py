@@ -149,6 +149,10 @@ OWN: dict[str, Sample] = {
         lambda x: torch.linalg.cholesky_ex(x @ x.mT + torch.eye(3))[0],
         [values(3, 3)],
     ),
+    "linalg_lstsq": (
+        lambda a, b: torch.linalg.lstsq(a, b, driver="gelsd")[:2],
+        [values(4, 2), values(4, 3)],
+    ),
     "clamp_min": (lambda x: x.clamp_min(0.1), [X]),
     "clamp": (lambda x: x.clamp(-0.5, 0.6), [X]),
     "copy": (lambda y: A.copy(X, y), [values(3)]),
