@@ -1,5 +1,5 @@
 // scatter_reduce and index_reduce(x, dim, index, source, reduce, include_self): what is written to
-// one place is reduced to one element.
+// one place is reduced to one element. And segment_reduce: what lies side by side is.
 #include "families.h"
 #include "forms.h"
 
@@ -141,6 +141,116 @@ void pull_reduced(Pullback& call) {
   }
 }
 
+// segment_reduce(x, reduce, *, lengths, indices, offsets, axis, unsafe, initial). Lengths and
+// offsets may have dimensions before the axis, those of x.
+class Segments {
+ public:
+  explicit Segments(const Operands& call)
+      : sizes_(call[0].sym_sizes()), axis_(at::maybe_wrap_dim(call.integer(5), call[0].dim())) {
+    const Tensor& lengths = call[2];
+    const Tensor& offsets = call[4];
+    const bool has_lengths = lengths.defined();
+    count_ = has_lengths ? lengths.sym_size(-1) : offsets.sym_size(-1) - 1;
+    const Tensor ends = has_lengths ? lengths.cumsum(-1) : offsets.narrow_symint(-1, 1, count_);
+    c10::SymDimVector sizes(ends.sym_sizes());
+    sizes.back() = sizes_[axis_];
+    const Tensor places = at::arange(sizes_[axis_], ends.options()).expand_symint(sizes);
+    index_ = at::searchsorted(ends, places.contiguous(), /*out_int32=*/false, /*right=*/true);
+    if (!has_lengths) { // what comes before the first segment goes where what comes after the last
+      index_ = at::where(places < offsets.narrow(-1, 0, 1), at::Scalar(count_), index_);
+    }
+    sizes.resize(sizes_.size(), 1);
+    index_ = index_.reshape_symint(sizes).expand_symint(sizes_);
+  }
+
+  Tensor sum(const Tensor& values) const {
+    return values.new_zeros_symint(reduced(count_ + 1))
+        .scatter_add(axis_, index_, values)
+        .narrow_symint(axis_, 0, count_);
+  }
+  Tensor read(const Tensor& segments) const {
+    return at::cat({segments, segments.new_zeros_symint(reduced(1))}, axis_).gather(axis_, index_);
+  }
+  // For each element, without dividing by it: it may be zero.
+  Tensor product_of_others(const Tensor& x) const {
+    return product_before(x, index_) *
+           product_before(x.flip(axis_), index_.flip(axis_)).flip(axis_);
+  }
+
+ private:
+  // The product of the elements of a segment before each. After each step it is of twice as many.
+  Tensor product_before(const Tensor& x, const Tensor& index) const {
+    const c10::SymInt length = x.sym_size(axis_);
+    const auto first = [&](const Tensor& tensor, const c10::SymInt& count) {
+      return tensor.narrow_symint(axis_, 0, count);
+    };
+    const auto from = [&](const Tensor& tensor, const c10::SymInt& start) {
+      return tensor.narrow_symint(axis_, start, length - start);
+    };
+    const auto is_together = [&](const c10::SymInt& apart) {
+      return from(index, apart) == first(index, length - apart);
+    };
+    if (length == 0) {
+      return x;
+    }
+    const Tensor previous = at::where(is_together(1), first(x, length - 1), 1);
+    Tensor products = at::cat({at::ones_like(first(x, 1)), previous}, axis_);
+    for (c10::SymInt reach = 1; reach < length; reach = reach * 2) {
+      const Tensor later = from(products, reach);
+      const Tensor longer = later * first(products, length - reach);
+      products =
+          at::cat({first(products, reach), at::where(is_together(reach), longer, later)}, axis_);
+    }
+    return products;
+  }
+  c10::SymDimVector reduced(const c10::SymInt& count) const {
+    c10::SymDimVector sizes(sizes_.begin(), sizes_.end());
+    sizes[axis_] = count;
+    return sizes;
+  }
+
+  c10::SymIntArrayRef sizes_;
+  int64_t axis_;
+  c10::SymInt count_;
+  Tensor index_; // of the segment that each element is in
+};
+
+// The derivatives by the elements, of their segment's result; undefined: ones.
+Tensor slopes_of(const Segments& segments, const Operands& call, const Tensor& y) {
+  const auto reduce = call.arg(1).toStringView();
+  const Tensor& x = call[0];
+  if (reduce == "sum") {
+    return {};
+  }
+  if (reduce == "mean") {
+    return segments.read(1 / segments.sum(at::ones_like(x)).clamp_min(1));
+  }
+  if (reduce == "prod") {
+    const Tensor others = segments.product_of_others(x);
+    return call.arg(7).isNone() ? others : others * call.scalar(7);
+  }
+  // Where several elements are the extreme, each has a share. The initial value may be it, too.
+  const Tensor is_extreme = (x == segments.read(y)).logical_or(x.isnan()).to(x.scalar_type());
+  return is_extreme / segments.read(segments.sum(is_extreme)).clamp_min(1);
+}
+
+Tensor scaled(const Tensor& values, const Tensor& slopes) {
+  return slopes.defined() ? values * slopes : values;
+}
+
+void segment_reduce(Call& call) {
+  call.run();
+  const Segments segments(call);
+  const Tensor slopes = slopes_of(segments, call, call.result());
+  call.set_tangent(0, segments.sum(scaled(call.tangent(0), slopes)));
+}
+
+void pull_segment_reduce(Pullback& call) {
+  const Segments segments(call);
+  const Tensor slopes = slopes_of(segments, call, call.result());
+  call.give(0, scaled(segments.read(call.cotangents()[0]), slopes));
+}
+
 } // namespace
 
 void add_scattered(Table& rules) {
@@ -148,6 +258,8 @@ void add_scattered(Table& rules) {
     WRITTEN(name, reduced);
     rules.add_pull(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced);
   }
+  WRITTEN("segment_reduce", segment_reduce);
+  rules.add_pull("segment_reduce", {0}, {0}, Reads{0b10101, 0b1}, pull_segment_reduce);
 }
 
 } // namespace torchlayers
