@@ -78,6 +78,217 @@ void vector_norm(Call& call) {
       0, norm_tangent(call.tangent(0), call[0], call.result(), order_of(call.arg(1)), over));
 }
 
+// Norms y of differences, along the last dimension, as cdist and pdist have them: their derivatives
+// by the differences are slopes / y^(order - 1), and zero where y is.
+class Distances {
+ public:
+  Distances(Tensor difference, Tensor y, double order)
+      : difference_(std::move(difference)), y_(std::move(y)), order_(order) {}
+
+  bool is_constant() const {
+    return order_ == 0;
+  }
+
+  // The sum of the slopes times t.
+  Tensor sum(const Tensor& t) const {
+    return (slopes() * t).sum(-1);
+  }
+  Tensor over_powers(const Tensor& numerator) const {
+    return is_angular() ? numerator : unless_zero(numerator / without_zeros(y_).pow(order_ - 1));
+  }
+
+  // Of slopes times over_powers(g), the backward: what it changes by with y and the differences.
+  Tensor backward_tangent(const Tensor& g, const Tensor& by_y, const Tensor& by_difference) const {
+    if (is_angular()) {
+      return {};
+    }
+    const Tensor weight = over_powers(g);
+    Tensor sum;
+    if (by_difference.defined()) {
+      sum = weight.unsqueeze(-1) * bent(by_difference);
+    }
+    if (by_y.defined()) {
+      const Tensor less = unless_zero((order_ - 1) * weight * by_y / without_zeros(y_));
+      sum = sum_of({sum, -less.unsqueeze(-1) * slopes()});
+    }
+    return sum;
+  }
+  // The gradients of the same, with u its cotangent.
+  Tensor backward_by_y(const Tensor& g, const Tensor& u) const {
+    return is_angular() ? Tensor()
+                        : unless_zero((1 - order_) * over_powers(g * sum(u)) / without_zeros(y_));
+  }
+  Tensor backward_by_difference(const Tensor& g, const Tensor& u) const {
+    return is_angular() ? Tensor() : over_powers(g).unsqueeze(-1) * bent(u);
+  }
+
+ private:
+  // Linear between its edges: the derivative is constant there.
+  bool is_angular() const {
+    return order_ == 1 || std::isinf(order_);
+  }
+  static Tensor without_zeros(const Tensor& sizes) {
+    return sizes.masked_fill(sizes == 0, 1);
+  }
+  Tensor unless_zero(const Tensor& quotient) const {
+    return quotient.masked_fill(y_ == 0, 0);
+  }
+  Tensor slopes() const {
+    if (order_ == 2) {
+      return difference_;
+    }
+    const Tensor direction = difference_.sgn();
+    if (order_ == 1) {
+      return direction;
+    }
+    if (std::isinf(order_)) {
+      return at::where(difference_.abs() == y_.unsqueeze(-1), direction, 0);
+    }
+    return direction * without_zeros(difference_.abs()).pow(order_ - 1);
+  }
+  // The slopes' tangent.
+  Tensor bent(const Tensor& t) const {
+    if (order_ == 2) {
+      return t;
+    }
+    const Tensor bend = (order_ - 1) * without_zeros(difference_.abs()).pow(order_ - 2);
+    return bend.masked_fill(difference_ == 0, 0) * t;
+  }
+
+  Tensor difference_;
+  Tensor y_;
+  double order_;
+};
+
+// From each row of one matrix to each of the other; either may be absent.
+Tensor differences(const Tensor& rows, const Tensor& others) {
+  return sum_of(
+      {rows.defined() ? rows.unsqueeze(-2) : rows,
+       others.defined() ? -others.unsqueeze(-3) : others});
+}
+
+// _cdist_forward(x1, x2, order, mode)
+void cdist(Call& call) {
+  call.run();
+  const Distances found(differences(call[0], call[1]), call.result(), call.number(2));
+  if (!found.is_constant()) {
+    const Tensor t = differences(tangent_or_none(call, 0), tangent_or_none(call, 1));
+    call.set_tangent(0, found.over_powers(found.sum(t)));
+  }
+}
+
+// _cdist_backward(g, x1, x2, order, distances): by x1, of all rows of x2 together.
+void cdist_backward(Call& call) {
+  call.run();
+  const Distances found(differences(call[1], call[2]), call[4], call.number(3));
+  if (found.is_constant()) {
+    return;
+  }
+  Tensor tangent;
+  if (call.has_tangent(0)) {
+    tangent = call.with({{0, call.tangent(0).contiguous()}});
+  }
+  const Tensor of_pairs = found.backward_tangent(
+      call[0],
+      tangent_or_none(call, 4),
+      differences(tangent_or_none(call, 1), tangent_or_none(call, 2)));
+  call.set_tangent(0, sum_of({tangent, of_pairs.defined() ? of_pairs.sum(-2) : of_pairs}));
+}
+
+void pull_cdist_backward(Pullback& call) {
+  const Distances found(differences(call[1], call[2]), call[4], call.number(3));
+  if (found.is_constant()) {
+    return;
+  }
+  const Tensor& g = call[0];
+  const Tensor u = call.cotangents()[0].unsqueeze(-2);
+  if (call.wants(0)) {
+    call.give(0, found.over_powers(found.sum(u)));
+  }
+  if (call.wants(4)) {
+    call.give(4, found.backward_by_y(g, u));
+  }
+  if (call.wants(1) || call.wants(2)) {
+    const Tensor by_pairs = found.backward_by_difference(g, u);
+    if (by_pairs.defined()) {
+      call.give(1, by_pairs.sum(-2));
+      call.give(2, -by_pairs.sum(-3));
+    }
+  }
+}
+
+// The rows of one matrix, each pair once.
+struct Pairs {
+  Tensor first;
+  Tensor second;
+
+  explicit Pairs(const Tensor& x) {
+    const int64_t count = x.sym_size(0).guard_int(__FILE__, __LINE__);
+    const Tensor both = at::triu_indices(count, count, 1, x.options().dtype(at::kLong));
+    first = both.select(0, 0);
+    second = both.select(0, 1);
+  }
+
+  Tensor differences(const Tensor& x) const {
+    return x.defined() ? x.index_select(0, first) - x.index_select(0, second) : x;
+  }
+  // What each row has of its pairs.
+  Tensor sum(const Tensor& of_pairs, const Tensor& x) const {
+    return at::zeros_like(x).index_add(0, first, of_pairs).index_add(0, second, -of_pairs);
+  }
+};
+
+// _pdist_forward(x, order)
+void pdist(Call& call) {
+  call.run();
+  const Pairs pairs(call[0]);
+  const Distances found(pairs.differences(call[0]), call.result(), call.number(1));
+  if (!found.is_constant()) {
+    const Tensor t = pairs.differences(call.tangent(0));
+    call.set_tangent(0, found.over_powers(found.sum(t)));
+  }
+}
+
+// _pdist_backward(g, x, order, distances)
+void pdist_backward(Call& call) {
+  call.run();
+  const Pairs pairs(call[1]);
+  const Distances found(pairs.differences(call[1]), call[3], call.number(2));
+  if (found.is_constant()) {
+    return;
+  }
+  Tensor tangent;
+  if (call.has_tangent(0)) {
+    tangent = call.with({{0, call.tangent(0).contiguous()}});
+  }
+  const Tensor of_pairs = found.backward_tangent(
+      call[0], tangent_or_none(call, 3), pairs.differences(tangent_or_none(call, 1)));
+  call.set_tangent(
+      0, sum_of({tangent, of_pairs.defined() ? pairs.sum(of_pairs, call[1]) : of_pairs}));
+}
+
+void pull_pdist_backward(Pullback& call) {
+  const Pairs pairs(call[1]);
+  const Distances found(pairs.differences(call[1]), call[3], call.number(2));
+  if (found.is_constant()) {
+    return;
+  }
+  const Tensor& g = call[0];
+  const Tensor u = pairs.differences(call.cotangents()[0]);
+  if (call.wants(0)) {
+    call.give(0, found.over_powers(found.sum(u)));
+  }
+  if (call.wants(3)) {
+    call.give(3, found.backward_by_y(g, u));
+  }
+  if (call.wants(1)) {
+    const Tensor by_pairs = found.backward_by_difference(g, u);
+    if (by_pairs.defined()) {
+      call.give(1, pairs.sum(by_pairs, call[1]));
+    }
+  }
+}
+
 } // namespace
 
 void add_distances(Table& rules) {
@@ -95,6 +306,7 @@ void add_distances(Table& rules) {
       "dist",
       {0, PULL(norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
       {1, PULL(norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
+  WRITTEN("_cdist_forward", cdist);
   PULLS(
       "_cdist_forward",
       {0, PULL(at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y))},
@@ -102,7 +314,12 @@ void add_distances(Table& rules) {
        PULL(
            at::_cdist_backward(
                g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous()))});
+  WRITTEN("_cdist_backward", cdist_backward);
+  rules.add_pull("_cdist_backward", {0, 1, 2, 4}, {0}, Reads{0b10111, 0}, pull_cdist_backward);
+  WRITTEN("_pdist_forward", pdist);
   PULLS("_pdist_forward", {0, PULL(at::_pdist_backward(g, x, c.number(1), y))});
+  WRITTEN("_pdist_backward", pdist_backward);
+  rules.add_pull("_pdist_backward", {0, 1, 3}, {0}, Reads{0b1011, 0}, pull_pdist_backward);
 }
 
 } // namespace torchlayers

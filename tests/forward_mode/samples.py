@@ -58,6 +58,14 @@ SAMPLES: dict[str, Sample] = {
         lambda x: torch.view_as_real(A._conj_physical(torch.view_as_complex(x))),
         [values(3, 2)],
     ),
+    "_cdist_backward": (
+        lambda g, x, y: A._cdist_backward(g, x, y, 1.5, torch.cdist(x, y, 1.5)),
+        [values(2, 3), values(2, 4), values(3, 4) + 0.1],
+    ),
+    "_pdist_backward": (
+        lambda g, x: A._pdist_backward(g, x, 3.0, A._pdist_forward(x, 3.0)),
+        [values(3), values(3, 2)],
+    ),
     "_prelu_kernel_backward": (
         lambda g, x, w: sum(A._prelu_kernel_backward(g, x, w)),
         [values(2, 3), X, values(2, 3)],
@@ -111,6 +119,14 @@ SAMPLES: dict[str, Sample] = {
     "floor_divide": (lambda x, y: A.floor_divide(x, y), [X, Y * 3 + 0.1]),
     "floor_divide.Scalar": constant(A.floor_divide.Scalar, 3),
     "fmod.Scalar": (lambda x: A.fmod(x, 0.9), [X]),
+    "grid_sampler_2d_backward": (
+        lambda g, x, grid: A.grid_sampler_2d_backward(g, x, grid, 2, 2, True, [True, True]),
+        [values(1, 2, 2, 3), IMAGE, unit(1, 2, 3, 2) * 2.4 - 1.2],
+    ),
+    "grid_sampler_3d_backward": (
+        lambda g, x, grid: A.grid_sampler_3d_backward(g, x, grid, 0, 0, False, [True, True]),
+        [values(1, 2, 1, 2, 3), VOLUME, unit(1, 1, 2, 3, 3) * 2.4 - 1.2],
+    ),
     "heaviside": (
         lambda x, v: A.heaviside(torch.cat([x, torch.zeros(1, 3)]), v),
         [X, values(3)],

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchlayers.decompositions import attention, distances, grid_sample, transformer
+from torchlayers.decompositions import attention, transformer
 
 Decomposition = Callable[..., Any]
 
@@ -35,14 +35,6 @@ def _of_torch() -> dict[tuple[str, str], Decomposition]:
 _OURS: dict[str, Decomposition] = {
     "aten::_native_multi_head_attention": transformer.multi_head_attention,
     "aten::_transformer_encoder_layer_fwd": transformer.encoder_layer,
-    "aten::_cdist_forward": distances.cdist,
-    "aten::_cdist_backward": distances.cdist_backward,
-    "aten::_pdist_forward": distances.pdist,
-    "aten::_pdist_backward": distances.pdist_backward,
-    "aten::grid_sampler_2d": grid_sample.grid_sampler,
-    "aten::grid_sampler_2d_backward": grid_sample.grid_sampler_backward,
-    "aten::grid_sampler_3d": grid_sample.grid_sampler,
-    "aten::grid_sampler_3d_backward": grid_sample.grid_sampler_backward,
     "aten::_scaled_dot_product_flash_attention_for_cpu": attention.flash_for_cpu,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention.flash_for_cpu_backward,
     "aten::_scaled_dot_product_flash_attention": attention.flash,
