@@ -19,6 +19,8 @@ NOT_AS_TORCH = {
     "native_batch_norm": f"{_LOST}: of the mean and the deviation",
     "nn.functional.soft_margin_loss": f"{_LOST}: of the target",
     "scatter_reduce.prod": f"{_LOST}: of what is multiplied in",
+    "triangular_solve": "torch's tangent is by the whole matrix, of which a triangle is read",
+    "logcumsumexp": "torch's tangent has an epsilon in it, and is nan for complex numbers",
     "nn.functional.linear_cross_entropy.chunked": f"{_LOST}: torchlayers refuses",
     "nn.functional.linear_cross_entropy.chunked_none": f"{_LOST}: torchlayers refuses",
 }
