@@ -11,11 +11,16 @@ bool joined(BatchedCall& call, size_t more) {
   if (!call[0].isTensorList() || !call[1].isInt()) {
     return false;
   }
-  const std::vector<at::Tensor> parts = call[0].toTensorVector();
+  const auto parts = call[0].toListRef();
+  if (parts.empty()) {
+    return false;
+  }
+  const at::Tensor& first = parts[0].toTensor();
   bool any_batched = false;
-  for (const at::Tensor& part : parts) {
-    const bool fits = part.dim() == parts[0].dim() && part.layout() == at::kStrided &&
-                      part.scalar_type() == parts[0].scalar_type();
+  for (const c10::IValue& each : parts) {
+    const at::Tensor& part = each.toTensor();
+    const bool fits = part.dim() == first.dim() && part.layout() == at::kStrided &&
+                      part.scalar_type() == first.scalar_type();
     if (!fits) {
       return false;
     }
@@ -25,17 +30,17 @@ bool joined(BatchedCall& call, size_t more) {
     return false;
   }
   const auto dim =
-      BatchedCall::behind_batch(call[1].toInt(), parts[0].dim() + static_cast<int64_t>(more));
+      BatchedCall::behind_batch(call[1].toInt(), first.dim() + static_cast<int64_t>(more));
   if (!dim) {
     return false;
   }
   return call.give([&] {
     std::vector<at::Tensor> values;
     values.reserve(parts.size());
-    for (const at::Tensor& part : parts) {
-      values.push_back(call.expanded(part));
+    for (const c10::IValue& part : parts) {
+      values.push_back(call.expanded(part.toTensor()));
     }
-    return call.call({c10::IValue(std::move(values)), *dim});
+    return more == 0 ? at::cat(values, *dim) : at::stack(values, *dim);
   });
 }
 
