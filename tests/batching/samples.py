@@ -1,5 +1,6 @@
 """Calls of every operator with a batching rule, each on one sample's tensors."""
 
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +20,17 @@ def values(*sizes: int) -> Tensor:
 V, W = values(3), values(3) + 1
 X, Y = values(2, 3), values(2, 3) + 1
 SQUARE, CUBE = values(3, 3) + 3 * torch.eye(3), values(2, 3, 4)
+CUBES = values(2, 3, 3) + 3 * torch.eye(3)
 IMAGE, IMAGES = values(2, 5, 5), values(2, 2, 5, 5)
 PLACES, ROWS = torch.tensor([2, 0]), torch.tensor([[0, 1, 1], [1, 0, 1]])
 CLASS, CLASSES = torch.tensor(1), torch.tensor([2, 0])
 CONV = ([2, 1], [1, 0], [1, 1])
 MEAN, SUM, NONE = 1, 2, 0
+
+
+def _of_ones(rank: int) -> Tensor:
+    """A number by as many dimensions as these, two of them for CUBE's."""
+    return values(3, 4, *[1] * (rank - 2))
 
 
 def in_order(x: Tensor) -> Tensor:
@@ -43,6 +50,11 @@ def _layer_norm_backward(g: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> 
         for result in A.native_layer_norm_backward(g, x, [3], mean, rstd, w, w, which)
         if result is not None
     ]
+
+
+def _resized_backward(name: str) -> Callable[[Tensor], Any]:
+    corners = [] if "nearest" in name else [False]
+    return lambda g: getattr(A, name)(g, [6, 8], [2, 2, 3, 4], *corners)
 
 
 def _pool_backward(g: Tensor, x: Tensor) -> Any:
@@ -96,7 +108,11 @@ SAMPLES: dict[str, list[Sample]] = {
     "argmin": [(lambda x: x.argmin(-1, keepdim=True), [X])],
     "glu": [(lambda x: A.glu(x, 0), [X])],
     "flip": [(lambda x: x.flip((0, -1)), [X]), (lambda x: x.flip(()), [X])],
-    "roll": [(lambda x: x.roll((1, 2), (-1, 0)), [X]), (lambda x: x.roll(1), [X])],
+    "roll": [
+        (lambda x: x.roll((1, 2), (-1, 0)), [X]),
+        (lambda x: x.roll(1), [X]),
+        (lambda x: x.roll(-2), [V]),
+    ],
     "detach": [(torch.detach, [X])],
     "alias": [(A.alias, [X])],
     "clone": [(torch.clone, [X])],
@@ -118,6 +134,12 @@ SAMPLES: dict[str, list[Sample]] = {
     "tril": [(torch.tril, [SQUARE])],
     "triu": [(lambda x: x.triu(1), [X])],
     "linalg_inv_ex": [(A.linalg_inv_ex, [SQUARE])],
+    "linalg_inv": [(torch.linalg.inv, [SQUARE]), (torch.linalg.inv, [CUBES])],
+    "linalg_cholesky": [(lambda x: torch.linalg.cholesky(x @ x.mT), [SQUARE])],
+    "linalg_det": [(torch.linalg.det, [SQUARE])],
+    "linalg_eigvalsh": [(lambda x: torch.linalg.eigvalsh(x + x.mT), [SQUARE])],
+    "linalg_svdvals": [(torch.linalg.svdvals, [X])],
+    "linalg_matrix_exp": [(torch.linalg.matrix_exp, [SQUARE])],
     "linalg_cholesky_ex": [(lambda x: A.linalg_cholesky_ex(x @ x.mT)[0], [SQUARE])],
     "linalg_qr": [(A.linalg_qr, [SQUARE])],
     "linalg_eig": [(lambda x: A.linalg_eig(x)[0], [SQUARE])],
@@ -183,6 +205,40 @@ SAMPLES: dict[str, list[Sample]] = {
         (torch.addmm, [values(2, 1), X, values(3, 4)]),
         (torch.addmm, [values(), X, values(3, 4)]),
     ],
+    "einsum": [
+        (lambda *given, equation=equation: torch.einsum(equation, *given), list(tensors))
+        for equation, *tensors in [
+            ("i,ij->j", V, values(3, 2)),
+            ("ij,jk->ik", X, values(3, 4)),
+            ("hij,jk->hik", CUBE, values(4, 2)),
+            ("ij,jk->ik", X, values(1, 4)),
+            ("ij,jk->ki", X, values(3, 4)),
+            ("ij,ij->ij", X, values(1, 3)),
+            ("i,j", V, values(2)),
+            ("ij,j", X, V),
+            ("ba", X),
+            ("ii->i", SQUARE),
+            ("ii", SQUARE),
+            ("a b -> ", X),
+            ("...ij,...jk->...ik", CUBE, values(4, 2)),
+            ("i...,j...", X, values(4, 3)),
+            ("a...b->b...", CUBE),
+            ("...,...->...", V, values(2, 1)),
+            ("ij,jk,kl->il", X, values(3, 2), values(2, 2)),
+            (f"{string.ascii_letters[:3]},{string.ascii_letters[1:]}->a", CUBE, _of_ones(51)),
+        ]
+    ],
+    "_cdist_forward": [
+        (lambda x, y: A._cdist_forward(x, y, 2.0, None), [values(*left), values(*right) + 1])
+        for left, right in [((2, 3), (4, 3)), ((5, 2, 3), (4, 3)), ((2, 3), (5, 4, 3))]
+    ],
+    "linalg_solve": [
+        (torch.linalg.solve, [SQUARE, V]),
+        (torch.linalg.solve, [SQUARE, values(3, 2)]),
+        (lambda a, b: torch.linalg.solve(a, b, left=False), [SQUARE, X]),
+        (torch.linalg.solve, [values(4, 4) + 3 * torch.eye(4), values(4, 4)]),
+        *((torch.linalg.solve, [CUBES, values(*b)]) for b in ((2, 3), (2, 3, 2))),
+    ],
     "convolution": [
         (
             lambda x, w, b: A.convolution(x, w, b, *CONV, False, [0, 0], 2),
@@ -196,6 +252,29 @@ SAMPLES: dict[str, list[Sample]] = {
     "conv1d": [(A.conv1d, [values(2, 5), values(3, 2, 2), V])],
     "conv2d": [(A.conv2d, [x, values(3, 2, 2, 2), V]) for x in (IMAGE, IMAGES)],
     "conv3d": [(A.conv3d, [values(2, 3, 3, 3), values(1, 2, 2, 2, 2), values(1)])],
+    "max_pool2d": [(lambda x: A.max_pool2d(x, [2, 2]), [x]) for x in (IMAGE, IMAGES)],
+    "upsample_nearest1d": [(lambda x: A.upsample_nearest1d(x, [7]), [values(2, 2, 5)])],
+    "upsample_nearest1d.vec": [
+        (lambda x: A.upsample_nearest1d.vec(x, None, [2.0]), [values(2, 2, 5)])
+    ],
+    "upsample_nearest2d": [(lambda x: A.upsample_nearest2d(x, [7, 8]), [IMAGES])],
+    "upsample_nearest2d.vec": [(lambda x: A.upsample_nearest2d.vec(x, None, [2.0, 1.5]), [IMAGES])],
+    "upsample_bilinear2d": [(lambda x: A.upsample_bilinear2d(x, [7, 8], True), [IMAGES])],
+    "upsample_bilinear2d.vec": [
+        (lambda x: A.upsample_bilinear2d.vec(x, [7, 8], False, None), [IMAGES])
+    ],
+    "upsample_bicubic2d": [(lambda x: A.upsample_bicubic2d(x, [7, 8], True), [IMAGES])],
+    "upsample_bicubic2d.vec": [
+        (lambda x: A.upsample_bicubic2d.vec(x, [7, 8], False, None), [IMAGES])
+    ],
+    **{
+        name: [(_resized_backward(name), [values(2, 2, 6, 8)])]
+        for name in (
+            "upsample_nearest2d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+        )
+    },
     "convolution_backward": [
         (_convolution_backward, [values(2, 2, 4, 4), IMAGES, values(2, 2, 2, 2)])
     ],
@@ -259,6 +338,27 @@ SAMPLES: dict[str, list[Sample]] = {
             [values(2, 4, 3), values(4)],
         )
     ],
+    "batch_norm": [
+        (lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0, 1e-5, False), [x, V, W])
+        for x in (values(2, 3, 4), values(1, 3, 2, 2))
+    ]
+    + [
+        (
+            lambda x, w, m=m: torch.batch_norm(x, w, None, m, W, False, 0, 1e-5, False),
+            [values(2, 3, 4), V],
+        )
+        for m in (V, W)
+    ],
+    "native_batch_norm": [
+        (
+            lambda x, w: torch.native_batch_norm(x, w, None, None, None, True, 0, 1e-5),
+            [values(2, 3, 4), V],
+        ),
+        (
+            lambda x: torch.native_batch_norm(x, None, V, V, W, False, 0, 1e-5)[0],
+            [values(2, 3, 4)],
+        ),
+    ],
     "index_select": [(lambda x: x.index_select(-1, PLACES), [X])],
     "gather": [(lambda x: x.gather(1, ROWS), [X])],
     "scatter.src": [(lambda x, y: A.scatter(x, 1, ROWS[:, :2], y), [X, values(2, 2)])],
@@ -272,6 +372,8 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "embedding": [
         (lambda w: A.embedding(w, PLACES), [SQUARE]),
+        (lambda w: A.embedding(w, ROWS), [SQUARE]),
+        (lambda w: A.embedding(w, ROWS, 1), [SQUARE]),
         (lambda x: A.embedding(SQUARE, (2 * x).long()), [X]),
     ],
     "cat": [(lambda x, y: torch.cat([x, y, x], -1), [X, Y]), (lambda x: torch.cat([x, V]), [W])],

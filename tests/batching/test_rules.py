@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 import torchlayers as tl
 from tests.batching.rules import RULES, followed, switched_off
-from tests.batching.samples import SAMPLES, A, V, X, values
+from tests.batching.samples import CUBES, SAMPLES, A, V, X, values
 
 # Some calls have no batching rule in torch and go through its fallback.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -121,6 +121,23 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
     "mm that does not fit": lambda x: A.mm(x, x),
     "cat of two ranks": lambda x: torch.cat([x, x[0]]),
     "stack of two sizes": lambda x: torch.stack([x, x[:, :1]]),
+    "einsum of two sizes": lambda x: torch.einsum("ij,jk", x, x),
+    "einsum of too many letters": lambda x: torch.einsum("ijk->i", x),
+    "einsum of too few letters": lambda x: torch.einsum("i->i", x),
+    "einsum with a letter from nowhere": lambda x: torch.einsum("ij->ik", x),
+    "einsum with a letter twice": lambda x: torch.einsum("ij->ii", x),
+    "einsum of a diagonal of no square": lambda x: torch.einsum("ii", x),
+    "einsum of one tensor too few": lambda x: torch.einsum("ij,jk", x),
+    "einsum with a number": lambda x: torch.einsum("i1", x),
+    "the inverse of no square": torch.linalg.inv,
+    "solve of no square": lambda x: torch.linalg.solve(x, x),
+    "solve of two sizes": lambda x: torch.linalg.solve(x @ x.mT, x.mT),
+    "cdist of two widths": lambda x: torch.cdist(x, x.mT),
+    "an image without a batch resized": lambda x: A.upsample_nearest1d(x, [7]),
+    "batch norm with a weight too long": lambda x: torch.batch_norm(
+        x, V[:2], None, None, None, True, 0, 1e-5, False
+    ),
+    "an embedding out of range": lambda x: A.embedding(x, torch.tensor([2])),
     "gather of two ranks": lambda x: x.gather(0, torch.tensor([0])),
     "layer norm of more than there is": lambda x: A.native_layer_norm(
         x, [BATCH, 2, 3], None, None, 1e-5
@@ -138,6 +155,13 @@ def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
     with pytest.raises((RuntimeError, IndexError, ValueError)):
         tl.vmap(f)(x)
     assert tl.current_stack() == ()
+
+
+def test_solve_of_matrices_of_two_ranks() -> None:
+    """torch's rule lines the batch up with a sample's own."""
+    f, tensors = torch.linalg.solve, [CUBES, values(3, 2)]
+    for args, dims in batches(tensors):
+        close(tl.vmap(f, in_dims=dims)(*args), one_by_one(f, args, dims))
 
 
 def test_samples_of_two_levels() -> None:

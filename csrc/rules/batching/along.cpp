@@ -1,5 +1,7 @@
 // Operators that work along dimensions, counted one further back where the batch is in front,
 // and those of the last dimensions, which don't see it.
+#include <ATen/ATen.h>
+
 #include "families.h"
 
 namespace torchlayers {
@@ -14,6 +16,21 @@ bool along_dim(BatchedCall& call, size_t arg) {
 bool along_dims(BatchedCall& call, size_t arg) {
   return call.all_like(0) && call[arg].isIntList() && !call[arg].toIntVector().empty() &&
          call.run_at_dims(arg);
+}
+
+// roll(x, shifts, dims): without dims, of all elements in a row.
+bool roll(BatchedCall& call, size_t) {
+  if (!call[1].isIntList() || !call[2].isIntList() || !call[2].toIntVector().empty()) {
+    return along_dims(call, 2);
+  }
+  const std::vector<int64_t> shifts = call[1].toIntVector();
+  if (!call.only(0) || call.rank(0) == 0 || shifts.size() != 1) {
+    return false;
+  }
+  return call.give([&] {
+    const at::Tensor x = call.value(0);
+    return call.rank(0) == 1 ? x.roll(shifts, 1) : x.flatten(1).roll(shifts, 1).view(x.sizes());
+  });
 }
 
 bool keeps_strides(at::MemoryFormat format) {
@@ -48,7 +65,7 @@ void add_batched_along(BatchTable& rules) {
   rules.add({"argmax", "argmin", "glu"}, {along_dim, 1});
   rules.add({"sort.stable", "topk"}, {along_dim, 2});
   rules.add({"flip"}, {along_dims, 1});
-  rules.add({"roll"}, {along_dims, 2});
+  rules.add({"roll"}, {roll});
 
   rules.add({"detach", "alias"}, {every_element});
   rules.add({"clone"}, {every_element, 1});
@@ -66,9 +83,17 @@ void add_batched_along(BatchTable& rules) {
        "softshrink_backward"},
       {of_last, 0});
   rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
+  // The composite ones are called whole: taken apart above vmap, they would check for errors and
+  // ask for vectors as if every tensor had a gradient.
   rules.add(
       {"tril",
        "triu",
+       "linalg_inv",
+       "linalg_cholesky",
+       "linalg_det",
+       "linalg_eigvalsh",
+       "linalg_svdvals",
+       "linalg_matrix_exp",
        "linalg_inv_ex",
        "linalg_cholesky_ex",
        "linalg_qr",

@@ -1,4 +1,5 @@
-// Convolution and pooling: images have one batch dimension of their own, which takes up vmap's.
+// Convolution, pooling and resizing: images have one batch dimension of their own, which takes up
+// vmap's.
 #include <ATen/ATen.h>
 
 #include <array>
@@ -12,11 +13,19 @@ using at::Tensor;
 
 // (B, N, ...) as (B N, ...) and back.
 Tensor joined(const Tensor& tensor) {
-  return tensor.flatten(0, 1);
+  at::DimVector sizes(tensor.sizes().slice(1));
+  sizes[0] *= tensor.size(0);
+  return tensor.is_contiguous() ? tensor.view(sizes) : tensor.reshape(sizes);
 }
 
 Tensor parted(const Tensor& tensor, int64_t batch_size) {
-  return tensor.defined() ? tensor.unflatten(0, {batch_size, -1}) : tensor;
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  at::DimVector sizes(tensor.sizes());
+  sizes[0] /= batch_size;
+  sizes.insert(sizes.begin(), batch_size);
+  return tensor.view(sizes);
 }
 
 // (B, N, C, ...) as (N, B C, ...): the batch beside the channels, in groups of its own.
@@ -24,18 +33,9 @@ Tensor beside_channels(const Tensor& tensor) {
   return tensor.transpose(0, 1).flatten(1, 2);
 }
 
-// op(x, ...) of images with `dims` dimensions to a plane, where every tensor is one.
-bool on_images(BatchedCall& call, size_t dims) {
-  const auto image_rank = static_cast<int64_t>(dims) + 1;
-  if (!call.all_like(0) || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
-    return false;
-  }
-  if (call.rank(0) == image_rank) {
-    return call.run();
-  }
-  if (call.rank(0) != image_rank + 1) {
-    return false;
-  }
+// The operator on every tensor's images as one batch, and its results parted again. Where a sample
+// has images itself, in one batch, none of them without elements.
+bool on_joined(BatchedCall& call) {
   return call.give([&] {
     std::vector<Tensor> results =
         call.call_all(call.args_with([&](size_t i) { return joined(call.value(i)); }));
@@ -44,6 +44,44 @@ bool on_images(BatchedCall& call, size_t dims) {
     }
     return results;
   });
+}
+
+bool has_elements(const BatchedCall& call) {
+  return call.tensor(0).numel() > 0 && call.batch_size() > 0;
+}
+
+// op(x, ...) of images with `dims` dimensions to a plane, where every tensor is one.
+bool on_images(BatchedCall& call, size_t dims) {
+  const auto image_rank = static_cast<int64_t>(dims) + 1;
+  if (!call.all_like(0) || !has_elements(call)) {
+    return false;
+  }
+  if (call.rank(0) == image_rank) {
+    return call.run();
+  }
+  return call.rank(0) == image_rank + 1 && on_joined(call);
+}
+
+// upsample_...(x, ...): a sample has to have images, in a batch.
+bool resized(BatchedCall& call, size_t dims) {
+  return call.only(0) && call.rank(0) == static_cast<int64_t>(dims) + 2 && has_elements(call) &&
+         on_joined(call);
+}
+
+// upsample_..._backward(gradient, sizes, sizes of x, ...)
+bool resized_backward(BatchedCall& call, size_t dims) {
+  if (!call[2].isIntList()) {
+    return false;
+  }
+  std::vector<int64_t> sizes = call[2].toIntVector();
+  const bool fits = sizes.size() == dims + 2 && call.rank(0) == static_cast<int64_t>(dims) + 2 &&
+                    call.only(0) && has_elements(call) && sizes[0] == call.tensor(0).size(0);
+  if (!fits) {
+    return false;
+  }
+  sizes[0] *= call.batch_size();
+  call.set(2, std::move(sizes));
+  return on_joined(call);
 }
 
 // What the convolutions by dimension and the general one have in common.
@@ -73,9 +111,8 @@ bool convolution(BatchedCall& call, size_t) {
       call[7].toIntVector(),
       call.flag(6),
       call[8].toInt()};
-  const bool is_empty = call.tensor(0).numel() == 0 || call.batch_size() == 0;
   const bool has_bias = call.has_tensor(2);
-  if (is_empty || call.rank(0) != call.rank(1)) {
+  if (!has_elements(call) || call.rank(0) != call.rank(1)) {
     return false;
   }
   const int64_t batch_size = call.batch_size();
@@ -97,10 +134,25 @@ bool convolution(BatchedCall& call, size_t) {
   });
 }
 
-// conv2d(x, weight, bias, stride, padding, dilation, groups), and its like: one image a sample is
-// a batch of images below.
-bool convolution_of_image(BatchedCall& call, size_t dims) {
-  return call.only(0) && call.rank(0) == static_cast<int64_t>(dims) + 1 && call.run();
+// conv2d(x, weight, bias, stride, padding, dilation, groups), and its like, by one weight: one
+// image a sample is a batch of images below, and a batch of them a longer one.
+bool convolution_of_images(BatchedCall& call, size_t dims) {
+  if (!call.only(0)) {
+    return false;
+  }
+  const auto image_rank = static_cast<int64_t>(dims) + 1;
+  if (call.rank(0) == image_rank) {
+    return call.run();
+  }
+  if (call.rank(0) != image_rank + 1 || call.rank(1) != image_rank + 1 || !has_elements(call)) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor images = joined(call.value(0));
+    return parted(
+        call.call(call.args_with([&](size_t i) { return i == 0 ? images : call.tensor(i); })),
+        call.batch_size());
+  });
 }
 
 // convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
@@ -178,18 +230,33 @@ bool convolution_backward(BatchedCall& call, size_t) {
 
 void add_batched_images(BatchTable& rules) {
   rules.add({"convolution"}, {convolution});
-  rules.add({"conv1d"}, {convolution_of_image, 1});
-  rules.add({"conv2d"}, {convolution_of_image, 2});
-  rules.add({"conv3d"}, {convolution_of_image, 3});
+  rules.add({"conv1d"}, {convolution_of_images, 1});
+  rules.add({"conv2d"}, {convolution_of_images, 2});
+  rules.add({"conv3d"}, {convolution_of_images, 3});
   rules.add({"convolution_backward"}, {convolution_backward});
   rules.add(
-      {"max_pool2d_with_indices",
+      {"max_pool2d",
+       "max_pool2d_with_indices",
        "max_pool2d_with_indices_backward",
        "avg_pool2d",
        "avg_pool2d_backward",
        "_adaptive_avg_pool2d",
        "_adaptive_avg_pool2d_backward"},
       {on_images, 2});
+  rules.add({"upsample_nearest1d", "upsample_nearest1d.vec"}, {resized, 1});
+  rules.add(
+      {"upsample_nearest2d",
+       "upsample_nearest2d.vec",
+       "upsample_bilinear2d",
+       "upsample_bilinear2d.vec",
+       "upsample_bicubic2d",
+       "upsample_bicubic2d.vec"},
+      {resized, 2});
+  rules.add(
+      {"upsample_nearest2d_backward",
+       "upsample_bilinear2d_backward",
+       "upsample_bicubic2d_backward"},
+      {resized_backward, 2});
 }
 
 } // namespace torchlayers

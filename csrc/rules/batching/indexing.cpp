@@ -69,9 +69,27 @@ bool index(BatchedCall& call, size_t) {
   return false;
 }
 
-// embedding(weight, indices, ...)
+// embedding(weight, indices, padding, scale by frequency, sparse): what is after the indices is a
+// gradient's matter.
 bool embedding(BatchedCall& call, size_t) {
-  return call.only(1) && call.run();
+  if (call.only(1)) {
+    return call.run();
+  }
+  const bool is_plain = call[2].isInt() && call[2].toInt() < 0 && !call.flag(3) && !call.flag(4);
+  if (!is_plain || !call.only(0) || call.rank(0) != 2) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor weight = call.value(0);
+    const Tensor& indices = call.tensor(1);
+    if (indices.dim() == 1) {
+      return at::index_select(weight, 1, indices);
+    }
+    at::DimVector sizes(indices.sizes());
+    sizes.insert(sizes.begin(), weight.size(0));
+    sizes.push_back(weight.size(2));
+    return at::index_select(weight, 1, indices.reshape({-1})).view(sizes);
+  });
 }
 
 } // namespace

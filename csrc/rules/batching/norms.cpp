@@ -1,4 +1,4 @@
-// Layer and group normalization.
+// Layer, batch and group normalization.
 #include <ATen/ATen.h>
 
 #include "families.h"
@@ -71,12 +71,77 @@ bool group_norm(BatchedCall& call, size_t) {
   });
 }
 
+// The batch beside the channels, (B, N, C, ...) as (N, B C, ...), and back.
+Tensor beside_channels(const Tensor& x) {
+  at::DimVector sizes(x.sizes().slice(1));
+  sizes[1] *= x.size(0);
+  return x.size(1) == 1 ? x.reshape(sizes) : x.transpose(0, 1).reshape(sizes);
+}
+
+Tensor from_channels(const Tensor& x, int64_t batch_size) {
+  at::DimVector sizes(x.sizes());
+  sizes[1] /= batch_size;
+  if (x.size(0) == 1) {
+    sizes.insert(sizes.begin(), batch_size);
+    return x.view(sizes);
+  }
+  sizes.insert(sizes.begin() + 1, batch_size);
+  return x.view(sizes).transpose(0, 1);
+}
+
+// batch_norm(x, weight, bias, running mean, running variance, training, ...) -> result, and
+// native_batch_norm with the mean and rstd by channel. Channels know nothing of each other.
+bool batch_norm(BatchedCall& call, size_t) {
+  const bool keeps_no_statistics = call.flag(5) && !call.has_tensor(3) && !call.has_tensor(4);
+  if (!call.is_batched(0) || !keeps_no_statistics || call.rank(0) < 2 ||
+      call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+    return false;
+  }
+  for (size_t i : {1, 2}) {
+    if (call.has_tensor(i) &&
+        (call.rank(i) != 1 || call.tensor(i).size(0) != call.tensor(0).size(1))) {
+      return false;
+    }
+  }
+  return call.give([&] {
+    const int64_t batch_size = call.batch_size();
+    std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
+      return i == 0 ? beside_channels(call.value(0)) : call.expanded(i).reshape({-1});
+    }));
+    results[0] = from_channels(results[0], batch_size);
+    for (size_t i = 1; i < results.size(); ++i) {
+      results[i] = results[i].view({batch_size, -1});
+    }
+    return results;
+  });
+}
+
+// The same with statistics that are given: where all samples have the same, their images are
+// those of one batch.
+bool batch_norm_of_images(BatchedCall& call, size_t) {
+  const bool has_statistics = !call.flag(5) && call.has_tensor(3) && call.has_tensor(4);
+  if (!has_statistics || !call.only(0) || call.rank(0) < 2 || call.tensor(0).numel() == 0 ||
+      call.batch_size() == 0) {
+    return batch_norm(call, 0);
+  }
+  return call.give([&] {
+    const Tensor x = call.value(0);
+    at::DimVector sizes(x.sizes().slice(1));
+    sizes[0] *= x.size(0);
+    const Tensor images = x.reshape(sizes);
+    return call.call(call.args_with([&](size_t i) { return i == 0 ? images : call.tensor(i); }))
+        .view(x.sizes());
+  });
+}
+
 } // namespace
 
 void add_batched_norms(BatchTable& rules) {
   rules.add({"native_layer_norm"}, {layer_norm});
   rules.add({"native_layer_norm_backward"}, {layer_norm_backward});
   rules.add({"native_group_norm"}, {group_norm});
+  rules.add({"native_batch_norm"}, {batch_norm});
+  rules.add({"batch_norm"}, {batch_norm_of_images});
 }
 
 } // namespace torchlayers

@@ -1,5 +1,9 @@
-// The matmul family.
+// The matmul family, einsum, and what takes matrices two by two: distances and solutions.
 #include <ATen/ATen.h>
+
+#include <algorithm>
+#include <array>
+#include <string>
 
 #include "families.h"
 
@@ -116,6 +120,240 @@ bool addmm(BatchedCall& call, size_t) {
   });
 }
 
+// An equation of einsum, as far as samples fit it.
+class Equation {
+ public:
+  Equation(std::string text, c10::ArrayRef<c10::IValue> operands) {
+    text.erase(std::remove(text.begin(), text.end(), ' '), text.end());
+    const size_t arrow = text.find("->");
+    read_terms(text.substr(0, arrow));
+    fits_ = terms_.size() == operands.size();
+    for (size_t i = 0; fits_ && i < terms_.size(); ++i) {
+      fits_ = fits_term(terms_[i], operands[i].toTensor());
+    }
+    if (fits_) {
+      result_ = arrow == std::string::npos ? implied() : text.substr(arrow + 2);
+      fits_ = fits_result();
+    }
+  }
+
+  bool fits() const {
+    return fits_;
+  }
+
+  // Whether it is the product of x, its last dimension in front in y, and the matrix y.
+  bool is_matmul() const {
+    if (terms_.size() != 2 || terms_[0].empty() || terms_[1].size() != 2 || has_ellipsis_) {
+      return false;
+    }
+    const std::string& x = terms_[0];
+    const std::string& y = terms_[1];
+    for (size_t i = 0; i < x.size(); ++i) {
+      if (x.find(x[i]) != i) {
+        return false;
+      }
+    }
+    return x.back() == y[0] && x.find(y[1]) == std::string::npos && !stretches_ &&
+           result_ == x.substr(0, x.size() - 1) + y[1];
+  }
+
+  // With a letter of the batch's in front of these operands' subscripts and the result's; none
+  // where no letter is left.
+  template <class IsBatched>
+  std::optional<std::string> with_batch(const IsBatched& is_batched) const {
+    char batch = 'A';
+    while (batch <= 'z' && (!is_letter(batch) || counts_[batch] > 0)) {
+      ++batch;
+    }
+    if (batch > 'z') {
+      return std::nullopt;
+    }
+    std::string text;
+    for (size_t i = 0; i < terms_.size(); ++i) {
+      text += i == 0 ? "" : ",";
+      text += is_batched(i) ? batch + terms_[i] : terms_[i];
+    }
+    return text + "->" + batch + result_;
+  }
+
+ private:
+  static constexpr const char* kEllipsis = "...";
+
+  static bool is_letter(char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  }
+
+  void read_terms(const std::string& text) {
+    size_t start = 0;
+    while (true) {
+      const size_t end = text.find(',', start);
+      terms_.push_back(text.substr(start, end - start));
+      if (end == std::string::npos) {
+        return;
+      }
+      start = end + 1;
+    }
+  }
+
+  // The subscripts' letters, without an ellipsis; none where they are not letters.
+  std::optional<std::string> letters_of(std::string term) {
+    const size_t dots = term.find(kEllipsis);
+    if (dots != std::string::npos) {
+      has_ellipsis_ = true;
+      term.erase(dots, 3);
+    }
+    return std::all_of(term.begin(), term.end(), is_letter) ? std::optional<std::string>(term)
+                                                            : std::nullopt;
+  }
+
+  bool fits_term(const std::string& term, const Tensor& operand) {
+    const auto letters = letters_of(term);
+    const size_t dots = term.find(kEllipsis);
+    const auto rank = static_cast<size_t>(operand.dim());
+    const bool has_dots = dots != std::string::npos;
+    if (!letters || letters->size() > rank || (letters->size() < rank && !has_dots) ||
+        operand.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+      return false;
+    }
+    const size_t hidden = rank - letters->size();
+    hidden_.resize(std::max(hidden_.size(), hidden), 1);
+    for (size_t i = 0; i < letters->size(); ++i) {
+      const char letter = (*letters)[i];
+      const size_t dim = i < dots ? i : i + hidden;
+      const size_t before = letters->find(letter);
+      if (before < i &&
+          operand.size(before < dots ? before : before + hidden) != operand.size(dim)) {
+        return false; // a diagonal of what is not square
+      }
+      const bool is_new = counts_[letter]++ == 0;
+      if (!stretch(sizes_[letter], operand.size(dim), is_new)) {
+        return false;
+      }
+    }
+    for (size_t i = 0; i < hidden; ++i) {
+      if (!stretch(hidden_[i], operand.size(dots + hidden - 1 - i), false)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // Sizes of 1 are stretched to others.
+  bool stretch(int64_t& known, int64_t size, bool is_new) {
+    stretches_ = stretches_ || (!is_new && known != size);
+    if (is_new || known == 1) {
+      known = size;
+    }
+    return size == 1 || size == known;
+  }
+
+  // The letters met once, in order, behind the ellipsis.
+  std::string implied() const {
+    std::string once = has_ellipsis_ ? kEllipsis : "";
+    for (int letter = 'A'; letter <= 'z'; ++letter) {
+      once += counts_[letter] == 1 ? std::string(1, static_cast<char>(letter)) : "";
+    }
+    return once;
+  }
+
+  bool fits_result() {
+    const bool had_ellipsis = has_ellipsis_;
+    const auto letters = letters_of(result_);
+    if (!letters || has_ellipsis_ != had_ellipsis) {
+      return false;
+    }
+    for (size_t i = 0; i < letters->size(); ++i) {
+      if (counts_[(*letters)[i]] == 0 || letters->find((*letters)[i]) != i) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  std::vector<std::string> terms_;
+  std::string result_;
+  std::array<int, 128> counts_{};
+  std::array<int64_t, 128> sizes_{};
+  std::vector<int64_t> hidden_; // behind an ellipsis, the last first
+  bool has_ellipsis_ = false;
+  bool stretches_ = false;
+  bool fits_ = false;
+};
+
+// einsum(equation, operands, *, path)
+bool einsum(BatchedCall& call, size_t) {
+  const auto operands = call[1].toListRef();
+  const auto is_batched = [&](size_t i) { return call.is_batched(operands[i].toTensor()); };
+  size_t batched = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    batched += is_batched(i) ? 1 : 0;
+  }
+  const Equation equation(call[0].toStringRef(), operands);
+  if (batched == 0 || !equation.fits()) {
+    return false;
+  }
+  if (equation.is_matmul() && is_batched(0)) {
+    const Tensor& x = operands[0].toTensor();
+    const Tensor& y = operands[1].toTensor();
+    const bool is_one = !is_batched(1) || x.dim() == 2;
+    if (is_one && x.scalar_type() == y.scalar_type()) {
+      return call.give([&] { return at::matmul(call.value(x), call.value(y)); });
+    }
+  }
+  auto with_batch = equation.with_batch(is_batched);
+  if (!with_batch) {
+    return false;
+  }
+  call.set(0, std::move(*with_batch));
+  return call.run();
+}
+
+// _cdist_forward(x, y, ...): the pairs of their rows.
+bool distances(BatchedCall& call, size_t) {
+  const int64_t m = call.rank(0);
+  const int64_t n = call.rank(1);
+  const bool of_x = call.is_batched(0);
+  const bool of_y = call.is_batched(1);
+  const bool lined_up = of_x && of_y ? m == n : (of_x && n <= m) || (of_y && m <= n);
+  return m >= 2 && n >= 2 && lined_up && call.run();
+}
+
+// linalg_solve(A, b, *, left): a vector is a matrix of one column, and both have as many dimensions
+// below, or torch might see the batch of matrices as one of vectors.
+bool solve(BatchedCall& call, size_t) {
+  const Tensor& a = call.tensor(0);
+  const Tensor& b = call.tensor(1);
+  const bool is_left = call.flag(2);
+  const int64_t m = a.dim();
+  if (m < 2 || b.dim() < 1 || !(call.is_batched(0) || call.is_batched(1)) ||
+      a.scalar_type() != b.scalar_type()) {
+    return false;
+  }
+  const bool is_vector =
+      b.dim() == 1 || (b.dim() == m - 1 && b.sizes() == a.sizes().slice(0, m - 1));
+  const int64_t n = b.dim() + (is_vector ? 1 : 0);
+  const int64_t rows = is_vector || !is_left ? b.size(-1) : b.size(-2);
+  if (a.size(-1) != a.size(-2) || a.size(-1) != rows || (is_vector && !is_left)) {
+    return false;
+  }
+  const bool lines_up =
+      m == 2 || n == 2 || (m == n && a.sizes().slice(0, m - 2) == b.sizes().slice(0, m - 2));
+  return lines_up && call.give([&] {
+    const auto raised = [&](Tensor value) {
+      while (value.dim() < std::max(m, n) + 1) {
+        value = value.unsqueeze(1);
+      }
+      return value;
+    };
+    const Tensor given = call.expanded(1);
+    const Tensor x = at::linalg_solve(
+        call.is_batched(0) ? raised(call.value(0)) : a,
+        raised(is_vector ? given.unsqueeze(-1) : given),
+        is_left);
+    return is_vector ? x.squeeze(-1) : x;
+  });
+}
+
 } // namespace
 
 void add_batched_products(BatchTable& rules) {
@@ -127,6 +365,9 @@ void add_batched_products(BatchTable& rules) {
   rules.add({"outer", "ger"}, {outer});
   rules.add({"linear"}, {linear});
   rules.add({"addmm"}, {addmm});
+  rules.add({"einsum"}, {einsum});
+  rules.add({"_cdist_forward"}, {distances});
+  rules.add({"linalg_solve"}, {solve});
 }
 
 } // namespace torchlayers
