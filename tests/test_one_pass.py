@@ -161,7 +161,7 @@ def test_functions_agree_with_their_operators(name, transform):
 
 def cases_of_pairs():
     for operands, make in OPERANDS.items():
-        a, b = make()
+        a = make()[0]
         for name in PAIRS:
             for transform in BINARY_TRANSFORMS:
                 has_batch = a.dim() > 0 or "vmap" not in transform
