@@ -12,10 +12,7 @@ namespace torchlayers {
 namespace {
 
 constexpr DispatchKeySet kPlainKeys(
-    {DispatchKey::CPU,
-     DispatchKey::AutogradCPU,
-     DispatchKey::AutocastCPU,
-     DispatchKey::ADInplaceOrView});
+    {DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::ADInplaceOrView});
 
 // The keys that every operator of this thread meets, but for those of the layers.
 bool is_any_mode_on() {
@@ -24,7 +21,7 @@ bool is_any_mode_on() {
 }
 
 bool is_plain(const at::TensorImpl& value) {
-  if (value.key_set() != kPlainKeys) {
+  if (value.key_set() - kAutocastKeys != kPlainKeys) {
     return false;
   }
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(value.autograd_meta());
