@@ -139,7 +139,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "linalg_det": [(torch.linalg.det, [SQUARE])],
     "linalg_eigvalsh": [(lambda x: torch.linalg.eigvalsh(x + x.mT), [SQUARE])],
     "linalg_svdvals": [(torch.linalg.svdvals, [X])],
-    "linalg_matrix_exp": [(torch.linalg.matrix_exp, [SQUARE])],
+    "linalg_matrix_exp": [(torch.linalg.matrix_exp, [x]) for x in (SQUARE, CUBES)],
     "linalg_cholesky_ex": [(lambda x: A.linalg_cholesky_ex(x @ x.mT)[0], [SQUARE])],
     "linalg_qr": [(A.linalg_qr, [SQUARE])],
     "linalg_eig": [(lambda x: A.linalg_eig(x)[0], [SQUARE])],

@@ -55,6 +55,13 @@ bool of_last(BatchedCall& call, size_t arg) {
   return call.run();
 }
 
+// linalg_matrix_exp(x): its kernel takes for granted that what is in front of x's matrices can be
+// viewed as one dimension.
+bool matrix_exp(BatchedCall& call, size_t) {
+  return call.only(0) && call.rank(0) >= 2 &&
+         call.give([&] { return at::linalg_matrix_exp(call.value(0).contiguous()); });
+}
+
 } // namespace
 
 void add_batched_along(BatchTable& rules) {
@@ -83,6 +90,7 @@ void add_batched_along(BatchTable& rules) {
        "softshrink_backward"},
       {of_last, 0});
   rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
+  rules.add({"linalg_matrix_exp"}, {matrix_exp});
   // The composite ones are called whole: taken apart above vmap, they would check for errors and
   // ask for vectors as if every tensor had a gradient.
   rules.add(
@@ -93,7 +101,6 @@ void add_batched_along(BatchTable& rules) {
        "linalg_det",
        "linalg_eigvalsh",
        "linalg_svdvals",
-       "linalg_matrix_exp",
        "linalg_inv_ex",
        "linalg_cholesky_ex",
        "linalg_qr",
