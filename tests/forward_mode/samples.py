@@ -154,6 +154,7 @@ SAMPLES: dict[str, Sample] = {
         [torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64), X],
     ),
     "signbit": constant(A.signbit),
+    "select_backward": (lambda g: A.select_backward(g, [2, 3], 1, -1), [values(2)]),
     "silu_backward": (A.silu_backward, [X, Y]),
     "special_zeta": (lambda q: A.special_zeta(unit(3) + 1.5, q), [unit(2, 3) + 1]),
     "special_zeta.self_scalar": (lambda q: A.special_zeta(2.5, q), [unit(2, 3) + 1]),
