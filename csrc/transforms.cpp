@@ -9,6 +9,7 @@
 #include "modes.h"
 #include "reverse.h"
 #include "stack.h"
+#include "tangent.h"
 #include "trace.h"
 #include "wrapper.h"
 
@@ -31,11 +32,25 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   TORCH_INTERNAL_ASSERT(layer != nullptr);
   check_from_outside(primal, *layer);
   check_from_outside(tangent, *layer);
-  return at::_make_dual(primal, tangent, /*level=*/0);
+  const at::Tensor value = without_dead_wrappers(primal);
+  const bool is_plain = value.scalar_type() == tangent.scalar_type() &&
+                        value.sym_sizes() == tangent.sym_sizes() && !value.is_inference() &&
+                        is_laid_out_like(tangent, value);
+  if (!is_plain) {
+    return at::_make_dual(primal, tangent, kDualLevel); // which says what does not fit
+  }
+  at::Tensor dual = wrap(value, *layer, /*is_immutable=*/false);
+  give_tangent(dual, without_dead_wrappers(tangent));
+  return dual;
 }
 
 std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& dual, int64_t level) {
-  auto [primal, tangent] = at::_unpack_dual(dual, /*level=*/0);
+  const auto* wrapper = wrapper_of(dual);
+  // Whoever else holds the value is to see another tensor returned.
+  if (wrapper != nullptr && wrapper->level() == level && wrapper->value().use_count() == 1) {
+    return {wrapper->value(), tangent_of(dual, level)};
+  }
+  auto [primal, tangent] = at::_unpack_dual(dual, kDualLevel);
   return {unwrap(primal, level), tangent.defined() ? unwrap(tangent, level) : tangent};
 }
 

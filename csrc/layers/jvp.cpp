@@ -1,7 +1,5 @@
 // jvp. What an operator does to tangents is read from its rule, on the values of the
 // layers below; an operator without a rule goes through torch's forward AD.
-#include <torch/csrc/autograd/VariableTypeUtils.h>
-#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "../args.h"
@@ -11,6 +9,7 @@
 #include "../layer.h"
 #include "../rules/rule.h"
 #include "../stack.h"
+#include "../tangent.h"
 #include "../trace.h"
 #include "../wrapper.h"
 
@@ -20,25 +19,16 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-// torch's forward AD numbers nested dual levels; the dispatcher's layers all use the first.
-constexpr uint64_t kDualLevel = 0;
-
 // What torch says where a derivative formula is missing.
 bool is_missing_formula(const c10::NotImplementedError& error) {
   const std::string text = error.what_without_backtrace();
   return text.find("Trying to use forward AD with") != std::string::npos;
 }
 
-// The tangent of a tensor at a layer's level, wrapped like it; undefined if none.
-const at::Tensor& tangent_of(const at::Tensor& tensor) {
-  static const at::Tensor undefined;
-  const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-  return meta == nullptr ? undefined : meta->fw_grad(kDualLevel, tensor);
-}
-
 // What the arguments ask of the layer.
 struct Asked {
-  // Of the tensors among them, in their order; undefined where there is none.
+  // Of the tensors among them, in their order, as values of the layers below; undefined where
+  // there is none.
   std::vector<at::Tensor> tangents;
   bool any_tangent = false;
   // Somebody differentiates in reverse at this level, which is autograd's to record.
@@ -60,7 +50,7 @@ struct Asked {
     tangents.emplace_back();
     if (is_at_level(tensor, layer)) {
       is_recorded = is_recorded || tensor.requires_grad();
-      tangents.back() = tangent_of(tensor);
+      tangents.back() = tangent_of(tensor, layer.level());
       any_tangent = any_tangent || tangents.back().defined();
     }
     is_strided = is_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
@@ -75,37 +65,10 @@ bool any_result_has_derivatives(const Args& results, size_t count) {
   return any;
 }
 
-void set_tangent(const at::Tensor& tensor, const at::Tensor& tangent) {
-  auto* meta = torch::autograd::impl::materialize_autograd_meta(tensor);
-  meta->fw_grad_ = std::make_shared<torch::autograd::ForwardGrad>();
-  meta->fw_grad_->set_value(tangent, kDualLevel);
-}
-
-// Lets torch know that a result is a view of this tensor, so that a write to either is seen
-// by both, and by their tangents.
-at::Tensor as_view_of(const at::Tensor& base, const at::Tensor& result) {
-  using torch::autograd::CreationMeta;
-  return torch::autograd::as_view(
-      base,
-      result,
-      /*is_bw_differentiable=*/true,
-      /*is_fw_differentiable=*/true,
-      /*view_func=*/nullptr,
-      /*rev_view_func=*/nullptr,
-      at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE);
-}
-
-// Unwraps the arguments and their tangents.
-void unwrap_duals(
-    const Operator& op, Args& args, std::vector<at::Tensor>& tangents, int64_t level) {
+void unwrap_all(const Operator& op, Args& args, int64_t level) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
     return unwrap(without_dead_wrappers(tensor), level);
   });
-  for (at::Tensor& tangent : tangents) {
-    if (tangent.defined()) {
-      tangent = unwrap(tangent, level);
-    }
-  }
 }
 
 bool share_memory(const at::Tensor& one, const at::Tensor& other) {
@@ -208,7 +171,7 @@ void JvpLayer::follow(
     const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents) {
   trace("rule", op, *this);
   const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
-  unwrap_duals(op, args, tangents, level());
+  unwrap_all(op, args, level());
   Call call(op, args, tangents);
   std::vector<at::Tensor> results;
   {
@@ -219,12 +182,11 @@ void JvpLayer::follow(
   }
   auto tangent = results.begin();
   change_tensors(args, op.num_returns, [&](const at::Tensor& value, size_t) {
-    at::Tensor result = wrap(value, *this, /*is_immutable=*/false);
+    const at::Tensor result = wrap(value, *this, /*is_immutable=*/false);
     if (base.defined()) {
-      result = as_view_of(base, result);
-    }
-    if (tangent->defined()) {
-      set_tangent(result, wrap(*tangent, *this, /*is_immutable=*/false));
+      become_view_of(base, result, std::move(*tangent));
+    } else if (tangent->defined()) {
+      give_tangent(result, std::move(*tangent));
     }
     ++tangent;
     return result;
@@ -238,7 +200,7 @@ void JvpLayer::follow_in_place(
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();
-  unwrap_duals(op, args, tangents, level());
+  unwrap_all(op, args, level());
   const at::Tensor written = tangents[0];
   at::Tensor tangent;
   {
@@ -280,6 +242,9 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
       op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
   const size_t start = args.size() - op.num_args;
   const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
+  visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
+    tensor._fw_grad(kDualLevel); // so that torch's kernels find it. NOTE [Tangents of rules]
+  });
   try {
     AutogradLayer::process(op, args);
   } catch (const c10::NotImplementedError& error) {

@@ -1,9 +1,7 @@
 #include "call.h"
 
-#include <ATen/ops/_new_zeros_with_same_feature_meta.h>
-
 #include "../args.h"
-#include "../wrapper.h"
+#include "../tangent.h"
 
 namespace torchlayers {
 namespace {
@@ -20,40 +18,6 @@ size_t count_tensors(const c10::IValue& value) {
     count += member.isTensor() && member.toTensor().defined() ? 1 : 0;
   }
   return count;
-}
-
-bool is_symbolic(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
-         holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-}
-
-bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
-  return !tensor.has_storage() || !other.has_storage() ||
-         tensor.storage().nbytes() / tensor.itemsize() ==
-             other.storage().nbytes() / other.itemsize();
-}
-
-// As torch's forward AD asks of a tangent, its views being the views of its primal.
-bool is_laid_out_like(const at::Tensor& tensor, const at::Tensor& other) {
-  if (tensor.layout() != at::kStrided || other.layout() != at::kStrided) {
-    return true;
-  }
-  if (tensor.is_conj() || tensor.is_neg() || tensor.sym_strides() != other.sym_strides()) {
-    return false;
-  }
-  return is_symbolic(tensor) || is_symbolic(other) ||
-         (tensor.storage_offset() == other.storage_offset() &&
-          has_memory_like(holder_of(tensor), holder_of(other)));
-}
-
-// A copy laid out like the other, broadcast to it.
-at::Tensor copy_like(const at::Tensor& tensor, const at::Tensor& other) {
-  const bool is_plain =
-      tensor.scalar_type() == other.scalar_type() && !is_symbolic(tensor) && !is_symbolic(other);
-  at::Tensor copy = is_plain
-                        ? at::_new_zeros_with_same_feature_meta(tensor, other)
-                        : tensor.new_empty_strided_symint(other.sym_sizes(), other.sym_strides());
-  return copy.copy_(tensor);
 }
 
 } // namespace
