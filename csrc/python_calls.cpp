@@ -366,9 +366,13 @@ PyObject* call_jvp(PyObject*, PyObject* const* given, Py_ssize_t) {
   if (!tangents || !have_tangents(*primals, *tangents)) {
     return not_plain();
   }
+  auto given_tangent = tangents->tensors().begin();
+  const Tensors fitting = changed(primals->tensors(), [&](const at::Tensor& primal) {
+    return fit_tangent(primal, *given_tangent++);
+  });
   const auto entry = std::make_shared<JvpEntry>();
   const auto body = [&](int64_t level) -> py::object {
-    auto tangent = tangents->tensors().begin();
+    auto tangent = fitting.begin();
     const Tensors duals = changed(primals->tensors(), [&](const at::Tensor& primal) {
       return make_dual(primal, *tangent++);
     });

@@ -113,6 +113,9 @@ class PythonRule final : public Rule {
     call.have_run(results_of(call.op(), pair[0], "the jvp rule of"));
     take_tangents(call, pair[1]);
   }
+  bool is_from_python() const override {
+    return true;
+  }
 
  private:
   static py::object tangent_of(const Call& call, size_t i) {

@@ -89,6 +89,12 @@ bool is_symbolic(const at::Tensor& tensor) {
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
+bool is_batched(const at::Tensor& tensor) {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr ? is_batched(wrapper->value())
+                            : at::functorch::maybeGetBatchedImpl(tensor) != nullptr;
+}
+
 bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
   return !tensor.has_storage() || !other.has_storage() ||
          tensor.storage().nbytes() / tensor.itemsize() ==
@@ -151,7 +157,9 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (tangent.is_conj() || tangent.is_neg() || tangent.sym_strides() != primal.sym_strides()) {
     return false;
   }
-  return is_symbolic(tangent) || is_symbolic(primal) ||
+  // A batch of tangents of one primal has more memory, and each of them is laid out like it.
+  return is_symbolic(tangent) || is_symbolic(primal) || is_batched(tangent) ||
+         is_batched(primal) ||
          (tangent.storage_offset() == primal.storage_offset() &&
           has_memory_like(holder_of(tangent), holder_of(primal)));
 }

@@ -27,17 +27,29 @@ at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked) {
   return wrapped;
 }
 
+namespace {
+
+// What does not fit any other way is torch's to make fit, or to refuse.
+bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
+  return primal.scalar_type() == tangent.scalar_type() &&
+         primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
+}
+
+} // namespace
+
+at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
+  return fits(primal, tangent) && !is_laid_out_like(tangent, primal) ? copy_like(tangent, primal)
+                                                                     : tangent;
+}
+
 at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   const Layer* layer = top_layer();
   TORCH_INTERNAL_ASSERT(layer != nullptr);
   check_from_outside(primal, *layer);
   check_from_outside(tangent, *layer);
   const at::Tensor value = without_dead_wrappers(primal);
-  const bool is_plain = value.scalar_type() == tangent.scalar_type() &&
-                        value.sym_sizes() == tangent.sym_sizes() && !value.is_inference() &&
-                        is_laid_out_like(tangent, value);
-  if (!is_plain) {
-    return at::_make_dual(primal, tangent, kDualLevel); // which says what does not fit
+  if (!fits(value, tangent) || !is_laid_out_like(tangent, value)) {
+    return at::_make_dual(primal, tangent, kDualLevel);
   }
   at::Tensor dual = wrap(value, *layer, /*is_immutable=*/false);
   give_tangent(dual, without_dead_wrappers(tangent));

@@ -13,6 +13,9 @@ namespace torchlayers {
 // `tracked`, gradients are taken with respect to it.
 at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked);
 
+// The tangent as `make_dual` wants it, for which it may have to be copied; to be called before
+// the layer is entered, or the copy is one of its operators.
+at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent);
 // The primal with its tangent, at the top layer's level.
 at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent);
 // The primal and the tangent (undefined if there is none), outside that level.

@@ -7,6 +7,7 @@
 #include "../args.h"
 #include "../keys.h"
 #include "../layer.h"
+#include "../plain.h"
 #include "../rule_node.h"
 #include "../stack.h"
 #include "../trace.h"
@@ -156,6 +157,7 @@ void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
+    PastAutograd past(PastAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   }
   Args values;

@@ -2,11 +2,14 @@
 // layers below; an operator without a rule goes through torch's forward AD.
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "../args.h"
 #include "../decompose.h"
 #include "../errors.h"
 #include "../keys.h"
 #include "../layer.h"
+#include "../plain.h"
 #include "../rules/rule.h"
 #include "../stack.h"
 #include "../tangent.h"
@@ -68,6 +71,12 @@ bool any_result_has_derivatives(const Args& results, size_t count) {
 void unwrap_all(const Operator& op, Args& args, int64_t level) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
     return unwrap(without_dead_wrappers(tensor), level);
+  });
+}
+
+bool are_plain(const std::vector<at::Tensor>& tangents) {
+  return std::all_of(tangents.begin(), tangents.end(), [](const at::Tensor& tangent) {
+    return !tangent.defined() || is_plain(tangent);
   });
 }
 
@@ -177,6 +186,8 @@ void JvpLayer::follow(
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
+    PastAutograd past(
+        !rule.is_from_python() && PastAutograd::may_go(op, args) && are_plain(tangents));
     rule.push_forward(call);
     results = call.finish();
   }

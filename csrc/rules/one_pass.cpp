@@ -2,32 +2,14 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
-#include <torch/csrc/autograd/variable.h>
 
+#include "../plain.h"
 #include "../stack.h"
 #include "../trace.h"
 #include "pullback.h"
 
 namespace torchlayers {
 namespace {
-
-constexpr DispatchKeySet kPlainKeys(
-    {DispatchKey::CPU, DispatchKey::AutogradCPU, DispatchKey::ADInplaceOrView});
-
-// The keys that every operator of this thread meets, but for those of the layers.
-bool is_any_mode_on() {
-  const auto included = thread_keys().included() - kOurKeys - kTorchFuncKeys;
-  return included != c10::default_included_set;
-}
-
-bool is_plain(const at::TensorImpl& value) {
-  if (value.key_set() - kAutocastKeys != kPlainKeys) {
-    return false;
-  }
-  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(value.autograd_meta());
-  return meta == nullptr ||
-         (meta->fw_grad_ == nullptr && !(value.requires_grad() && at::GradMode::is_enabled()));
-}
 
 bool are_zero(at::IntArrayRef strides) {
   return std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride == 0; });
@@ -85,7 +67,7 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
   if (batched != nullptr) {
     value = batched->value().unsafeGetTensorImpl();
   }
-  if (!is_plain(*value)) {
+  if (!is_plain(*value) || !value->is_cpu()) {
     return false;
   }
   operand.sizes = value->sizes();

@@ -23,6 +23,11 @@ class Rule {
 
   // Runs the operator, and gives its results their tangents.
   virtual void push_forward(Call& call) const = 0;
+
+  // Whether it is a user's. NOTE [Past autograd].
+  virtual bool is_from_python() const {
+    return false;
+  }
 };
 
 // How a term tells the cotangent: not at all; being a product with a derivative, by the

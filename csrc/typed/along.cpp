@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 
+#include "../plain.h"
 #include "typed.h"
 
 namespace torchlayers {
@@ -60,7 +61,9 @@ class Along final : public c10::OperatorKernel {
   using Signature = Tensor(const Tensor&, Dims, Rest...);
 
   explicit Along(const c10::OperatorHandle& handle)
-      : handle_(handle), typed_(handle.typed<Signature>()) {}
+      : handle_(handle),
+        typed_(handle.typed<Signature>()),
+        is_view_(Operator::of(handle).aliases) {}
 
   Tensor operator()(c10::DispatchKeySet keys, const Tensor& x, Dims dims, Rest... rest) {
     if (VmapLayer* layer = vmap_on_top()) {
@@ -72,6 +75,7 @@ class Along final : public c10::OperatorKernel {
           Tensor result;
           {
             const WithoutTop below(*layer);
+            const PastAutograd past(!is_view_ && nothing_is_below() && is_plain(*value));
             result = typed_.call(*value, moved, rest...);
           }
           return at::functorch::makeBatched(std::move(result), /*bdim=*/0, layer->level());
@@ -84,6 +88,7 @@ class Along final : public c10::OperatorKernel {
  private:
   c10::OperatorHandle handle_;
   c10::TypedOperatorHandle<Signature> typed_;
+  bool is_view_;
 };
 
 // Those that have a batching rule of ours to do what is left.

@@ -1,6 +1,7 @@
 // Pointwise operators.
 #include <initializer_list>
 
+#include "../plain.h"
 #include "../rules/batching/pointwise.h"
 #include "typed.h"
 
@@ -16,6 +17,14 @@ bool is_at_home(const Tensor& tensor, const VmapLayer& layer) {
 }
 
 bool is_at_home(const Scalar&, const VmapLayer&) {
+  return true;
+}
+
+bool is_plain_or_number(const Tensor& tensor) {
+  return is_plain(tensor);
+}
+
+bool is_plain_or_number(const Scalar&) {
   return true;
 }
 
@@ -36,6 +45,8 @@ class Pointwise final : public c10::OperatorKernel {
         Tensor result;
         {
           const WithoutTop below(*layer);
+          const PastAutograd past(
+              nothing_is_below() && (is_plain_or_number(alike.value(given)) && ...));
           result = typed_.call(alike.value(given)...);
         }
         return alike.batched(result);

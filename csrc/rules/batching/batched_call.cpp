@@ -1,6 +1,7 @@
 #include "batched_call.h"
 
 #include "../../args.h"
+#include "../../plain.h"
 
 namespace torchlayers {
 
@@ -91,6 +92,7 @@ bool BatchedCall::run() {
     const WithoutTop below(layer_);
     change_tensors(
         args_, op_.num_args, [&](const at::Tensor& tensor, size_t) { return value(tensor); });
+    PastAutograd past(PastAutograd::may_go(op_, args_));
     op_.handle.callBoxed(&args_);
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {

@@ -3,6 +3,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "../../args.h"
+#include "../../plain.h"
 #include "../../stack.h"
 #include "../../trace.h"
 
@@ -51,6 +52,7 @@ bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
   });
   {
     WithoutTop below(layer);
+    PastAutograd past(PastAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
