@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "one_pass.h"
+
 namespace torchlayers {
 
 // The real part of a product, with the conjugate of the first factor.
@@ -15,10 +17,21 @@ inline at::Tensor real_product(const at::Tensor& x, const at::Tensor& t) {
 
 struct Dims {
   std::vector<int64_t> dims; // none: all of them
-  bool keepdim;
+  bool keepdim = false;
 
   at::Tensor sum(const at::Tensor& tensor) const {
     return dims.empty() && !keepdim ? tensor.sum() : tensor.sum(dims, keepdim);
+  }
+  // Of what an elementwise expression makes of these, the first being of full size.
+  template <class Expression, class... Tensors>
+  at::Tensor sum_of(
+      const Expression& expression, const at::Tensor& first, const Tensors&... others) const {
+    return takes_all(first) ? sum_in_one_pass(expression, first, others...)
+                            : sum(in_one_pass(expression, first, others...));
+  }
+  // Whether one element is left, of no dimensions.
+  bool takes_all(const at::Tensor& tensor) const {
+    return !keepdim && (dims.empty() || static_cast<int64_t>(dims.size()) == tensor.dim());
   }
   at::Tensor mean(const at::Tensor& tensor) const {
     return tensor.mean(dims, keepdim);

@@ -29,13 +29,11 @@ Tensor norm_tangent(
     return over.sum(real_product(x.sgn(), t));
   }
   if (order == 2) {
-    const Tensor product =
-        x.is_complex() ? real_product(x, t)
-                       : in_one_pass([](const auto& x, const auto& t) { return x * t; }, x, t);
+    const auto product = [](const auto& x, const auto& t) { return x * t; };
+    const Tensor sum =
+        x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t);
     return in_one_pass(
-        [](const auto& sum, const auto& norm) { return where(norm == 0, 0, sum / norm); },
-        over.sum(product),
-        y);
+        [](const auto& sum, const auto& norm) { return where(norm == 0, 0, sum / norm); }, sum, y);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());

@@ -18,25 +18,49 @@ Tensor reduce(const Tensor& elements, int64_t reduction) {
   }
 }
 
+// The same of what an expression is of elements of one size.
+template <class Expression>
+Tensor reduce(
+    const Expression& expression,
+    int64_t reduction,
+    const Tensor& x,
+    const Tensor& target,
+    const Tensor& t) {
+  const auto count = x.sym_numel().maybe_as_int();
+  if (reduction != at::Reduction::None && count && x.sym_sizes() == target.sym_sizes()) {
+    const double scale = reduction == at::Reduction::Mean ? 1.0 / static_cast<double>(*count) : 1;
+    const Tensor sum = sum_if_in_one_pass(
+        [&](auto x, auto target, auto t) { return scale * expression(x, target, t); },
+        x,
+        target,
+        t);
+    if (sum.defined()) {
+      return sum;
+    }
+  }
+  return reduce(in_one_pass(expression, x, target, t), reduction);
+}
+
 // What a mean divides a gradient by.
 Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
   return reduction == at::Reduction::Mean ? elements / of.sym_numel() : elements;
 }
 
-// Losses of the difference of their two arguments: `slope` of it, times t.
+// Losses of the difference of their two arguments: the slope of it times t, reduced, by `of_slope`.
 template <class Slope>
-void of_difference(Call& call, const Slope& slope) {
+void of_difference(Call& call, const Slope& of_slope) {
   call.run();
   const Tensor t = call.has_tangent(0) && call.has_tangent(1) ? call.tangent(0) - call.tangent(1)
                    : call.has_tangent(0)                      ? call.tangent(0)
                                                               : -call.tangent(1);
-  call.set_tangent(0, reduce(slope(t), call.integer(2)));
+  call.set_tangent(0, of_slope(t, call.integer(2)));
 }
 
 void mse_loss(Call& call) {
-  of_difference(call, [&](const Tensor& t) {
-    return in_one_pass(
+  of_difference(call, [&](const Tensor& t, int64_t reduction) {
+    return reduce(
         [](const auto& x, const auto& target, const auto& t) { return 2 * (x - target) * t; },
+        reduction,
         call[0],
         call[1],
         t);
@@ -44,14 +68,18 @@ void mse_loss(Call& call) {
 }
 
 void smooth_l1_loss(Call& call) {
-  of_difference(call, [&](const Tensor& t) {
-    return at::smooth_l1_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3));
+  of_difference(call, [&](const Tensor& t, int64_t reduction) {
+    return reduce(
+        at::smooth_l1_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
+        reduction);
   });
 }
 
 void huber_loss(Call& call) {
-  of_difference(call, [&](const Tensor& t) {
-    return at::huber_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3));
+  of_difference(call, [&](const Tensor& t, int64_t reduction) {
+    return reduce(
+        at::huber_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
+        reduction);
   });
 }
 

@@ -191,13 +191,13 @@ bool OnePass::set_steps(Operand& operand) const {
   return are_zero(operand.strides); // expanded
 }
 
-at::Tensor OnePass::make_result() const {
+at::Tensor OnePass::make_result(at::IntArrayRef sizes) const {
   if (batch_size_ < 0) {
-    return at::detail::empty_cpu(sizes_, *dtype_);
+    return at::detail::empty_cpu(sizes, *dtype_);
   }
-  c10::SmallVector<int64_t, 5> sizes{batch_size_};
-  sizes.append(sizes_.begin(), sizes_.end());
-  return at::detail::empty_cpu(sizes, *dtype_);
+  c10::SmallVector<int64_t, 5> all{batch_size_};
+  all.append(sizes.begin(), sizes.end());
+  return at::detail::empty_cpu(all, *dtype_);
 }
 
 at::Tensor OnePass::as_batched(at::Tensor result) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/sum.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -43,6 +44,9 @@ class OnePass {
   // Undefined if what was read can't be walked together.
   template <class Expression>
   at::Tensor compute(const Expression& expression);
+  // The sum of all that, a sum a sample where a batch is looked through.
+  template <class Expression>
+  at::Tensor sum(const Expression& expression);
 
  private:
   struct Operand {
@@ -59,10 +63,16 @@ class OnePass {
   bool line_up();
   bool line_up_unlike();
   bool set_steps(Operand& operand) const;
-  at::Tensor make_result() const;
+  at::Tensor make_result(at::IntArrayRef sizes) const;
   at::Tensor as_batched(at::Tensor result) const;
+  template <class Number>
+  struct Sources;
+  template <class Number>
+  void find(Sources<Number>& sources) const;
   template <class Number, class Expression>
   void fill(Number* result, const Expression& expression) const;
+  template <class Number, class Expression>
+  void add_up(Number* result, const Expression& expression) const;
 
   bool is_open_;
   int64_t level_ = 0;       // of the vmap that is looked through, if there is one
@@ -114,28 +124,62 @@ class Element {
   int64_t inner_;
 };
 
-template <class Number, class Expression>
-void OnePass::fill(Number* result, const Expression& expression) const {
+// The operands, and what has to be converted to be one.
+template <class Number>
+struct OnePass::Sources {
+  std::array<typename Element<Number>::Source, kMostOperands> operands;
   std::array<Number, kMostOperands> numbers;
   std::array<Number, kMostElements> flags; // of the one operand that may be of them
-  std::array<typename Element<Number>::Source, kMostOperands> sources;
+
+  Element<Number> at(int64_t outer, int64_t inner) const {
+    return Element<Number>(operands.data(), outer, inner);
+  }
+};
+
+template <class Number>
+void OnePass::find(Sources<Number>& sources) const {
   for (size_t i = 0; i < kMostOperands; ++i) {
     const Operand& operand = operands_[i];
-    sources[i] = {&numbers[i], operand.outer, operand.inner};
+    auto& source = sources.operands[i];
+    source = {&sources.numbers[i], operand.outer, operand.inner};
     if (operand.value == nullptr) {
-      numbers[i] = static_cast<Number>(operand.number);
+      sources.numbers[i] = static_cast<Number>(operand.number);
     } else if (operand.value->dtype() == caffe2::TypeMeta::Make<bool>()) {
       std::copy_n(
-          static_cast<const bool*>(operand.value->data()), operand.value->numel(), flags.begin());
-      sources[i].data = flags.data();
+          static_cast<const bool*>(operand.value->data()),
+          operand.value->numel(),
+          sources.flags.begin());
+      source.data = sources.flags.data();
     } else {
-      sources[i].data = static_cast<const Number*>(operand.value->data());
+      source.data = static_cast<const Number*>(operand.value->data());
     }
   }
+}
+
+template <class Number, class Expression>
+void OnePass::fill(Number* result, const Expression& expression) const {
+  Sources<Number> sources;
+  find(sources);
   for (int64_t outer = 0; outer < outer_; ++outer) {
     for (int64_t inner = 0; inner < inner_; ++inner) {
-      *result++ = static_cast<Number>(expression(Element<Number>(sources.data(), outer, inner)));
+      *result++ = static_cast<Number>(expression(sources.at(outer, inner)));
     }
+  }
+}
+
+template <class Number, class Expression>
+void OnePass::add_up(Number* result, const Expression& expression) const {
+  Sources<Number> sources;
+  find(sources);
+  const bool is_sum_a_turn = batch_size_ >= 0;
+  double sum = 0;
+  for (int64_t outer = 0; outer < outer_; ++outer) {
+    sum = is_sum_a_turn ? 0 : sum;
+    for (int64_t inner = 0; inner < inner_; ++inner) {
+      sum += static_cast<double>(expression(sources.at(outer, inner)));
+    }
+    *result = static_cast<Number>(sum);
+    result += is_sum_a_turn ? 1 : 0;
   }
 }
 
@@ -144,11 +188,25 @@ at::Tensor OnePass::compute(const Expression& expression) {
   if (!line_up()) {
     return {};
   }
-  at::Tensor result = make_result();
+  at::Tensor result = make_result(sizes_);
   if (*dtype_ == at::kFloat) {
     fill(static_cast<float*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
   } else {
     fill(static_cast<double*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
+  }
+  return as_batched(std::move(result));
+}
+
+template <class Expression>
+at::Tensor OnePass::sum(const Expression& expression) {
+  if (!line_up()) {
+    return {};
+  }
+  at::Tensor result = make_result({});
+  if (*dtype_ == at::kFloat) {
+    add_up(static_cast<float*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
+  } else {
+    add_up(static_cast<double*>(result.unsafeGetTensorImpl()->mutable_data()), expression);
   }
   return as_batched(std::move(result));
 }
@@ -168,22 +226,44 @@ at::Tensor in_one_pass(
   return line(t, call);
 }
 
+// `expression` of an element's operands, of which there are as many as tensors.
+template <class Expression, class... Tensors>
+auto of_elements(const Expression& expression, const Tensors&...) {
+  return [&expression](const auto& element) {
+    return [&]<size_t... Places>(std::index_sequence<Places...>) {
+      return expression(element.at(Places)...);
+    }(std::index_sequence_for<Tensors...>());
+  };
+}
+
 // The same of tensors alone: `expression(a, b)` of in_one_pass(expression, a, b).
 template <class Expression, class... Tensors>
 at::Tensor in_one_pass(const Expression& expression, const Tensors&... tensors) {
   OnePass pass;
   size_t place = 0;
   if ((pass.read(place++, tensors) && ...)) {
-    at::Tensor result = pass.compute([&](const auto& element) {
-      return [&]<size_t... Places>(std::index_sequence<Places...>) {
-        return expression(element.at(Places)...);
-      }(std::index_sequence_for<Tensors...>());
-    });
+    at::Tensor result = pass.compute(of_elements(expression, tensors...));
     if (result.defined()) {
       return result;
     }
   }
   return expression(tensors...);
+}
+
+// The sum of all that this would be; undefined where it takes more than one pass.
+template <class Expression, class... Tensors>
+at::Tensor sum_if_in_one_pass(const Expression& expression, const Tensors&... tensors) {
+  OnePass pass;
+  size_t place = 0;
+  return (pass.read(place++, tensors) && ...) ? pass.sum(of_elements(expression, tensors...))
+                                              : at::Tensor();
+}
+
+// The same in any case.
+template <class Expression, class... Tensors>
+at::Tensor sum_in_one_pass(const Expression& expression, const Tensors&... tensors) {
+  at::Tensor sum = sum_if_in_one_pass(expression, tensors...);
+  return sum.defined() ? sum : at::sum(expression(tensors...));
 }
 
 } // namespace torchlayers

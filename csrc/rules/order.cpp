@@ -45,23 +45,19 @@ bool is_chosen(T x, T value) {
 }
 
 Tensor count_chosen(const Tensor& x, const Tensor& value) {
-  return in_one_pass(
-             [](const auto& x, const auto& value) { return where(is_chosen(x, value), 1, 0); },
-             x,
-             value)
-      .sum();
+  return sum_in_one_pass(
+      [](const auto& x, const auto& value) { return where(is_chosen(x, value), 1, 0); }, x, value);
 }
 
 // Where several elements are the extreme one, each has an equal share.
 Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
-  const Tensor sum = in_one_pass(
-                         [](const auto& t, const auto& x, const auto& value) {
-                           return where(is_chosen(x, value), t, 0);
-                         },
-                         t,
-                         x,
-                         value)
-                         .sum();
+  const Tensor sum = sum_in_one_pass(
+      [](const auto& t, const auto& x, const auto& value) {
+        return where(is_chosen(x, value), t, 0);
+      },
+      t,
+      x,
+      value);
   return in_one_pass(
       [](const auto& sum, const auto& count) { return sum / count; }, sum, count_chosen(x, value));
 }

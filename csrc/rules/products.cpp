@@ -132,6 +132,22 @@ void linear(Call& call) {
       {1, PULL(times(by_first, conjugated(c.scalar(4))))},                                       \
       {2, PULL(times(by_second, conjugated(c.scalar(4))))})
 
+// einsum(equation, operands, path), linear in each operand.
+void einsum(Call& call) {
+  call.run();
+  const at::ArrayRef<Tensor> tangents = call.tangents(1);
+  const std::vector<Tensor> operands = call.arg(1).toTensorVector();
+  Tensor sum;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (tangents[i].defined()) {
+      std::vector<Tensor> replaced = operands;
+      replaced[i] = tangents[i];
+      sum = sum_of({sum, call.with({{1, c10::List<Tensor>(replaced)}})});
+    }
+  }
+  call.set_tangent(0, sum);
+}
+
 } // namespace
 
 void add_products(Table& rules) {
@@ -149,6 +165,7 @@ void add_products(Table& rules) {
       "linalg_cross",
       at::linalg_cross(conjugated(c[1]), g, c.integer(2)),
       at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
+  WRITTEN("einsum", einsum);
   MULTILINEAR("_trilinear", 0, 1, 2);
   PULLS( // what is summed over in the result is expanded in a gradient, and the other way round
       "_trilinear",

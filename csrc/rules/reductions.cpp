@@ -10,20 +10,42 @@ namespace {
 
 using at::Tensor;
 
+Tensor itself_summed(const Tensor& t) {
+  return sum_if_in_one_pass([](const auto& t) { return t; }, t);
+}
+
+// Undefined where it is the operator that has to say it.
+Tensor mean_of_all(const Tensor& t) {
+  const auto count = t.sym_numel().maybe_as_int();
+  return count ? sum_if_in_one_pass([&](const auto& t) { return t / *count; }, t) : Tensor();
+}
+
+// A sum or mean of t over all or some dimensions, by `of_all` if it is over all.
+Tensor reduced(
+    const Tensor& t,
+    const Operands& call,
+    const Dims& over,
+    const c10::IValue& dtype,
+    Tensor (*of_all)(const Tensor&)) {
+  const Tensor result = dtype.isNone() && over.takes_all(t) ? of_all(t) : Tensor();
+  return result.defined() ? result : on_first(t, call);
+}
+
+Tensor mean_to_subtract(const Tensor& x, const Dims& over) {
+  const Tensor mean = over.takes_all(x) ? mean_of_all(x) : Tensor();
+  return mean.defined() ? mean : x.mean(over.dims, /*keepdim=*/true);
+}
+
 // The deviations from the mean sum up to zero, so the mean's own tangent drops out.
 Tensor variance_tangent(
     const Tensor& t, const Tensor& x, const Dims& over, const c10::IValue& correction) {
-  const Tensor mean = x.mean(over.dims, /*keepdim=*/true);
-  const Tensor product =
-      x.is_complex()
-          ? real_product(x - mean, t)
-          : in_one_pass(
-                [](const auto& x, const auto& mean, const auto& t) { return (x - mean) * t; },
-                x,
-                mean,
-                t);
+  const Tensor mean = mean_to_subtract(x, over);
+  const auto product = [](const auto& x, const auto& mean, const auto& t) {
+    return (x - mean) * t;
+  };
+  const Tensor sum = x.is_complex() ? over.sum(real_product(x - mean, t))
+                                    : over.sum_of(product, x, mean, t);
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
-  const Tensor sum = over.sum(product);
   if (x.sym_numel() == 0) {
     return sum;
   }
@@ -145,10 +167,18 @@ Tensor on_diagonal(const Tensor& g, c10::SymIntArrayRef sizes) {
 } // namespace
 
 void add_reductions(Table& rules) {
-  TRANSPOSED("sum", g.expand_symint(c.sizes_of(0)));
-  TRANSPOSED("sum.dim_IntList", spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
-  TRANSPOSED("mean", shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)));
-  TRANSPOSED("mean.dim", mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}));
+  TERMS("sum", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), itself_summed))});
+  PULLS("sum", {0, PULL(g.expand_symint(c.sizes_of(0)))});
+  TERMS(
+      "sum.dim_IntList",
+      {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed))});
+  PULLS("sum.dim_IntList", {0, PULL(spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
+  TERMS("mean", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), mean_of_all))});
+  PULLS("mean", {0, PULL(shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)))});
+  TERMS(
+      "mean.dim",
+      {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all))});
+  PULLS("mean.dim", {0, PULL(mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
   TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
   TRANSPOSED("trace", on_diagonal(g, c.sizes_of(0)));
   WRITTEN("nansum", nansum);

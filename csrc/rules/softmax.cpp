@@ -35,13 +35,13 @@ Tensor logsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, cons
   if (x.dim() == 0) {
     return t;
   }
-  return over.sum(in_one_pass(
+  return over.sum_of(
       [](const auto& t, const auto& x, const auto& kept) {
         return exp(x - where(kept == -INFINITY, 0, kept)) * t; // of nothing: no nan
       },
       t,
       x,
-      over.kept(y, x.dim())));
+      over.takes_all(x) ? y : over.kept(y, x.dim()));
 }
 
 Tensor logsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, const Dims& over) {
