@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/functorch/DynamicLayer.h>
+#include <c10/util/SmallVector.h>
 
 #include <atomic>
 #include <iosfwd>
@@ -15,6 +16,10 @@ namespace torchlayers {
 
 class PullRule;
 class Rule;
+
+// The tangents of the tensors among an operator's arguments or results, in their order, as values
+// of the layers below; undefined where there is none.
+using Tangents = c10::SmallVector<at::Tensor, 4>;
 
 using Randomness = at::functorch::RandomnessType;
 
@@ -58,8 +63,13 @@ class Layer {
   int64_t level() const {
     return level_;
   }
-  void set_level(int64_t level) {
+  // What tells its life apart from all others': the handle that its wrappers hold.
+  const bool* life() const {
+    return life_;
+  }
+  void begin(int64_t level, const bool* life) {
     level_ = level;
+    life_ = life;
   }
   // "grad (level 2)", as errors and traces say it.
   std::string name() const;
@@ -67,6 +77,7 @@ class Layer {
  private:
   Kind kind_;
   int64_t level_ = 0;
+  const bool* life_ = nullptr;
 };
 
 const char* kind_name(Layer::Kind kind);
@@ -158,10 +169,9 @@ class JvpLayer final : public AutogradLayer {
 
  private:
   Modes modes_below(Modes here) const override;
-  // The tangents are those of the tensors among the arguments, in their order.
-  void follow(const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents);
+  void follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents);
   void follow_in_place(
-      const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents);
+      const Rule& rule, const Operator& op, Args& args, Tangents& tangents);
   void leave_to_autograd(const Operator& op, Args& args);
 
   bool previous_forward_grad_mode_;

@@ -116,10 +116,10 @@ bool any_layer() {
 
 void push(const std::shared_ptr<Layer>& layer) {
   const auto level = static_cast<int64_t>(mirror().size()) + 1;
-  layer->set_level(level);
   auto entry = layer->mirrored(level);
   entry.interpreter().set_is_alive(true);
   LifeHandle handle = handle_of(entry);
+  layer->begin(level, handle.get());
   Registry::instance().add(handle, layer);
   at::functorch::pushDynamicLayer(std::move(entry));
   include_our_keys(true);

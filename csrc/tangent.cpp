@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <bitset>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -92,10 +93,15 @@ bool is_symbolic(const at::Tensor& tensor) {
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-bool is_batched(const at::Tensor& tensor) {
-  const auto* wrapper = wrapper_of(tensor);
-  return wrapper != nullptr ? is_batched(wrapper->value())
-                            : at::functorch::maybeGetBatchedImpl(tensor) != nullptr;
+// The levels at which it is batched, a bit each.
+std::bitset<64> batches_of(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return batches_of(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return batches_of(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
+  }
+  return {};
 }
 
 // A copy as below, made without operators; undefined where somebody could see those.
@@ -119,6 +125,14 @@ at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
       tangent.nbytes());
   copy.unsafeGetTensorImpl()->set_sizes_and_strides(primal.sizes(), primal.strides(), offset);
   return copy;
+}
+
+// The most common case, told at once.
+bool are_whole_and_alike(const at::Tensor& tangent, const at::Tensor& primal) {
+  return is_plain(tangent) && is_plain(primal) && tangent.dtype() == primal.dtype() &&
+         tangent.sizes() == primal.sizes() && tangent.is_contiguous() && primal.is_contiguous() &&
+         tangent.storage_offset() == 0 && primal.storage_offset() == 0 &&
+         tangent.storage().nbytes() == primal.storage().nbytes();
 }
 
 bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
@@ -177,15 +191,23 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
 }
 
 bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
+  if (are_whole_and_alike(tangent, primal)) {
+    return true;
+  }
   if (tangent.layout() != at::kStrided || primal.layout() != at::kStrided) {
     return true;
   }
   if (tangent.is_conj() || tangent.is_neg() || tangent.sym_strides() != primal.sym_strides()) {
     return false;
   }
-  // A batch of tangents of one primal has more memory, and each of them is laid out like it.
-  return is_symbolic(tangent) || is_symbolic(primal) || is_batched(tangent) ||
-         is_batched(primal) ||
+  // Many tangents of one primal have more memory, and each of them is laid out like it. But one
+  // tangent of many primals has no room for what is written to them.
+  const auto of_tangent = batches_of(tangent);
+  const auto of_primal = batches_of(primal);
+  if ((of_primal & ~of_tangent).any()) {
+    return false;
+  }
+  return is_symbolic(tangent) || is_symbolic(primal) || of_tangent != of_primal ||
          (tangent.storage_offset() == primal.storage_offset() &&
           has_memory_like(holder_of(tangent), holder_of(primal)));
 }

@@ -31,7 +31,11 @@ namespace {
 
 // What does not fit any other way is torch's to make fit, or to refuse.
 bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
-  return primal.scalar_type() == tangent.scalar_type() &&
+  const auto is_strided = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_nested();
+  };
+  return is_strided(primal) && is_strided(tangent) &&
+         primal.scalar_type() == tangent.scalar_type() &&
          primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
 }
 

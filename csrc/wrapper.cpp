@@ -54,6 +54,10 @@ bool is_of_this_stack(const TensorWrapper& wrapper, int64_t level) {
   return place < entries.size() && entries[place].interpreter().is_alive_ptr() == life_of(wrapper);
 }
 
+bool is_of_layer(const TensorWrapper& wrapper, const Layer& layer) {
+  return life_of(wrapper).get() == layer.life();
+}
+
 at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   at::Tensor value = tensor;
   for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
@@ -74,6 +78,9 @@ bool is_at_level(const at::Tensor& tensor, const Layer& layer) {
   if (wrapper == nullptr) {
     check_not_escaped(tensor, layer);
     return false;
+  }
+  if (is_of_layer(*wrapper, layer)) {
+    return true;
   }
   const auto level = wrapper->level();
   if (*level > layer.level()) {

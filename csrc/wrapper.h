@@ -22,6 +22,9 @@ inline at::functorch::TensorWrapper* wrapper_of(const at::Tensor& tensor) {
 // tells them apart.
 bool is_of_this_stack(const at::functorch::TensorWrapper& wrapper, int64_t level);
 
+// Whether this layer, which is on this thread's stack, made the wrapper.
+bool is_of_layer(const at::functorch::TensorWrapper& wrapper, const Layer& layer);
+
 // The value inside wrappers whose transform has ended; other tensors as they are.
 at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 

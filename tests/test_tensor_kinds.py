@@ -163,7 +163,11 @@ REPEATED = (
     "by expand alone; both are refused where the kind has neither"
 )
 OTHER_OPERATORS = "rules of our own call other operators than torch's"
+NOT_IN_MEMORY = "torch.func can't return it; ours does, or has no zeros of its kind (mkldnn)"
 DIFFERENCES = {
+    ("sparse COO", "jvp", "captured"): NOT_IN_MEMORY,
+    ("sparse COO that requires grad", "jvp", "captured"): NOT_IN_MEMORY,
+    ("mkldnn", "jvp", "captured"): NOT_IN_MEMORY,
     ("float8", "jvp", "argument"): "refused by addcmul, in torch.func by add",
     ("torch_dispatch subclass", "grad", "argument"): OTHER_OPERATORS,
     ("torch_dispatch subclass", "grad", "captured"): OTHER_OPERATORS,

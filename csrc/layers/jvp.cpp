@@ -30,9 +30,7 @@ bool is_missing_formula(const c10::NotImplementedError& error) {
 
 // What the arguments ask of the layer.
 struct Asked {
-  // Of the tensors among them, in their order, as values of the layers below; undefined where
-  // there is none.
-  std::vector<at::Tensor> tangents;
+  Tangents tangents;
   bool any_tangent = false;
   // Somebody differentiates in reverse at this level, which is autograd's to record.
   bool is_recorded = false;
@@ -43,7 +41,8 @@ struct Asked {
     tangents.reserve(count);
     visit_tensors(args, count, [&](const at::Tensor& tensor) {
       const auto* wrapper = wrapper_of(tensor);
-      const bool is_dead = wrapper != nullptr && !wrapper->is_alive();
+      const bool is_dead =
+          wrapper != nullptr && !is_of_layer(*wrapper, layer) && !wrapper->is_alive();
       look_at(is_dead ? without_dead_wrappers(tensor) : tensor, layer);
     });
   }
@@ -74,7 +73,7 @@ void unwrap_all(const Operator& op, Args& args, int64_t level) {
   });
 }
 
-bool are_plain(const std::vector<at::Tensor>& tangents) {
+bool are_plain(const Tangents& tangents) {
   return std::all_of(tangents.begin(), tangents.end(), [](const at::Tensor& tangent) {
     return !tangent.defined() || is_plain(tangent);
   });
@@ -89,7 +88,7 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
 
 // Copies, among the arguments and their tangents, of what is about to be written to: the rule
 // and the layers below have to know what was there before.
-void keep(Args& args, std::vector<at::Tensor>& tangents, size_t count) {
+void keep(Args& args, Tangents& tangents, size_t count) {
   const at::Tensor target = args[args.size() - count].toTensor();
   const at::Tensor tangent_of_target = tangents[0];
   auto tangent = tangents.begin();
@@ -177,12 +176,12 @@ void JvpLayer::process(const Operator& op, Args& args) {
 }
 
 void JvpLayer::follow(
-    const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents) {
+    const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
   trace("rule", op, *this);
   const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
   unwrap_all(op, args, level());
   Call call(op, args, tangents);
-  std::vector<at::Tensor> results;
+  Tangents results;
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
@@ -207,7 +206,7 @@ void JvpLayer::follow(
 // What is written to a dual tensor is written to its tangent too, whose views are views of
 // it; a tensor that has none yet, and what it is a view of, is given one.
 void JvpLayer::follow_in_place(
-    const Rule& rule, const Operator& op, Args& args, std::vector<at::Tensor>& tangents) {
+    const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();

@@ -22,7 +22,7 @@ size_t count_tensors(const c10::IValue& value) {
 
 } // namespace
 
-Call::Call(const Operator& op, Args& args, const std::vector<at::Tensor>& tangents)
+Call::Call(const Operator& op, Args& args, const Tangents& tangents)
     : Operands(op, args.data() + (args.size() - op.num_args)),
       stack_(args),
       first_(args.size() - op.num_args),
@@ -131,8 +131,8 @@ at::Tensor Call::given(size_t result) const {
   return {};
 }
 
-std::vector<at::Tensor> Call::finish() {
-  std::vector<at::Tensor> fitting;
+Tangents Call::finish() {
+  Tangents fitting;
   visit_tensors(computed_, op_.num_returns, [&](const at::Tensor& result) {
     at::Tensor tangent = given(fitting.size());
     const bool is_differentiable = result.is_floating_point() || result.is_complex();

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../layer.h"
 #include "operands.h"
 
 namespace torchlayers {
@@ -18,7 +19,7 @@ class Call : public Operands {
  public:
   // The arguments end `args`, unwrapped, and `tangents` runs parallel to the tensors
   // among them, in their order.
-  Call(const Operator& op, Args& args, const std::vector<at::Tensor>& tangents);
+  Call(const Operator& op, Args& args, const Tangents& tangents);
 
   const at::Tensor& tangent(size_t i) const {
     return tangents_[starts_[i]];
@@ -52,7 +53,7 @@ class Call : public Operands {
 
   // Puts the results in the arguments' place, and hands over the tangents of the tensors
   // among them, in their order: each of its result's size, dtype and strides, and its own.
-  std::vector<at::Tensor> finish();
+  Tangents finish();
   // The tangent that a result was given, as it is.
   at::Tensor given(size_t result) const;
 
@@ -64,7 +65,7 @@ class Call : public Operands {
   at::Tensor target_;
   Args& stack_;
   size_t first_;
-  const std::vector<at::Tensor>& tangents_;
+  const Tangents& tangents_;
   c10::SmallVector<size_t, 8> starts_;
   Args computed_;
   c10::SmallVector<std::pair<size_t, at::Tensor>, 2> given_; // by place among all results

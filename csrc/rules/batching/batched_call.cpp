@@ -1,7 +1,6 @@
 #include "batched_call.h"
 
 #include "../../args.h"
-#include "../../plain.h"
 
 namespace torchlayers {
 
@@ -92,13 +91,22 @@ bool BatchedCall::run() {
     const WithoutTop below(layer_);
     change_tensors(
         args_, op_.num_args, [&](const at::Tensor& tensor, size_t) { return value(tensor); });
-    PastAutograd past(PastAutograd::may_go(op_, args_));
+    const PastAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
     return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
   });
   return true;
+}
+
+bool BatchedCall::may_go_past_autograd() const {
+  bool may = !op_.aliases && !op_.is_custom && nothing_is_below();
+  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(each);
+    may = may && torchlayers::is_plain(batched != nullptr ? batched->value() : each);
+  });
+  return may;
 }
 
 bool BatchedCall::run_at_dim(size_t i) {

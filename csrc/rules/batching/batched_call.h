@@ -10,6 +10,7 @@
 
 #include "../../layer.h"
 #include "../../operator.h"
+#include "../../plain.h"
 #include "../../stack.h"
 #include "../../trace.h"
 
@@ -103,6 +104,7 @@ class BatchedCall {
     std::vector<at::Tensor> results;
     {
       const WithoutTop below(layer_);
+      const PastAutograd past(may_go_past_autograd());
       results = as_list(compute());
     }
     finish(results);
@@ -131,6 +133,8 @@ class BatchedCall {
     return results;
   }
   void finish(const std::vector<at::Tensor>& results);
+  // To be asked on the layer below.
+  bool may_go_past_autograd() const;
 
   const Operator& op_;
   Args& args_;

@@ -1,0 +1,148 @@
+"""Tangents that rules hold, and torch asks for: the same tangents, views and writes either way."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.func
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.profiler import profile
+from torch.testing import assert_close
+
+import torchlayers as tl
+
+Function = Callable[[Tensor], Tensor]
+
+X = torch.tensor([[0.3, 1.2, 0.7], [0.9, 0.1, 0.5]], dtype=torch.float64)
+V = torch.tensor([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], dtype=torch.float64)
+
+
+def ask(dual: Tensor) -> Tensor:
+    """Has torch ask for the tangent, which is then held as torch holds it."""
+    tangent = forward_ad.unpack_dual(dual).tangent
+    assert tangent is not None
+    return dual
+
+
+def leave(dual: Tensor) -> Tensor:
+    return dual
+
+
+def writes_to_a_view(x: Tensor, look: Function) -> Tensor:
+    y = look(x * 2)
+    view = y[0]
+    look(view)
+    view.mul_(x[1])
+    return look(y) * x
+
+
+def writes_to_the_base(x: Tensor, look: Function) -> Tensor:
+    y = look(x.sin())
+    view = y[:, 1]
+    y.add_(x)
+    return look(view).exp()
+
+
+def view_of_a_view(x: Tensor, look: Function) -> Tensor:
+    y = x * x
+    view = look(look(y.t())[1:])
+    view.copy_(x.t()[:2])
+    return y + look(view).sum()
+
+
+def base_without_tangent(x: Tensor, look: Function) -> Tensor:
+    base = torch.ones_like(x)
+    view = base[0]
+    base.mul_(x)
+    return look(base) * look(view)
+
+
+def written_to_itself(x: Tensor, look: Function) -> Tensor:
+    look(x)
+    y = x.clone()
+    look(y).sin_()
+    return y.mul_(look(x))
+
+
+def without_a_rule(x: Tensor, look: Function) -> Tensor:
+    square = look(x @ x.t()) / 4
+    return torch.linalg.matrix_exp(square) @ look(x)
+
+
+PROGRAMS = [
+    writes_to_a_view,
+    writes_to_the_base,
+    view_of_a_view,
+    base_without_tangent,
+    written_to_itself,
+    without_a_rule,
+]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("wrapped", [lambda f: f, tl.vmap], ids=["alone", "around vmap"])
+def test_a_tangent_is_the_same_whoever_asks_for_it(program, wrapped) -> None:
+    expected = torch.func.jvp(lambda x: program(x, leave), (X,), (V,))
+    if wrapped is tl.vmap:
+        x, v = torch.stack((X, X + 1)), torch.stack((V, V))
+        f = tl.vmap(lambda x: program(x, leave))
+        found = tuple(part[0] for part in tl.jvp(f, (x,), (v,)))
+    else:
+        found = tl.jvp(lambda x: program(x, leave), (X,), (V,))
+        assert_close(tl.jvp(lambda x: program(x, ask), (X,), (V,)), expected)
+    assert_close(found, expected)
+
+
+def test_the_user_unpacks_what_a_rule_made() -> None:
+    found = []
+
+    def f(x: Tensor) -> Tensor:
+        y = x.sin()
+        found.append(tl.debug_unwrap(forward_ad.unpack_dual(y).tangent))
+        return y
+
+    tl.jvp(f, (X,), (V,))
+    assert_close(found[0], X.cos() * V)
+
+
+def test_an_escaped_dual_is_its_value() -> None:
+    kept = []
+    tl.jvp(lambda x: kept.append(x.sin()) or x, (X,), (V,))
+    assert_close(kept[0] * 2, X.sin() * 2)
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(kept[0]).tangent is None
+    again = tl.jvp(lambda x: x * kept[0], (X,), (V,))
+    assert_close(again, (X * X.sin(), V * X.sin()))
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_rows_of_a_larger_tensor_may_be_strided(row: int) -> None:
+    def f(x: Tensor) -> Tensor:
+        strided = x.as_strided((2,), (2,), x.storage_offset())
+        return (x * strided.sum()).as_strided((3,), (0,))
+
+    x, v = X[row], V[row]
+    assert_close(tl.jvp(f, (x,), (v,)), torch.func.jvp(f, (x,), (v,)))
+
+
+@pytest.mark.parametrize("f", [lambda x: x, lambda x: X], ids=["the argument", "a constant"])
+def test_an_output_is_never_the_callers_tensor(f) -> None:
+    value, _ = tl.jvp(f, (X,), (V,))
+    assert value is not X
+
+
+def test_a_tangent_that_has_to_be_copied_is_not_written_to() -> None:
+    v = torch.ones(3, 2, dtype=torch.float64).t()  # by columns, and its primal by rows
+    before = v.clone()
+    tl.jvp(lambda x: x.mul_(3), (X.clone(),), (v,))
+    assert_close(v, before)
+
+
+def test_columns_of_a_jacobian_are_not_copied() -> None:
+    x = torch.rand(300)
+    with profile() as profiled:
+        tl.jacfwd(lambda x: x.sin().exp())(x)
+    names = {event.name for event in profiled.events()}
+    assert "aten::exp" in names
+    assert not names & {"aten::copy_", "aten::_new_zeros_with_same_feature_meta", "aten::clone"}
