@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import growth, machine, page
-from benchmarks.chains import FUNC, OURS
+from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.comparisons import LIBRARIES, MICRO, judged
 from benchmarks.timing import Work, check_same, least_within
 
@@ -35,6 +35,7 @@ class Growth:
     across: str
     counts: tuple[int, ...]
     curves: dict[str, Make]
+    raw: Callable[[int], Work] | None = None
     an_operator: bool = False
 
     @property
@@ -52,7 +53,9 @@ def growths() -> list[Growth]:
         Growth("depth", "transforms in the nest", (1, 2, 3, 4, 5, 6), nests, an_operator=True),
         Growth("operators", "operators of the function", powers, {"grad": _operators}),
         Growth("batch", "samples", (*powers, 4**6, 4**7), {"vmap(grad)": _batch}),
-        Growth("parameters", "tensors in the pytree", powers, {"grad": _parameters}),
+        Growth(
+            "parameters", "tensors in the pytree", powers, {"grad": _parameters}, _raw_parameters
+        ),
     ]
 
 
@@ -71,7 +74,7 @@ def measure(quick: bool) -> dict[str, str]:
                 advance()
             if not quick:
                 draw(of, measured, FOLDER / f"scaling_{of.name}.svg")
-    header = ["cost by", "of", f"slope, {FUNC}", f"slope, {OURS}", "bar"]
+    header = ["cost by", "of", f"slope, {RAW}", f"slope, {FUNC}", f"slope, {OURS}", "bar"]
     return {"workloads.md": f"{page.table(header, rows)}\n\n{machine.describe()}."}
 
 
@@ -81,7 +84,7 @@ def draw(of: Growth, measured: dict[str, Points], picture: Path) -> None:
         for name, by_library in measured.items()
         for library, points in by_library.items()
     }
-    theirs = [name for name in curves if name.endswith(FUNC)]
+    theirs = [name for name in curves if not name.endswith(OURS)]
     growth.draw(picture, curves, of.across, of.up, theirs, logarithmic=not of.an_operator)
 
 
@@ -98,10 +101,12 @@ def slope(points: list[tuple[int, float]]) -> float:
 
 
 def _measured(of: Growth, make: Make, seconds: float, counts: tuple[int, ...]) -> Points:
-    """Microseconds of torch.func and torchlayers at each count."""
-    points: Points = {peer: [] for peer in LIBRARIES}
+    """Microseconds of each peer at each count."""
+    points: Points = {peer: [] for peer in (*LIBRARIES, *([RAW] if of.raw else []))}
     for count in counts:
         works = {peer: make(library, count) for peer, library in LIBRARIES.items()}
+        if of.raw:
+            works[RAW] = of.raw(count)
         check_same(works)
         for peer, work in works.items():
             cost = least_within(work, seconds) * MICRO
@@ -111,8 +116,10 @@ def _measured(of: Growth, make: Make, seconds: float, counts: tuple[int, ...]) -
 
 
 def _row(of: Growth, name: str, points: Points) -> list[str]:
-    theirs, ours = slope(points[FUNC]), slope(points[OURS])
-    return [of.across, name, f"{theirs:.2f}", *judged(ours, LINEAR)]
+    slopes = {peer: slope(of_peer) for peer, of_peer in points.items()}
+    raw = f"{slopes[RAW]:.2f}" if RAW in slopes else ""
+    bar = max(LINEAR, slopes.get(RAW, LINEAR))
+    return [of.across, name, raw, f"{slopes[FUNC]:.2f}", *judged(slopes[OURS], bar)]
 
 
 def count_plain_operators(work: Work) -> int:
@@ -192,6 +199,16 @@ def _parameters(library: ModuleType, count: int) -> Work:
     gradient = library.grad(function)
     params = {f"p{index}": torch.linspace(0, 1, 4) for index in range(count)}
     return lambda: tuple(gradient(params).values())
+
+
+def _raw_parameters(count: int) -> Work:
+    params = [torch.linspace(0, 1, 4).requires_grad_() for _ in range(count)]
+
+    def gradient() -> tuple[Tensor, ...]:
+        value = torch.stack([param.sin() for param in params]).sum()
+        return torch.autograd.grad(value, params)
+
+    return gradient
 
 
 if __name__ == "__main__":
