@@ -170,8 +170,7 @@ class JvpLayer final : public AutogradLayer {
  private:
   Modes modes_below(Modes here) const override;
   void follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents);
-  void follow_in_place(
-      const Rule& rule, const Operator& op, Args& args, Tangents& tangents);
+  void follow_in_place(const Rule& rule, const Operator& op, Args& args, Tangents& tangents);
   void leave_to_autograd(const Operator& op, Args& args);
 
   bool previous_forward_grad_mode_;

@@ -26,8 +26,8 @@ bool nothing_is_below();
 // Below the lowest layer an operator meets autograd first of all, which looks at its arguments,
 // finds nothing to record, and calls the dispatcher again: a tenth of what a small operator takes.
 // Where the arguments are plain it is known to find nothing, and operators go past it, and so do
-// those that a rule calls. Not views or writes: autograd keeps account of them. And not a user's own
-// operators and rules, which may use autograd as they like.
+// those that a rule calls. Not views or writes: autograd keeps account of them. And not a user's
+// own operators and rules, which may use autograd as they like.
 class PastAutograd {
  public:
   // Whether the operator may, called with the values that end `args`, and nothing else.

@@ -184,8 +184,7 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
                        : above->get_backward_view().chain(base, wrapper),
       std::nullopt,
       /*shared_view_info=*/true,
-      above == nullptr ? creation
-                       : propagate_creation_meta(above->get_creation_meta(), creation));
+      above == nullptr ? creation : propagate_creation_meta(above->get_creation_meta(), creation));
   meta->hold(std::move(tangent));
   view->set_autograd_meta(std::move(meta));
 }

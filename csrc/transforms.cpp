@@ -42,8 +42,11 @@ bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
 } // namespace
 
 at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
-  return fits(primal, tangent) && !is_laid_out_like(tangent, primal) ? copy_like(tangent, primal)
-                                                                     : tangent;
+  const bool are_of_no_level =
+      holder_of(primal).is_same(primal) && holder_of(tangent).is_same(tangent);
+  return are_of_no_level && fits(primal, tangent) && !is_laid_out_like(tangent, primal)
+             ? copy_like(tangent, primal)
+             : tangent;
 }
 
 at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {

@@ -7,6 +7,7 @@
 #include "../function.h"
 #include "../keys.h"
 #include "../layer.h"
+#include "../plain.h"
 #include "../stack.h"
 #include "../trace.h"
 #include "../wrapper.h"
@@ -113,6 +114,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
+    PastAutograd past(PastAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   }
   // 5. Wrap the results.

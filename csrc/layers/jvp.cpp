@@ -175,8 +175,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
   }
 }
 
-void JvpLayer::follow(
-    const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
+void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
   trace("rule", op, *this);
   const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
   unwrap_all(op, args, level());

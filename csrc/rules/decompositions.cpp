@@ -9,17 +9,17 @@ namespace {
 using at::Tensor;
 using Places = std::vector<size_t>;
 
-Tensor halve_diagonal(Tensor triangle) {
-  triangle.diagonal(0, -2, -1).mul_(0.5);
-  return triangle;
+Tensor mean_of(const Tensor& one, const Tensor& other) {
+  return in_one_pass([](const auto& a, const auto& b) { return 0.5 * (a + b); }, one, other);
 }
 
+// A triangle with half of the diagonal.
 Tensor lower_half(const Tensor& square) {
-  return halve_diagonal(square.tril());
+  return mean_of(square.tril(), square.tril(-1));
 }
 
 Tensor upper_half(const Tensor& square) {
-  return halve_diagonal(square.triu());
+  return mean_of(square.triu(), square.triu(1));
 }
 
 // matrix triangle^-1 and triangle^-1 matrix.

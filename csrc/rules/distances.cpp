@@ -30,8 +30,7 @@ Tensor norm_tangent(
   }
   if (order == 2) {
     const auto product = [](const auto& x, const auto& t) { return x * t; };
-    const Tensor sum =
-        x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t);
+    const Tensor sum = x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t);
     return in_one_pass(
         [](const auto& sum, const auto& norm) { return where(norm == 0, 0, sum / norm); }, sum, y);
   }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <tuple>
 
+#include "../wrapper.h"
 #include "dims.h"
 #include "families.h"
 #include "forms.h"
@@ -365,37 +366,50 @@ Tensor without_zeros(const Tensor& lu) {
   return moved;
 }
 
+// The factors of a determinant's matrix. Those that the operator returns are constants to who
+// differentiates it, and are of the transpose where that is how a real matrix lies in memory,
+// which a batched one doesn't tell of all samples: in both cases it is factored again.
+struct Factors {
+  Tensor lu;
+  Tensor pivots;
+  bool are_of_transpose = false;
+
+  Factors(const Tensor& a, const Tensor& other, const Tensor& found_lu, const Tensor& found_pivots)
+      : lu(found_lu), pivots(found_pivots) {
+    if (is_differentiated_below({a, other}) || !holder_of(a).is_same(a)) {
+      std::tie(lu, pivots, std::ignore) = at::linalg_lu_factor_ex(a);
+    } else {
+      are_of_transpose = a.is_contiguous() && !a.is_complex();
+    }
+    lu = without_zeros(lu);
+  }
+};
+
 // tr(A^-1 A')
-Tensor trace_of_quotient(const Tensor& a, const Tensor& tangent) {
-  const auto [lu, pivots, info] = at::linalg_lu_factor_ex(a);
-  const Tensor quotient = at::linalg_lu_solve(without_zeros(lu), pivots, tangent);
+Tensor trace_of_quotient(
+    const Tensor& a, const Tensor& tangent, const Tensor& found_lu, const Tensor& found_pivots) {
+  const Factors factors(a, tangent, found_lu, found_pivots);
+  const Tensor quotient = at::linalg_lu_solve(
+      factors.lu, factors.pivots, factors.are_of_transpose ? tangent.mT() : tangent);
   return quotient.diagonal(0, -2, -1).sum(-1);
 }
 
-// A^-H times a number. A determinant's own factors are those of the transpose where that is how a
-// real matrix lies in memory.
+// A^-H times a number.
 Tensor adjoint_inverse(
     const Tensor& factor, const Tensor& a, const Tensor& found_lu, const Tensor& found_pivots) {
-  const bool is_below = is_differentiated_below({a, factor});
-  Tensor lu = found_lu;
-  Tensor pivots = found_pivots;
-  if (is_below) {
-    std::tie(lu, pivots, std::ignore) = at::linalg_lu_factor_ex(a);
-  }
+  const Factors factors(a, factor, found_lu, found_pivots);
   const Tensor right =
       at::diag_embed(factor.unsqueeze(-1).expand_symint(a.sym_sizes().slice(0, a.dim() - 1)));
   return at::linalg_lu_solve(
-      without_zeros(lu),
-      pivots,
-      right,
-      /*left=*/true,
-      /*adjoint=*/is_below || !a.is_contiguous() || a.is_complex());
+      factors.lu, factors.pivots, right, /*left=*/true, /*adjoint=*/!factors.are_of_transpose);
 }
 
 // _linalg_det(A) -> (determinant, LU, pivots)
 void determinant(Call& call) {
   call.run();
-  call.set_tangent(0, call.result(0) * trace_of_quotient(call[0], call.tangent(0)));
+  const Tensor quotient =
+      trace_of_quotient(call[0], call.tangent(0), call.result(1), call.result(2));
+  call.set_tangent(0, call.result(0) * quotient);
 }
 
 Tensor determinant_gradient(
@@ -406,7 +420,8 @@ Tensor determinant_gradient(
 // _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots)
 void log_determinant(Call& call) {
   call.run();
-  const Tensor quotient = trace_of_quotient(call[0], call.tangent(0));
+  const Tensor quotient =
+      trace_of_quotient(call[0], call.tangent(0), call.result(2), call.result(3));
   if (!quotient.is_complex()) {
     call.set_tangent(1, quotient);
     return;

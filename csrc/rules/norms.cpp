@@ -15,7 +15,7 @@ struct Standardised {
   Tensor scale;
   Tensor x_tangent;
   Tensor mean_tangent;
-  Tensor scale_tangent;
+  Tensor along; // the mean of x times its tangent
 
   // By the mean and 1 / deviation.
   Standardised(
@@ -24,14 +24,47 @@ struct Standardised {
       const Tensor& mean,
       const Tensor& deviation,
       const std::vector<int64_t>& dims)
-      : dims(dims), x((input - mean) * deviation), scale(deviation) {
+      : dims(dims), x(centred_and_scaled(input, mean, deviation)), scale(deviation) {
     if (!tangent.defined()) {
       return;
     }
-    mean_tangent = tangent.mean(dims, /*keepdim=*/true);
-    const Tensor along = (x * tangent).mean(dims, /*keepdim=*/true);
-    x_tangent = (tangent - mean_tangent - x * along) * scale;
-    scale_tangent = -scale * scale * along;
+    mean_tangent = mean_of([](const auto& t) { return t; }, tangent);
+    along = mean_of([](const auto& x, const auto& t) { return x * t; }, x, tangent);
+    x_tangent = in_one_pass(
+        [](const auto& t, const auto& mean, const auto& x, const auto& along, const auto& scale) {
+          return (t - mean - x * along) * scale;
+        },
+        tangent,
+        mean_tangent,
+        x,
+        along,
+        scale);
+  }
+
+  static Tensor centred_and_scaled(const Tensor& x, const Tensor& mean, const Tensor& scale) {
+    return in_one_pass(
+        [](const auto& x, const auto& mean, const auto& scale) { return (x - mean) * scale; },
+        x,
+        mean,
+        scale);
+  }
+
+  // Of what an expression is of these, over the dimensions, which are kept unless they are all.
+  template <class Expression, class... Tensors>
+  Tensor mean_of(
+      const Expression& expression, const Tensor& first, const Tensors&... others) const {
+    const auto count = first.sym_numel().maybe_as_int();
+    if (count && static_cast<int64_t>(dims.size()) == first.dim()) {
+      const double share = 1.0 / static_cast<double>(*count);
+      Tensor mean = sum_if_in_one_pass(
+          [&](const auto&... elements) { return share * expression(elements...); },
+          first,
+          others...);
+      if (mean.defined()) {
+        return mean;
+      }
+    }
+    return expression(first, others...).mean(dims, /*keepdim=*/true);
   }
 
   // The same, where the statistics have to be made of the input.
@@ -49,11 +82,15 @@ struct Standardised {
     return (g - g.mean(dims, /*keepdim=*/true) - x * along) * scale;
   }
 
+  static Tensor product(const Tensor& x, const Tensor& weight) {
+    return in_one_pass([](const auto& a, const auto& b) { return a * b; }, x, weight);
+  }
+
   // Of x * weight + bias.
   Tensor affine(
       const Tensor& weight, const Tensor& weight_tangent, const Tensor& bias_tangent) const {
     return sum_of(
-        {x_tangent.defined() && weight.defined() ? x_tangent * weight : x_tangent,
+        {x_tangent.defined() && weight.defined() ? product(x_tangent, weight) : x_tangent,
          weight_tangent.defined() ? x * weight_tangent : Tensor(),
          bias_tangent});
   }
@@ -100,7 +137,7 @@ void group_norm(Call& call) {
   if (standard.x_tangent.defined()) {
     standard.x_tangent = standard.x_tangent.reshape_symint(x.sym_sizes());
     call.set_tangent(1, standard.mean_tangent.squeeze(-1));
-    call.set_tangent(2, standard.scale_tangent.squeeze(-1));
+    call.set_tangent(2, (-standard.scale * standard.scale * standard.along).squeeze(-1));
   }
   call.set_tangent(
       0,

@@ -43,8 +43,8 @@ Tensor variance_tangent(
   const auto product = [](const auto& x, const auto& mean, const auto& t) {
     return (x - mean) * t;
   };
-  const Tensor sum = x.is_complex() ? over.sum(real_product(x - mean, t))
-                                    : over.sum_of(product, x, mean, t);
+  const Tensor sum =
+      x.is_complex() ? over.sum(real_product(x - mean, t)) : over.sum_of(product, x, mean, t);
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
   if (x.sym_numel() == 0) {
     return sum;

@@ -182,6 +182,26 @@ void svd(Call& call) {
   }
 }
 
+// linalg_eigvalsh(A, UPLO) and linalg_svdvals(A, *, driver): the vectors are found, but not their
+// tangents.
+void values_of_eigh(Call& call) {
+  const auto [values, vectors] = at::_linalg_eigh(call[0], call.arg(1).toStringView(), true);
+  call.have_run({values});
+  const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
+  call.set_tangent(0, real_diagonal(rotated).clone());
+}
+
+void values_of_svd(Call& call) {
+  const auto driver = call.arg(1).isNone()
+                          ? std::nullopt
+                          : std::optional<std::string_view>(call.arg(1).toStringView());
+  const auto [left, values, right] =
+      at::_linalg_svd(call[0], /*full_matrices=*/false, /*compute_uv=*/true, driver);
+  call.have_run({values});
+  const Tensor inner = left.mH().matmul(call.tangent(0)).matmul(right.mH());
+  call.set_tangent(0, real_diagonal(inner).clone());
+}
+
 // What U's cotangent g comes to, before V^H is multiplied to it; `rotated` is U^H g.
 Tensor turned_back(
     const Tensor& vectors, const Tensor& values, const Tensor& g, const Tensor& rotated) {
@@ -234,6 +254,8 @@ void add_spectra(Table& rules) {
   WRITTEN("linalg_eig", eig);
   rules.add_pull(
       "linalg_eig", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eig));
+  WRITTEN("linalg_eigvalsh", values_of_eigh);
+  WRITTEN("linalg_svdvals", values_of_svd);
   WRITTEN("_linalg_svd", svd);
   rules.add_pull(
       "_linalg_svd",
