@@ -109,16 +109,15 @@ at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
   const bool may_be = nothing_is_below() && is_plain(tangent) && is_plain(primal) &&
                       tangent.is_cpu() && tangent.dtype() == primal.dtype() &&
                       tangent.sizes() == primal.sizes() && tangent.is_contiguous() &&
-                      primal.is_contiguous();
+                      primal.is_contiguous() && primal.numel() > 0;
   if (!may_be) {
     return {};
   }
-  const size_t size = primal.storage().nbytes();
   const int64_t offset = primal.storage_offset();
-  const auto length = static_cast<int64_t>(size / primal.itemsize());
+  const auto length = static_cast<int64_t>(primal.storage().nbytes() / primal.itemsize());
   at::Tensor copy = at::detail::empty_cpu({length}, primal.scalar_type());
   auto* memory = static_cast<char*>(copy.mutable_data_ptr());
-  std::memset(memory, 0, size);
+  std::memset(memory, 0, copy.nbytes());
   std::memcpy(
       memory + static_cast<size_t>(offset) * primal.itemsize(),
       tangent.const_data_ptr(),

@@ -174,6 +174,11 @@ void cdist(Call& call) {
   }
 }
 
+// What a cotangent's own tangent comes to: the operator is linear in it.
+Tensor by_cotangent(const Call& call) {
+  return call.has_tangent(0) ? call.with({{0, call.tangent(0).contiguous()}}) : Tensor();
+}
+
 // _cdist_backward(g, x1, x2, order, distances): by x1, of all rows of x2 together.
 void cdist_backward(Call& call) {
   call.run();
@@ -181,15 +186,12 @@ void cdist_backward(Call& call) {
   if (found.is_constant()) {
     return;
   }
-  Tensor tangent;
-  if (call.has_tangent(0)) {
-    tangent = call.with({{0, call.tangent(0).contiguous()}});
-  }
   const Tensor of_pairs = found.backward_tangent(
       call[0],
       tangent_or_none(call, 4),
       differences(tangent_or_none(call, 1), tangent_or_none(call, 2)));
-  call.set_tangent(0, sum_of({tangent, of_pairs.defined() ? of_pairs.sum(-2) : of_pairs}));
+  call.set_tangent(
+      0, sum_of({by_cotangent(call), of_pairs.defined() ? of_pairs.sum(-2) : of_pairs}));
 }
 
 void pull_cdist_backward(Pullback& call) {
@@ -254,14 +256,11 @@ void pdist_backward(Call& call) {
   if (found.is_constant()) {
     return;
   }
-  Tensor tangent;
-  if (call.has_tangent(0)) {
-    tangent = call.with({{0, call.tangent(0).contiguous()}});
-  }
   const Tensor of_pairs = found.backward_tangent(
       call[0], tangent_or_none(call, 3), pairs.differences(tangent_or_none(call, 1)));
   call.set_tangent(
-      0, sum_of({tangent, of_pairs.defined() ? pairs.sum(of_pairs, call[1]) : of_pairs}));
+      0,
+      sum_of({by_cotangent(call), of_pairs.defined() ? pairs.sum(of_pairs, call[1]) : of_pairs}));
 }
 
 void pull_pdist_backward(Pullback& call) {

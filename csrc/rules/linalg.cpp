@@ -42,7 +42,9 @@ void solve_ex(Call& call) {
         left ? call.tangent(0).matmul(solution) : solution.matmul(call.tangent(0));
     right = right.defined() ? right - product : -product;
   }
-  const Tensor tangent = at::linalg_solve(a, right, left);
+  const Tensor tangent = is_differentiated_below({a, right})
+                             ? at::linalg_solve(a, right, left)
+                             : at::linalg_lu_solve(call.result(1), call.result(2), right, left);
   call.set_tangent(0, is_vector ? tangent.squeeze(-1) : tangent);
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include "../fallbacks.h"
 #include "../plain.h"
 #include "../stack.h"
 #include "../trace.h"
@@ -44,7 +45,7 @@ OnePass::OnePass() {
   if (is_open_ && thread_keys().included().has(kFront)) {
     const Layer* layer = top_layer();
     is_open_ = layer != nullptr && layer->kind() == Layer::Kind::Vmap && layer->level() == 1 &&
-               !thread_keys().excluded().has(kTorchFuncFront);
+               !is_bypassed(kTorchFuncFront);
     level_ = 1;
   }
 }
