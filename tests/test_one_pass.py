@@ -58,6 +58,16 @@ FUNCTIONS = {
     "x ** 3": lambda x: x**3,
     "x ** 2.5": lambda x: x**2.5,
     "x ** 0": lambda x: x**0,
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "mean, by dimensions": lambda x: x.mean(tuple(range(x.dim()))),
+    "var": lambda x: torch.var(x, correction=0),
+    "std": lambda x: torch.std(x, correction=0),
+    "max": torch.max,
+    "vector_norm": torch.linalg.vector_norm,
+    "logsumexp": lambda x: x.flatten().logsumexp(0),
+    "layer_norm": lambda x: F.layer_norm(x.flatten(), (x.numel(),)) * x.flatten(),
+    "mse_loss": lambda x: F.mse_loss(x.sin(), x),
 }
 
 PAIRS = {
@@ -92,6 +102,8 @@ OPERANDS = {
     "expanded": lambda: (values(4, 3), values(1, 1).expand(4, 3)),
     "a slice": lambda: (values(4, 3), values(4, 6)[:, ::2]),
     "empty": lambda: (values(0, 3), values(0, 3)),
+    "one element and none": lambda: (values(1), values(0)),
+    "none and one element": lambda: (values(2, 0), values(1)),
     "large": lambda: (values(LARGE), values(LARGE) + 0.1),
     "of other dtypes": lambda: (values(4, 3, dtype=torch.float32), values(4, 3)),
     "a wider number": lambda: (values(4, 3, dtype=torch.float32), values()),

@@ -162,6 +162,9 @@ bool OnePass::line_up_unlike() {
       const int64_t length = c10::multiply_integers(operand.sizes);
       inner_ = length == 1 ? inner_ : std::min(inner_, length);
     }
+    if (inner_ == 0) {
+      return false; // what has one element broadcasts to none
+    }
     outer_ = numel / inner_;
   }
   return std::all_of(operands_.begin(), operands_.end(), [this](Operand& operand) {
