@@ -74,6 +74,7 @@ _EMPTY_SUM = (
 _ASSERTION = (
     "only torchlayers works: an internal assertion on a conjugate's tangent fails in torch.func"
 )
+_SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
 )
@@ -179,6 +180,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
             *("grad", "vjp", "vjp(vjp)", "vmap(grad)", "vmap(vjp)"),
         )
     },
+    _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
         "special.i0e": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
@@ -225,7 +227,10 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
     },
     _EMPTY_SUM: {"masked.logsumexp": _FORWARD},
     _SINGLE: {"cfloat": {("jvp(grad)",): ("float64",)}},
-    _LAST_DIGITS: {"addcdiv": {("grad(jvp)",): ("float32",)}},
+    _LAST_DIGITS: {
+        "addcdiv": {("grad(jvp)",): ("float32",)},
+        "nn.functional.conv_transpose3d": {("grad(vmap)",): ("complex64",)},
+    },
     _ROUNDING: {
         "logcumsumexp": {(*_NESTS, "vjp(vjp)"): ("float32", "bfloat16")},
         "logsumexp": {
