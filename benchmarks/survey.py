@@ -40,13 +40,12 @@ class Survey:
 
     def lines(self) -> list[list[str]]:
         """The geometric mean and the slowest operator; the bars are for the whole call."""
-        floor = f"{self.floor():.2f}"
-        lines = [["two plain operators, survey: geometric mean", FUNC, "", "", floor, "", ""]]
         alone, whole = self.ratios(with_call=False), self.ratios(with_call=True)
         mean, slowest = statistics.geometric_mean(whole.values()), max(whole, key=whole.__getitem__)
         without_call = f"{statistics.geometric_mean(alone.values()):.2f}"
+        floor = f"{self.floor():.2f}"
         return [
-            *lines,
+            ["two plain operators, survey: geometric mean", FUNC, "", "", floor, "", ""],
             ["jvp, survey, the call taken off: geometric mean", FUNC, "", "", without_call, "", ""],
             ["jvp, survey: geometric mean", FUNC, "", "", *judged(mean, MEAN_BAR), ""],
             [f"jvp, survey: {slowest}", FUNC, "", "", *judged(whole[slowest], SLOWEST_BAR), ""],
