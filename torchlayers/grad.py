@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 
-from torchlayers import _C, compiled, tree
+from torchlayers import _C, compiled, steps, tree
 from torchlayers.errors import (
     CallError,
     DtypeError,
@@ -26,8 +27,10 @@ from torchlayers.errors import (
     instead,
 )
 from torchlayers.stack import GradEntry, transformed
+from torchlayers.steps import Replaced
 
 _torch: Any = torch  # what it keeps for its own use has no types
+_eager_transforms: Any = eager_transforms
 _no_modes = _torch._C.DisableTorchFunction
 
 
@@ -145,19 +148,20 @@ def vjp_by_argnums(
     """
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
+    replaced = steps.replaced(steps.GRAD)
     with GradEntry() as level:
-        args, tracked, spec = _wrap(api, primals, places)
+        args, tracked, spec = _wrap(api, primals, places, level, replaced)
         output = func(*args)
         output, aux = tree.split_aux(api, output) if has_aux else (output, None)
         outputs, output_spec = tree.flatten(output)
         _check_outputs(api, outputs)
-        result = tree.unflatten([_C.unwrap(leaf, level) for leaf in outputs], output_spec)
-        aux = _unwrap_all(aux, level)
+        result = _unwrap(outputs, output_spec, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
         if for_rows and _is_real_scalar(output):
             gradients = _pull_back(
                 outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
             )
-            row = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
+            row = _unwrap(gradients, spec, level, replaced)
             return result, lambda cotangent: _by_argnums(row, argnums), aux
 
     def vjp_fn(
@@ -214,16 +218,17 @@ def _differentiate(
         if result is not NotImplemented:
             return (*result, None)
     places = tree.positions(api, argnums, len(args))
+    replaced = steps.replaced(steps.GRAD)
     with GradEntry() as level:
-        wrapped, tracked, spec = _wrap(api, args, places)
+        wrapped, tracked, spec = _wrap(api, args, places, level, replaced)
         if kwargs:
-            kwargs = tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), kwargs)
+            kwargs = steps.wrap(kwargs, level, replaced)
         value = func(*wrapped, **kwargs)
         value, aux = tree.split_aux(api, value) if has_aux else (value, None)
         gradients = _gradients(api, func, value, tracked)
-        chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
-        value = _C.unwrap(value, level)
-        aux = _unwrap_all(aux, level)
+        chosen = _unwrap(gradients, spec, level, replaced)
+        value = steps.unwrap(value, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
     return _by_argnums(chosen, argnums), value, aux
 
 
@@ -247,19 +252,32 @@ def _gradients(
 
 
 def _wrap(
-    api: str, args: tuple[Any, ...], places: tuple[int, ...]
+    api: str,
+    args: tuple[Any, ...],
+    places: tuple[int, ...],
+    level: int,
+    replaced: Replaced,
 ) -> tuple[tuple[Any, ...], list[Tensor], tree.TreeSpec]:
     """The arguments at the layer's level; the tracked leaves of the chosen ones, and their spec."""
     flat, spec = tree.flatten(tree.pick(args, places))
-    tracked = [_track(api, args, places, leaf) for leaf in flat]
-    rest = tuple(
-        None if i in places else tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), arg)
-        for i, arg in enumerate(args)
-    )
-    return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    for leaf in flat:
+        _check_differentiable(api, args, places, leaf)
+    if not replaced:
+        tracked = [_C.wrap_argument(leaf, True) for leaf in flat]
+        rest = tuple(
+            None if i in places else steps.wrap(arg, level, replaced) for i, arg in enumerate(args)
+        )
+        return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    wrapped = steps.wrap(args, level, replaced)
+    tracked, spec = tree.flatten(tree.pick(wrapped, places))
+    for leaf in tracked:
+        _eager_transforms._create_differentiable(leaf, level)
+    return wrapped, tracked, spec
 
 
-def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> Tensor:
+def _check_differentiable(
+    api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any
+) -> None:
     if not isinstance(leaf, Tensor):
         raise NotTensorError(
             f"torchlayers: {api}: {_name(args, places, leaf)} must be a tensor to differentiate "
@@ -271,7 +289,6 @@ def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) 
             f"{leaf.dtype}: only floating-point and complex tensors have gradients. Convert it, "
             f"or {instead(api)}."
         )
-    return _C.wrap_argument(leaf, True)
 
 
 def _name(args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> str:
@@ -365,6 +382,8 @@ def _pull_back(
     in_layer: bool,
 ) -> list[Tensor]:
     """The gradients by the inputs: zeros where no output depends on one."""
+    if pull := steps.replaced(steps.GRAD).get("_autograd_grad"):
+        return list(pull(outputs, inputs, cotangents or None, retain_graph, create_graph))
     connected = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not connected:
         return [torch.zeros_like(leaf) for leaf in inputs]
@@ -384,5 +403,12 @@ def _pull_back(
     ]
 
 
-def _unwrap_all(aux: Any, level: int) -> Any:
-    return None if aux is None else tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)
+def _unwrap(
+    leaves: list[Tensor],
+    spec: tree.TreeSpec,
+    level: int,
+    replaced: Replaced,
+) -> Any:
+    if replaced:
+        return steps.unwrap(tree.unflatten(leaves, spec), level, replaced)
+    return tree.unflatten([_C.unwrap(leaf, level) for leaf in leaves], spec)
