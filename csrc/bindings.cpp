@@ -125,6 +125,7 @@ class DualLevel {
       return names_[name_].cast<int64_t>();
     }
     void set(int64_t value) {
+      const WritesNoStep quiet(names_);
       names_[name_] = value;
     }
 

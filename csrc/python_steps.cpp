@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -33,67 +34,182 @@ bool is_torchs_own(const py::object& function) {
   return home.rfind("torch.", 0) == 0;
 }
 
-// A function as torch.func finds it at a call: by its name, among a module's.
+// A module's names, which may have changed since they were last looked at: to look them all up
+// at each call would take a tenth of its time.
+class Names {
+ public:
+  explicit Names(py::dict names) : names_(std::move(names)) {
+    watch();
+  }
+  PyObject* dict() const {
+    return names_.ptr();
+  }
+
+#if PY_VERSION_HEX < 0x030C0000
+  bool is_changed() const {
+    return version() != seen_;
+  }
+  void set_changed(bool changed) {
+    seen_ = changed ? 0 : version(); // Python gives no dict the version 0
+  }
+
+ private:
+  void watch() {}
+  uint64_t version() const {
+    return reinterpret_cast<PyDictObject*>(names_.ptr())->ma_version_tag;
+  }
+
+  uint64_t seen_ = 0;
+#else
+  bool is_changed() const {
+    return is_changed_ || !is_watched_;
+  }
+  void set_changed(bool changed) {
+    is_changed_ = changed;
+  }
+
+ private:
+  void watch();
+
+  bool is_changed_ = true;
+  bool is_watched_ = false;
+#endif
+  py::dict names_;
+};
+
+// A function as torch.func finds it at a call: by its name.
 class Step {
  public:
-  Step(py::dict names, py::str name) : names_(std::move(names)), name_(std::move(name)) {}
+  Step(PyObject* names, py::str name) : names_(names), name_(std::move(name)) {}
 
-  bool is_replaced() {
-    PyObject* function = PyDict_GetItemWithError(names_.ptr(), name_.ptr());
+  void look() {
+    PyObject* function = PyDict_GetItemWithError(names_, name_.ptr());
     if (function != seen_.ptr()) {
       seen_ = py::reinterpret_borrow<py::object>(function);
       is_replaced_ = function != nullptr && !is_torchs_own(seen_);
     }
+  }
+  bool is_replaced() const {
     return is_replaced_;
   }
 
  private:
-  py::dict names_;
+  PyObject* names_;
   py::str name_;
   py::object seen_;
   bool is_replaced_ = false;
 };
 
-std::vector<Step>& steps_of(Transform transform) {
-  static auto* steps = new std::array<std::vector<Step>, kTransforms>(); // Python ends before this
-  return (*steps)[static_cast<size_t>(transform)];
+class Steps {
+ public:
+  static Steps& instance() {
+    static auto* steps = new Steps(); // Python ends before this
+    return *steps;
+  }
+
+  void add(Transform transform, const py::dict& names, const std::string& name) {
+    if (names_of(names.ptr()) == nullptr) {
+      names_.emplace_back(names);
+    }
+    of_[static_cast<size_t>(transform)].emplace_back(
+        names.ptr(), py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str())));
+    names_of(names.ptr())->set_changed(true);
+  }
+
+  bool any(Transform transform) {
+    if (C10_UNLIKELY(std::any_of(names_.begin(), names_.end(), [](const Names& names) {
+          return names.is_changed();
+        }))) {
+      look();
+    }
+    return any_[static_cast<size_t>(transform)];
+  }
+
+  // The indices of those replaced, in the order in which they were added.
+  py::list replaced(Transform transform) const {
+    const auto& steps = of_[static_cast<size_t>(transform)];
+    py::list indices;
+    for (size_t i = 0; i < steps.size(); ++i) {
+      if (steps[i].is_replaced()) {
+        indices.append(i);
+      }
+    }
+    return indices;
+  }
+
+  Names* names_of(PyObject* dict) {
+    const auto found = std::find_if(
+        names_.begin(), names_.end(), [&](const Names& names) { return names.dict() == dict; });
+    return found == names_.end() ? nullptr : &*found;
+  }
+
+ private:
+  void look() {
+    for (Names& names : names_) {
+      names.set_changed(false);
+    }
+    for (size_t i = 0; i < kTransforms; ++i) {
+      any_[i] = false;
+      for (Step& step : of_[i]) {
+        step.look();
+        any_[i] |= step.is_replaced();
+      }
+    }
+  }
+
+  std::vector<Names> names_;
+  std::array<std::vector<Step>, kTransforms> of_;
+  std::array<bool, kTransforms> any_{};
+};
+
+#if PY_VERSION_HEX >= 0x030C0000
+int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
+  if (Names* names = Steps::instance().names_of(dict)) {
+    names->set_changed(true);
+  }
+  return 0;
 }
+
+void Names::watch() {
+  static const int watcher = PyDict_AddWatcher(&note_change);
+  is_watched_ = watcher >= 0 && PyDict_Watch(watcher, names_.ptr()) == 0;
+  PyErr_Clear(); // there are only so many watchers: then the names are looked up at each call
+}
+#endif
 
 // The functions are (module's names, function's name).
 void watch_steps(size_t transform, const std::vector<std::pair<py::dict, std::string>>& functions) {
   for (const auto& [names, name] : functions) {
-    steps_of(static_cast<Transform>(transform))
-        .emplace_back(
-            names, py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str())));
+    Steps::instance().add(static_cast<Transform>(transform), names, name);
   }
 }
 
-// replaced_steps(transform): None, or the indices of those replaced, in the order they were given.
+// replaced_steps(transform): None, or the indices of those replaced.
 PyObject* replaced_steps(PyObject*, PyObject* transform) {
   HANDLE_TH_ERRORS
   const auto which = static_cast<Transform>(PyLong_AsSize_t(transform));
   if (!has_replaced_steps(which)) {
     Py_RETURN_NONE;
   }
-  py::list indices;
-  auto& steps = steps_of(which);
-  for (size_t i = 0; i < steps.size(); ++i) {
-    if (steps[i].is_replaced()) {
-      indices.append(i);
-    }
-  }
-  return indices.release().ptr();
+  return Steps::instance().replaced(which).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
 } // namespace
 
 bool has_replaced_steps(Transform transform) {
-  bool any = false;
-  for (Step& step : steps_of(transform)) {
-    any |= step.is_replaced();
+  return Steps::instance().any(transform);
+}
+
+WritesNoStep::WritesNoStep(const py::dict& names) : names_(names) {
+  const Names* watched = Steps::instance().names_of(names.ptr());
+  was_changed_ = watched == nullptr || watched->is_changed();
+}
+
+WritesNoStep::~WritesNoStep() {
+  if (!was_changed_) {
+    Steps::instance().names_of(names_.ptr())->set_changed(false);
   }
-  return any;
 }
 
 void bind_steps(py::module_& m) {

@@ -382,7 +382,8 @@ def _pull_back(
     in_layer: bool,
 ) -> list[Tensor]:
     """The gradients by the inputs: zeros where no output depends on one."""
-    if pull := steps.replaced(steps.GRAD).get("_autograd_grad"):
+    if _C.replaced_steps(steps.GRAD) and "_autograd_grad" in steps.replaced(steps.GRAD):
+        pull = _eager_transforms._autograd_grad
         return list(pull(outputs, inputs, cotangents or None, retain_graph, create_graph))
     connected = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not connected:
