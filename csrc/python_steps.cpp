@@ -36,9 +36,9 @@ bool is_torchs_own(const py::object& function) {
 
 // A module's names, which may have changed since they were last looked at: to look them all up
 // at each call would take a tenth of its time.
-class Names {
+class ModuleNames {
  public:
-  explicit Names(py::dict names) : names_(std::move(names)) {
+  explicit ModuleNames(py::dict names) : names_(std::move(names)) {
     watch();
   }
   PyObject* dict() const {
@@ -78,9 +78,9 @@ class Names {
 };
 
 // A function as torch.func finds it at a call: by its name.
-class Step {
+class TorchStep {
  public:
-  Step(PyObject* names, py::str name) : names_(names), name_(std::move(name)) {}
+  TorchStep(PyObject* names, py::str name) : names_(names), name_(std::move(name)) {}
 
   void look() {
     PyObject* function = PyDict_GetItemWithError(names_, name_.ptr());
@@ -100,10 +100,10 @@ class Step {
   bool is_replaced_ = false;
 };
 
-class Steps {
+class TorchSteps {
  public:
-  static Steps& instance() {
-    static auto* steps = new Steps(); // Python ends before this
+  static TorchSteps& instance() {
+    static auto* steps = new TorchSteps(); // Python ends before this
     return *steps;
   }
 
@@ -117,7 +117,7 @@ class Steps {
   }
 
   bool any(Transform transform) {
-    if (C10_UNLIKELY(std::any_of(names_.begin(), names_.end(), [](const Names& names) {
+    if (C10_UNLIKELY(std::any_of(names_.begin(), names_.end(), [](const ModuleNames& names) {
           return names.is_changed();
         }))) {
       look();
@@ -137,40 +137,41 @@ class Steps {
     return indices;
   }
 
-  Names* names_of(PyObject* dict) {
-    const auto found = std::find_if(
-        names_.begin(), names_.end(), [&](const Names& names) { return names.dict() == dict; });
+  ModuleNames* names_of(PyObject* dict) {
+    const auto found = std::find_if(names_.begin(), names_.end(), [&](const ModuleNames& names) {
+      return names.dict() == dict;
+    });
     return found == names_.end() ? nullptr : &*found;
   }
 
  private:
   void look() {
-    for (Names& names : names_) {
+    for (ModuleNames& names : names_) {
       names.set_changed(false);
     }
     for (size_t i = 0; i < kTransforms; ++i) {
       any_[i] = false;
-      for (Step& step : of_[i]) {
+      for (TorchStep& step : of_[i]) {
         step.look();
         any_[i] |= step.is_replaced();
       }
     }
   }
 
-  std::vector<Names> names_;
-  std::array<std::vector<Step>, kTransforms> of_;
+  std::vector<ModuleNames> names_;
+  std::array<std::vector<TorchStep>, kTransforms> of_;
   std::array<bool, kTransforms> any_{};
 };
 
 #if PY_VERSION_HEX >= 0x030C0000
 int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
-  if (Names* names = Steps::instance().names_of(dict)) {
+  if (ModuleNames* names = TorchSteps::instance().names_of(dict)) {
     names->set_changed(true);
   }
   return 0;
 }
 
-void Names::watch() {
+void ModuleNames::watch() {
   static const int watcher = PyDict_AddWatcher(&note_change);
   is_watched_ = watcher >= 0 && PyDict_Watch(watcher, names_.ptr()) == 0;
   PyErr_Clear(); // there are only so many watchers: then the names are looked up at each call
@@ -180,7 +181,7 @@ void Names::watch() {
 // The functions are (module's names, function's name).
 void watch_steps(size_t transform, const std::vector<std::pair<py::dict, std::string>>& functions) {
   for (const auto& [names, name] : functions) {
-    Steps::instance().add(static_cast<Transform>(transform), names, name);
+    TorchSteps::instance().add(static_cast<Transform>(transform), names, name);
   }
 }
 
@@ -191,24 +192,24 @@ PyObject* replaced_steps(PyObject*, PyObject* transform) {
   if (!has_replaced_steps(which)) {
     Py_RETURN_NONE;
   }
-  return Steps::instance().replaced(which).release().ptr();
+  return TorchSteps::instance().replaced(which).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
 } // namespace
 
 bool has_replaced_steps(Transform transform) {
-  return Steps::instance().any(transform);
+  return TorchSteps::instance().any(transform);
 }
 
 WritesNoStep::WritesNoStep(const py::dict& names) : names_(names) {
-  const Names* watched = Steps::instance().names_of(names.ptr());
+  const ModuleNames* watched = TorchSteps::instance().names_of(names.ptr());
   was_changed_ = watched == nullptr || watched->is_changed();
 }
 
 WritesNoStep::~WritesNoStep() {
   if (!was_changed_) {
-    Steps::instance().names_of(names_.ptr())->set_changed(false);
+    TorchSteps::instance().names_of(names_.ptr())->set_changed(false);
   }
 }
 
