@@ -106,7 +106,7 @@ def test_functionalized_graphs_have_no_mutations():
 def test_the_name_of_the_node_is_the_functions():
     seen = []
     tl.grad(lambda x: seen.append(Square.apply(x).grad_fn.name()) or x.sum())(X)
-    assert seen == ["SquareBackward"]
+    assert seen == ["SquareGeneratedBackward"]
 
 
 # What Dynamo itself can't trace of a Function, or traces wrongly; torch.func's transforms, which
