@@ -133,7 +133,7 @@ def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) ->
     if function.setup_context is torch.autograd.Function.setup_context:  # old-style: as they are
         if options:
             raise CallError(
-                f"torchlayers: {function.__name__}.forward takes ctx, so its operands are passed by "
+                f"torchlayers: {function.__name__}.forward takes ctx, so it gets its operands by "
                 f"position. Pass {', '.join(options)} so."
             )
         return operands

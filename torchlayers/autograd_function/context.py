@@ -12,6 +12,7 @@ whose record holds the inner one's.
 
 from typing import Any, NamedTuple
 
+from torch._functorch.autograd_function import WrappedCtx
 from torch.autograd.function import BackwardCFunction
 
 from torchlayers.autograd_function.batching import Dims, Held, batched, unbatched
@@ -138,9 +139,9 @@ def _fields(one_sample: OneSample) -> dict[str, Any]:
 
 
 def put(ctx: Any, name: str, value: Any) -> None:
-    """Sets a field of ours."""
-    while isinstance(ctx, WithoutDirty):
-        ctx = ctx._torchlayers_ctx
+    """Sets a field of ours, on what is behind ctxs that pass on what they are given."""
+    while isinstance(ctx, (WithoutDirty, WrappedCtx)):
+        ctx = ctx._torchlayers_ctx if isinstance(ctx, WithoutDirty) else ctx._pt_inner_ctx
     vars(ctx)[name] = value
 
 

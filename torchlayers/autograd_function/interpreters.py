@@ -29,13 +29,14 @@ class _OfOurLayer:
         return self.transform
 
     def lower(self) -> AbstractContextManager[None]:
-        self._cdata = self._cdata  # where the layer is no longer on top, it is not found
+        self.__dict__.setdefault("_cdata", _functorch.peek_interpreter_stack())
         return _C.Below()
 
     def __getattr__(self, name: str) -> Any:
         if name != "_cdata":
             raise AttributeError(name)
-        # What torch.func's methods read: the layer's mirror in torch.func's stack.
+        # What torch.func's methods read: the layer's mirror in torch.func's stack. lower keeps
+        # it, as the layer is then no longer on top.
         return _functorch.peek_interpreter_stack()
 
 

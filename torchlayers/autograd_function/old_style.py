@@ -99,34 +99,35 @@ class _TakesNotes:
         check_name(name, self._torchlayers.owner)
         object.__setattr__(self, name, value)
 
-    def noted(self, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
-        """The outputs, the tensors made in between, and the notes."""
-        taken = self._torchlayers
-        is_single = not isinstance(result, tuple)
-        outputs = list(tree.as_tuple(result))
-        count = len(outputs)
-        dirty = [id(tensor) for tensor in taken.calls.get("mark_dirty", ())]
-        for i, output in enumerate(outputs):
-            # torch makes such an output a view too, but not before setup_context has run.
-            if any(output is operand for operand in operands) and id(output) not in dirty:
-                outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
-        places = {
-            id(value): _Place(among, i)
-            for among, values in (("outputs", outputs), ("inputs", operands))
-            for i, value in enumerate(values)
-            if isinstance(value, Tensor)
-        }
 
-        def place(tensor: Tensor) -> Any:
-            if id(tensor) not in places:
-                places[id(tensor)] = _Place("outputs", len(outputs))
-                outputs.append(tensor)
-            return places[id(tensor)]
+def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
+    """The outputs, the tensors made in between, and the notes."""
+    taken = ctx._torchlayers
+    is_single = not isinstance(result, tuple)
+    outputs = list(tree.as_tuple(result))
+    count = len(outputs)
+    dirty = [id(tensor) for tensor in taken.calls.get("mark_dirty", ())]
+    for i, output in enumerate(outputs):
+        # torch makes such an output a view too, but not before setup_context has run.
+        if any(output is operand for operand in operands) and id(output) not in dirty:
+            outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
+    places = {
+        id(value): _Place(among, i)
+        for among, values in (("outputs", outputs), ("inputs", operands))
+        for i, value in enumerate(values)
+        if isinstance(value, Tensor)
+    }
 
-        calls = {name: tree.map_tensors(place, args) for name, args in taken.calls.items()}
-        attributes = {name: tree.map_tensors(place, value) for name, value in vars(self).items()}
-        notes = _Notes(count, is_single, taken.materialize_grads, calls, attributes)
-        return (*outputs, notes)
+    def place(tensor: Tensor) -> Any:
+        if id(tensor) not in places:
+            places[id(tensor)] = _Place("outputs", len(outputs))
+            outputs.append(tensor)
+        return places[id(tensor)]
+
+    calls = {name: tree.map_tensors(place, args) for name, args in taken.calls.items()}
+    attributes = {name: tree.map_tensors(place, value) for name, value in vars(ctx).items()}
+    notes = _Notes(count, is_single, taken.materialize_grads, calls, attributes)
+    return (*outputs, notes)
 
 
 def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
@@ -182,7 +183,7 @@ def _generate(function: Function) -> Function:
 
     def forward(*operands: Any) -> Any:
         ctx = _TakesNotes(operands, generated.name_of(function))
-        return ctx.noted(operands, function.forward(ctx, *operands))
+        return _noted(ctx, operands, function.forward(ctx, *operands))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept: _Kept = getattr(ctx, _KEPT)
