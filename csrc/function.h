@@ -50,7 +50,8 @@ class FunctionsOfOneLevel {
 // The top layer is off the stack between enter and leave, for the forward of an
 // autograd.Function that it is processing. Applying a Function has turned recording
 // off, and that is meant for its own level: below, the modes are those that it was
-// applied with, or, where a rule of somebody else goes below, those of now. Autocast, which happens once, is left to what the forward calls.
+// applied with (those of now where no Function is being applied: a rule of the user's).
+// Autocast, which happens once, is left to what the forward calls.
 // Below the last layer the front stays on, to find tensors that the forward was not
 // given: a wrapper of a layer that is off would there be taken for its value.
 class Below {

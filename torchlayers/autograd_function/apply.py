@@ -56,12 +56,14 @@ class AutogradFunctionApply(HigherOrderOperator):
         if args_tensor_mask is None:
             args_tensor_mask = [isinstance(arg, Tensor) for arg in fwd_args]
         return old_style.apply(
-            _TwoFunctions,
+            ApplyTemplate,
             (fwd, bwd, tuple(args_tensor_mask), tuple(non_differentiable_idx), *fwd_args),
         )
 
 
-class _TwoFunctions(torch.autograd.Function):
+class ApplyTemplate(torch.autograd.Function):
+    """The two functions as one. Its nodes have its name, which is torch's for the same."""
+
     generate_vmap_rule = True
 
     @staticmethod

@@ -50,14 +50,18 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
     Raises:
         CallError: the operands are not what the Function's forward takes.
     Example:
-        >>> from torch._C._functorch import TransformType
-        >>> ours = custom_function_call.functorch_table[TransformType.Vmap]
-        >>> @custom_function_call.py_impl(TransformType.Vmap)
-        ... def announced(interpreter, function, *operands):
-        ...     print(f"{function.__name__} for {interpreter.batch_size()} samples")
-        ...     return ours(interpreter, function, *operands)
-        >>> _ = torchlayers.vmap(Cube.apply)(torch.ones(3))
-        Cube for 3 samples
+        >>> class Scale(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x, by=3.0):
+        ...         return x * by
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         ctx.by = inputs[1]
+        ...     @staticmethod
+        ...     def backward(ctx, g):
+        ...         return g * ctx.by, None
+        >>> grad(lambda x: custom_function_call(Scale, x, by=4.0))(torch.tensor(2.0))
+        tensor(4.)
     Source: the higher-order operator of the same name in torch.func.
     """
 
