@@ -51,6 +51,9 @@ def _remove(value: Any, level: int) -> tuple[Any, Any]:
     return tree.unflatten(held.leaves, held.spec), tree.unflatten(held.dims, held.spec)
 
 
+_PLAIN = (int, float, bool, str, type(None), torch.Size)
+
+
 class Held(NamedTuple):
     """A value that outlives the vmap: its leaves, where the batch is in each, its structure."""
 
@@ -61,6 +64,8 @@ class Held(NamedTuple):
     @staticmethod
     def of(value: Any, level: int) -> Any:
         """The value held; or the value as it is, where nothing in it is batched."""
+        if type(value) in _PLAIN:
+            return value
         flat, spec = tree.flatten(value)
         pairs = [
             _functorch._unwrap_batched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None)

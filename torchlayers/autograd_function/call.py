@@ -163,7 +163,7 @@ def check_by_position(function: Any, options: dict[str, Any]) -> None:
 
 
 def _is_ours(rule: Any) -> bool:
-    return rule is not None and rule.__module__.partition(".")[0] == "torchlayers"
+    return str(getattr(rule, "__module__", None)).partition(".")[0] == "torchlayers"
 
 
 def _runtime_keys(k: Any) -> list[Any]:

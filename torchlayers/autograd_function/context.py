@@ -37,12 +37,13 @@ class Record(NamedTuple):
 class _Inside:
     """What a OneSample has besides the user's fields."""
 
+    saved_dims: tuple[Any, ...] = ()
+    saved_for_forward_dims: tuple[Any, ...] | None = None
+    saved_tensors: Any = None  # a tuple, or the error that reading them raised
+    record: Record | None = None
+
     def __init__(self, ctx: Any, level: int, owner: str) -> None:
         self.ctx, self.level, self.owner = ctx, level, owner
-        self.saved_dims: tuple[Any, ...] = ()
-        self.saved_for_forward_dims: tuple[Any, ...] | None = None
-        self.saved_tensors: Any = None  # a tuple, or the error that reading them raised
-        self.record: Record | None = None
 
 
 class OneSample:

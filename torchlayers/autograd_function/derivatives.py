@@ -12,12 +12,17 @@ from torchlayers.autograd_function.context import check_name
 from torchlayers.errors import FunctionError, MissingDerivativeError
 
 
-def set_up(function: Any, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def setup_context_of(function: Any) -> Callable[..., None]:
     """The Function's setup_context."""
-    function.setup_context(ctx, inputs, output)
-    if isinstance(ctx, BackwardCFunction) and not generated.is_generated(function):
-        for name in vars(ctx):  # a ctx of ours has looked at each when it was set
-            check_name(name, function.__name__)
+    is_generated = generated.is_generated(function)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        function.setup_context(ctx, inputs, output)
+        if not is_generated and isinstance(ctx, BackwardCFunction):
+            for name in vars(ctx):  # a ctx of ours has looked at each when it was set
+                check_name(name, function.__name__)
+
+    return setup_context
 
 
 def backward_of(function: Any) -> Callable[..., Any]:

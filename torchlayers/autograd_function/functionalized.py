@@ -64,6 +64,7 @@ def _is_recorded() -> bool:
 
 def _generate(function: Function, keeps_views: bool) -> Function:
     backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
 
     def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any]:
         """The method's result without functional tensors, and as it was, and its arguments."""
@@ -102,9 +103,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             if after[place] is not results[i]:
                 after[place] = results[i]
                 ctx = WithoutDirty(ctx)
-        derivatives.set_up(
-            function, ctx, tuple(after), results[0] if written.is_single else tuple(results)
-        )
+        set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if derivatives.is_boxed(function):

@@ -29,6 +29,7 @@ def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
 def _generate(function: Function) -> type[_SingleLevelFunction]:
     backward = derivatives.backward_of(function)
     jvp_of_function = derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
     name = generated.name_of(function)
 
     def forward(*operands: Any) -> Any:
@@ -47,7 +48,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        derivatives.set_up(function, ctx, inputs, output)
+        set_up(ctx, inputs, output)
         for dirty in ctx.dirty_tensors or ():
             if isinstance(dirty, Tensor) and _C.is_captured(dirty):
                 raise FunctionError(
