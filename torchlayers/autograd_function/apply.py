@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from torchlayers import tree
 from torchlayers.autograd_function import derivatives, old_style
 
 
@@ -95,14 +94,19 @@ class ApplyTemplate(torch.autograd.Function):
         result = ctx.bwd(None, *grads, *saved)
         gradients = iter(
             derivatives.check_count(
-                f"autograd_function_apply: {tree.name_of(ctx.bwd)}",
+                f"autograd_function_apply: {_name(ctx.bwd)}",
                 tuple(result) if isinstance(result, list) else result,
                 sum(ctx.mask),
-                f"{tree.name_of(ctx.fwd)} that args_tensor_mask chooses",
+                f"{_name(ctx.fwd)} that args_tensor_mask chooses",
             )
         )
         chosen = [next(gradients) if has_gradient else None for has_gradient in ctx.mask]
         return (None,) * 4 + (*chosen, *(None,) * (ctx.count - len(ctx.mask)))
+
+
+def _name(function: Any) -> str:
+    """A function's; of a graph module, whose repr is its code, the class's."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 autograd_function_apply = AutogradFunctionApply()
