@@ -223,7 +223,7 @@ void add_shapes(Table& rules) {
       at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
   TRANSPOSED("view_as_real", at::view_as_complex(g.contiguous()));
   TRANSPOSED("view_as_complex", at::view_as_real(g.resolve_conj()));
-  TERMS("copy", {1, TERM(t.to(x.scalar_type()))});
+  TERMS("copy", {0, TERM(at::Tensor())}, {1, TERM(t.to(x.scalar_type()))});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
   rules.add_pull("cat", {0}, {0}, Reads(), cut_apart);

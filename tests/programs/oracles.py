@@ -52,11 +52,14 @@ class Plain:
 
         return jacobian
 
-    jacfwd = jacrev
+    @staticmethod
+    def jacfwd(func: Function) -> Function:
+        """Of the result's dtype, where jacrev's is the argument's."""
+        return lambda x: Plain.jacrev(func)(x).to(func(x).dtype)
 
     @staticmethod
     def hessian(func: Function) -> Function:
-        return Plain.jacrev(Plain.jacrev(func))
+        return Plain.jacfwd(Plain.jacrev(func))
 
     @staticmethod
     def functionalize(func: Function) -> Function:

@@ -274,11 +274,12 @@ REDUCTIONS = [
         "{a}.var({d}, correction=0)",
         "{a}.logsumexp({d})",
         "(1 + {a} * {a}).norm(dim={d})",
-        "(2 + {a}.sin()).prod({d})",
-        "(2 + {a}.sin()).cumprod({d})",
         "{a}.softmax({d})",
         "{a}.log_softmax({d})",
         first=has_dims,
+    ),
+    *rules(
+        "(2 + {a}.sin()).prod({d})", "(2 + {a}.sin()).cumprod({d})", first=has_dims_and_can_grow
     ),
     *rules("{a}.diff(dim=-1)", first=has_two_columns),
     *rules(
@@ -388,7 +389,7 @@ CASTS = [
         "{a}.imag",
         "{a}.conj()",
         "{a} * {a}.conj()",
-        "torch.view_as_real({a})",
+        "torch.view_as_real({a}.resolve_conj())",
         first=is_complex,
         seals=True,
     ),

@@ -133,7 +133,7 @@ class Writer:
         result = " + ".join([last.name, *(f"{operand.name}.sum()" for operand in others)])
         example: Tensor = eval(result, self.names)
         if example.is_complex():
-            result = f"torch.view_as_real({result}).sum(-1)"
+            result = f"torch.view_as_real(({result}).resolve_conj()).sum(-1)"
         self.lines.append(f"return {result}")
         example = eval(result, self.names)
         return example
