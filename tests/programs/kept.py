@@ -19,6 +19,12 @@ KEPT = {
         constant=Value(()),
         program=("t0 = x3 @ x3.mT", "t0[2].mul_((x0 * x3).sum(-1))", "return t0.sum()"),
     ),
+    "a view written in a gradient under functionalize has a second derivative": Case(
+        levels=(Level("grad"), Level("functionalize"), Level("grad")),
+        x=Value(()),
+        constant=Value(()),
+        program=("t0 = x3.sin()", "t1 = t0.unsqueeze(-1)", "t1.sin_()", "return t1"),
+    ),
     "a slice without an end is written under functionalize": Case(
         levels=(Level("jacfwd"), Level("functionalize")),
         x=Value((3,)),
