@@ -11,6 +11,7 @@ from tests.programs.functions import FUNCTIONS
 from tests.programs.values import APART, Value
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
+FORWARD = ("jvp", "jacfwd", "hessian")
 KINDS = ("grad", "vjp", "jvp", "vmap", *JACOBIANS, "functionalize")
 
 
