@@ -54,7 +54,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     keeps_views = remove == "mutations"
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
+        if compiled.is_tracing() or compiled.is_exporting():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
