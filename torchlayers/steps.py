@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
+from torch import Tensor
 from torch._functorch import eager_transforms, vmap
 from torch.autograd import forward_ad
 
@@ -166,6 +167,12 @@ def unwrap(values: Any, level: int, replaced: Replaced) -> Any:
     if unwrap_all := replaced.get("_undo_create_differentiable"):
         return unwrap_all(values, level)
     return tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), values)
+
+
+def unwrap_leaves(leaves: list[Tensor], level: int, replaced: Replaced) -> list[Tensor]:
+    if replaced:
+        return [unwrap(leaf, level, replaced) for leaf in leaves]
+    return [_C.unwrap(leaf, level) for leaf in leaves]
 
 
 def _refusal(transform: int, function: str) -> TransformError:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._functorch.predispatch import lazy_load_decompositions
 
-from torchlayers import _C, chunks, compiled, steps, tree
+from torchlayers import _C, chunks, compiled, steps, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import VmapEntry, transformed
@@ -76,7 +76,7 @@ def vmap(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
             compiled.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch.func.vmap(
+            theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
@@ -113,6 +113,8 @@ def vmap_at_once(
     result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
     if result is not NotImplemented:
         return result
+    if compiled.is_exporting():
+        return compiled.exported(vmap_at_once, func, in_dims, out_dims, randomness, args, kwargs)
     replaced = steps.replaced(steps.VMAP)
     leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args, replaced)
     return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs, replaced)
@@ -127,6 +129,10 @@ def _vmap_in_chunks(
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
 ) -> Any:
+    if compiled.is_exporting():
+        return compiled.exported(
+            _vmap_in_chunks, func, in_dims, out_dims, randomness, args, kwargs, run_chunks
+        )
     steps.replaced(steps.CHUNKS)  # none can be, but refused
     replaced = steps.replaced(steps.VMAP)
     leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args, replaced)
