@@ -1,4 +1,8 @@
 // Elementwise functions of several arguments, which broadcast.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "../errors.h"
 #include "families.h"
 #include "forms.h"
@@ -128,21 +132,37 @@ Tensor scalar_power_exponent(
 }
 
 // t / (of^2 + other^2) * of, of the angle between two coordinates. The squares would underflow or
-// overflow long before it does. The origin has no angle: zero is taken, for derivatives of it too,
-// which are made of what is there instead of 0 / 0.
-Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
-  Tensor distance = at::hypot(of, other);
-  const Tensor is_origin = distance == 0;
-  if (is_differentiated_below({of, other})) {
-    distance = at::hypot(at::where(is_origin, 1, of), other);
-  }
-  return (t * (of / distance) / distance).masked_fill(is_origin, 0);
-}
-
+// overflow long before it does. The origin has no angle: zero is taken there. No distance is taken
+// for less than a normal number, also where denormals are flushed to zero.
 template <class T>
 IfNumber<T> turned(T t, T of, T other) {
-  const T distance = std::hypot(of, other);
-  return distance == 0 ? 0 : t * (of / distance) / distance;
+  const T distance = std::max(std::hypot(of, other), std::numeric_limits<T>::min());
+  return t * (of / distance) / distance;
+}
+
+double smallest_normal(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::min();
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::min();
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::min();
+    default:
+      return std::numeric_limits<float>::min();
+  }
+}
+
+// Its derivatives at the origin are zero too: they are made of what is there instead of 0 / 0.
+Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
+  Tensor distance = at::hypot(of, other);
+  if (!is_differentiated_below({of, other})) {
+    distance = distance.clamp_min(smallest_normal(distance.scalar_type()));
+    return t * (of / distance) / distance;
+  }
+  const Tensor is_origin = distance == 0;
+  distance = at::hypot(at::where(is_origin, 1, of), other);
+  return (t * (of / distance) / distance).masked_fill(is_origin, 0);
 }
 
 void choose(Call& call) {

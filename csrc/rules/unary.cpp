@@ -47,14 +47,14 @@ Tensor i1e_slope(const Tensor& x, const Tensor& y) {
 }
 
 // (cos(pi x) - sinc(x)) / x; near zero, where that is 0 / 0, the first terms of its series.
-Tensor sinc_slope(const Tensor& x, const Tensor& y) {
+Tensor sinc_slope(const Tensor& x) {
   constexpr double kNear = 0.03; // the terms left out are beyond double precision
   const Tensor is_near = x.abs() < kNear;
   const Tensor inside = at::where(is_near, x * M_PI, 0);
   const Tensor square = inside * inside;
   const Tensor series =
       inside * M_PI * (-1.0 / 3 + square * (1.0 / 30 + square * (-1.0 / 840 + square / 45360)));
-  const Tensor quotient = ((x * M_PI).cos() - y) / x.masked_fill(is_near, 1);
+  const Tensor quotient = ((x * M_PI).cos() - x.sinc()) / x.masked_fill(is_near, 1);
   return at::where(is_near, series, quotient);
 }
 
@@ -158,7 +158,7 @@ void add_unary(Table& rules) {
   ELEMENTWISE("special_i0e", t * (at::special_i1e(x) - x.sgn() * y));
   ELEMENTWISE("special_i1", t * i1_slope(x, y));
   ELEMENTWISE("special_i1e", t * i1e_slope(x, y));
-  ELEMENTWISE("sinc", t * sinc_slope(x, y));
+  ELEMENTWISE("sinc", t * sinc_slope(x));
 
   POINTWISE("neg", -t);
   TRANSPOSED("deg2rad", at::deg2rad(g));
