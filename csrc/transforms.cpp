@@ -55,11 +55,18 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   check_from_outside(primal, *layer);
   check_from_outside(tangent, *layer);
   const at::Tensor value = without_dead_wrappers(primal);
-  if (!fits(value, tangent) || !is_laid_out_like(tangent, value)) {
+  const bool is_fitting = fits(value, tangent);
+  at::Tensor fitting = tangent;
+  if (is_fitting && (value.is_conj() || value.is_neg()) && !is_laid_out_like(tangent, value)) {
+    // torch takes the dual of a dual that is conjugated or negated for a view whose tangent is
+    // none.
+    fitting = unwrap(copy_like(tangent, value), layer->level());
+  }
+  if (!is_fitting || !is_laid_out_like(fitting, value)) {
     return at::_make_dual(primal, tangent, kDualLevel);
   }
   at::Tensor dual = wrap(value, *layer, /*is_immutable=*/false);
-  give_tangent(dual, without_dead_wrappers(tangent));
+  give_tangent(dual, without_dead_wrappers(fitting));
   return dual;
 }
 
