@@ -15,7 +15,8 @@ namespace torchlayers {
 namespace {
 
 bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
-  const BatchRule* rule = op.batch_rule;
+  static const BatchRule of_pointwise{line_up};
+  const BatchRule* rule = op.is_pointwise ? &of_pointwise : op.batch_rule.load();
   if (rule == nullptr) {
     return false;
   }

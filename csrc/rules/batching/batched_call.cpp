@@ -85,6 +85,20 @@ at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
   return tensor.expand(sizes);
 }
 
+at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
+  while (value.dim() < rank + 1) {
+    value = value.unsqueeze(1);
+  }
+  return value;
+}
+
+bool BatchedCall::leave(at::Tensor result) {
+  trace("rule", op_, layer_);
+  args_.resize(first_);
+  args_.emplace_back(std::move(result));
+  return true;
+}
+
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   {
