@@ -3,6 +3,7 @@
 #include "../keys.h"
 #include "../layer.h"
 #include "../rules/batching/batched_call.h"
+#include "../rules/batching/in_place.h"
 #include "../rules/batching/masked.h"
 #include "../rules/batching/pointwise.h"
 #include "../stack.h"
@@ -40,7 +41,7 @@ void VmapLayer::process(const Operator& op, Args& args) {
     refuse_to_read_number(op, args, *this);
   }
   if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
-      fill_by_mask(op, args, *this)) {
+      fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
     return;
   }
   const bool unbatched = writes_unbatched(op, args, *this);

@@ -414,7 +414,10 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x, y: A.masked_scatter(x, y[0] > 0.5, y), [X, Y]),
         (lambda x, y: A.masked_scatter(x, y > 0.5, y), [values(), values()]),
     ],
-    "masked_scatter_": [(lambda x, y: (x + 0 * y).masked_scatter_(y[0] > 0.5, y), [X, Y])],
+    "masked_fill.Tensor": [
+        (lambda x, y, v: x.masked_fill(y > 0.5, v), given)
+        for given in ([X, Y, values()], [V, Y, values()], [X, V, values()])
+    ],
     "masked_scatter_backward": [
         (lambda g: A.masked_scatter_backward(g, MASK, [2, 2]), [X]),
         (lambda g, y: A.masked_scatter_backward(g, y > 0.5, [2, 3]), [X, Y]),

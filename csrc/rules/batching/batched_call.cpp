@@ -92,13 +92,6 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
   return value;
 }
 
-bool BatchedCall::leave(at::Tensor result) {
-  trace("rule", op_, layer_);
-  args_.resize(first_);
-  args_.emplace_back(std::move(result));
-  return true;
-}
-
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   {

@@ -117,8 +117,6 @@ class BatchedCall {
     finish(results);
     return true;
   }
-  // Ends the call with a result that operators on this layer, not below it, have made.
-  bool leave(at::Tensor result);
   // The arguments, with change(i) for every tensor i among them.
   template <class Change>
   Args args_with(const Change& change) const {

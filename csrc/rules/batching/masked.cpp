@@ -128,15 +128,6 @@ bool masked_scatter(BatchedCall& call, size_t) {
   });
 }
 
-// masked_scatter_(x, mask, source)
-bool masked_scatter_in_place(BatchedCall& call, size_t) {
-  if (!call.is_batched(0)) {
-    return false;
-  }
-  const Tensor x = call.tensor(0);
-  return call.leave(x.copy_(at::masked_scatter(x, call.tensor(1), call.tensor(2))));
-}
-
 // masked_scatter_backward(gradient, mask, sizes of the source): what nobody got stays zero.
 bool masked_scatter_backward(BatchedCall& call, size_t) {
   const bool fits = call.batch_size() > 0 && call[2].isIntList() &&
@@ -158,6 +149,23 @@ bool masked_scatter_backward(BatchedCall& call, size_t) {
         .narrow(1, 1, count)
         .reshape(of_source);
   });
+}
+
+// masked_fill(x, mask, value)
+bool masked_fill(BatchedCall& call, size_t) {
+  const at::ScalarType dtype = call.tensor(0).scalar_type();
+  const bool fits = call.rank(2) == 0 && call.tensor(1).scalar_type() == at::kBool &&
+                    (dtype == call.tensor(2).scalar_type() ||
+                     (at::isFloatingType(dtype) && call.tensor(2).is_floating_point())) &&
+                    (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
+  if (!fits) {
+    return false;
+  }
+  const int64_t rank = std::max(call.rank(0), call.rank(1));
+  const auto lined_up = [&](size_t i) {
+    return call.is_batched(i) ? BatchedCall::raised(call.value(i), rank) : call.tensor(i);
+  };
+  return call.give([&] { return at::where(lined_up(1), lined_up(2).to(dtype), lined_up(0)); });
 }
 
 // index_fill(x, dim, index, value) with a value of each sample's own: where the index points.
@@ -185,7 +193,7 @@ bool index_fill(BatchedCall& call, size_t) {
 
 void add_batched_masked(BatchTable& rules) {
   rules.add({"masked_scatter"}, {masked_scatter});
-  rules.add({"masked_scatter_"}, {masked_scatter_in_place});
+  rules.add({"masked_fill.Tensor"}, {masked_fill});
   rules.add({"masked_scatter_backward"}, {masked_scatter_backward});
   rules.add({"index_fill.int_Tensor"}, {index_fill});
 }
