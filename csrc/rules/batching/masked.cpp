@@ -109,9 +109,18 @@ void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t availa
   }
 }
 
+bool has_numbers_for_sizes(const BatchedCall& call) {
+  bool has = call.batch_size() > 0;
+  for (size_t i = 0; i < call.size(); ++i) {
+    has = has && !(call.has_tensor(i) &&
+                   call.tensor(i).unsafeGetTensorImpl()->has_symbolic_sizes_strides());
+  }
+  return has;
+}
+
 // masked_scatter(x, mask, source): what the k-th place gets is the k-th of the source.
 bool masked_scatter(BatchedCall& call, size_t) {
-  const bool fits = call.batch_size() > 0 && call.tensor(1).scalar_type() == at::kBool &&
+  const bool fits = has_numbers_for_sizes(call) && call.tensor(1).scalar_type() == at::kBool &&
                     call.tensor(0).scalar_type() == call.tensor(2).scalar_type() &&
                     (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
   if (!fits) {
@@ -130,7 +139,7 @@ bool masked_scatter(BatchedCall& call, size_t) {
 
 // masked_scatter_backward(gradient, mask, sizes of the source): what nobody got stays zero.
 bool masked_scatter_backward(BatchedCall& call, size_t) {
-  const bool fits = call.batch_size() > 0 && call[2].isIntList() &&
+  const bool fits = has_numbers_for_sizes(call) && call[2].isIntList() &&
                     call.tensor(1).scalar_type() == at::kBool &&
                     (call.is_batched(0) || call.is_batched(1));
   if (!fits) {
@@ -170,7 +179,8 @@ bool masked_fill(BatchedCall& call, size_t) {
 
 // index_fill(x, dim, index, value) with a value of each sample's own: where the index points.
 bool index_fill(BatchedCall& call, size_t) {
-  const bool fits = call.is_batched(3) && call.rank(3) == 0 && !call.is_batched(2) &&
+  const bool fits = has_numbers_for_sizes(call) && call.is_batched(3) && call.rank(3) == 0 &&
+                    !call.is_batched(2) &&
                     call.tensor(0).scalar_type() == call.tensor(3).scalar_type();
   const auto dim = BatchedCall::behind_batch(call[1].toInt(), std::max<int64_t>(call.rank(0), 1));
   if (!fits || !dim) {

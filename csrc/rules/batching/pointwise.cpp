@@ -103,11 +103,11 @@ struct Samples {
 };
 
 // The sizes that the samples broadcast to, with the batch's in front.
-std::vector<int64_t> broadcast_sizes(const BatchedCall& call) {
-  std::vector<int64_t> sizes;
+at::SymDimVector broadcast_sizes(const BatchedCall& call) {
+  at::SymDimVector sizes;
   for (size_t i = 0; i < call.size(); ++i) {
     if (call.has_tensor(i)) {
-      sizes = at::infer_size(sizes, call.tensor(i).sizes());
+      sizes = at::infer_size_symdimvector(sizes, call.tensor(i).sym_sizes());
     }
   }
   sizes.insert(sizes.begin(), call.batch_size());
@@ -124,12 +124,12 @@ bool line_up(BatchedCall& call, size_t has_one_shape) {
   if (has_one_shape != 0 ? samples.has_one_shape : samples.is_lined_up) {
     return call.run();
   }
-  const auto sizes = has_one_shape != 0 ? broadcast_sizes(call) : std::vector<int64_t>();
+  const auto sizes = has_one_shape != 0 ? broadcast_sizes(call) : at::SymDimVector();
   return call.give([&] {
     return call.call(call.args_with([&](size_t i) {
       const at::Tensor value =
           call.is_batched(i) ? BatchedCall::raised(call.value(i), samples.rank) : call.tensor(i);
-      return has_one_shape != 0 ? value.expand(sizes) : value;
+      return has_one_shape != 0 ? value.expand_symint(sizes) : value;
     }));
   });
 }
