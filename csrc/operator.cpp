@@ -93,7 +93,7 @@ bool find_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
          schema.returns().size() == 1 &&
          schema.returns()[0].type()->isSubtypeOf(*c10::TensorType::get()) && !is_made_of_others &&
-         !asks_for_more;
+         !asks_for_more && BatchTable::find(op.operator_name()) == nullptr;
 }
 
 // All operators met so far. NOTE [Operators come and go]: torch.library can

@@ -102,8 +102,12 @@ std::vector<at::Tensor> pull_back(
   if (C10_UNLIKELY(tracing)) {
     trace_pull_back("autograd", layer);
   }
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < cotangents.size(); ++i) {
+    given.push_back(batched_like(cotangents[i], without_dead_wrappers(outputs[i])));
+  }
   return torch::autograd::grad(
-      outputs, inputs, cotangents, retain_graph, create_graph, /*allow_unused=*/true);
+      outputs, inputs, given, retain_graph, create_graph, /*allow_unused=*/true);
 }
 
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {

@@ -3,6 +3,7 @@
 #include "../keys.h"
 #include "../layer.h"
 #include "../rules/batching/batched_call.h"
+#include "../rules/batching/in_place.h"
 #include "../rules/batching/masked.h"
 #include "../rules/batching/pointwise.h"
 #include "../stack.h"
@@ -15,7 +16,8 @@ namespace torchlayers {
 namespace {
 
 bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
-  const BatchRule* rule = op.batch_rule;
+  static const BatchRule of_pointwise{line_up};
+  const BatchRule* rule = op.is_pointwise ? &of_pointwise : op.batch_rule.load();
   if (rule == nullptr) {
     return false;
   }
@@ -39,7 +41,7 @@ void VmapLayer::process(const Operator& op, Args& args) {
     refuse_to_read_number(op, args, *this);
   }
   if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
-      fill_by_mask(op, args, *this)) {
+      fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
     return;
   }
   const bool unbatched = writes_unbatched(op, args, *this);

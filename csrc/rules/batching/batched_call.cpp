@@ -85,6 +85,13 @@ at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
   return tensor.expand(sizes);
 }
 
+at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
+  while (value.dim() < rank + 1) {
+    value = value.unsqueeze(1);
+  }
+  return value;
+}
+
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   {
