@@ -12,6 +12,7 @@
 #include "python_calls.h"
 #include "python_entry.h"
 #include "python_operators.h"
+#include "python_steps.h"
 #include "stack.h"
 #include "trace.h"
 #include "transforms.h"
@@ -124,6 +125,7 @@ class DualLevel {
       return names_[name_].cast<int64_t>();
     }
     void set(int64_t value) {
+      const WritesNoStep quiet(names_);
       names_[name_] = value;
     }
 
@@ -222,6 +224,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   bind_entries(m);
   bind_calls(m);
+  bind_steps(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)

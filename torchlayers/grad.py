@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 
-from torchlayers import _C, compiled, torch_func, tree
+from torchlayers import _C, compiled, steps, torch_func, tree
 from torchlayers.errors import (
     CallError,
     DtypeError,
@@ -27,8 +28,10 @@ from torchlayers.errors import (
     instead,
 )
 from torchlayers.stack import GradEntry, transformed
+from torchlayers.steps import Replaced
 
 _torch: Any = torch  # what it keeps for its own use has no types
+_eager_transforms: Any = eager_transforms
 _no_modes = _torch._C.DisableTorchFunction
 
 
@@ -216,8 +219,9 @@ def record(
     """
     everything = tuple(range(len(primals)))
     places = everything if argnums is None else tree.positions(api, argnums, len(primals))
+    replaced = steps.replaced(steps.GRAD)
     with GradEntry() as level:
-        args, tracked, spec = _wrap(api, primals, places)
+        args, tracked, spec = _wrap(api, primals, places, level, replaced)
         output = func(*args)
         output, aux = tree.split_aux(api, output) if has_aux else (output, None)
         outputs, output_spec = tree.flatten(output)
@@ -227,9 +231,9 @@ def record(
             gradients = _pull_back(
                 outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
             )
-            row = [_C.unwrap(leaf, level) for leaf in gradients]
-        values = [_C.unwrap(leaf, level) for leaf in outputs]
-        aux = _unwrap_all(aux, level)
+            row = steps.unwrap_leaves(gradients, level, replaced)
+        values = steps.unwrap_leaves(outputs, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
     return Recorded(api, outputs, values, output_spec, tracked, spec, row), aux
 
 
@@ -249,16 +253,17 @@ def _differentiate(
     if compiled.is_exporting():
         return compiled.exported(_differentiate, api, func, argnums, has_aux, args, kwargs)
     places = tree.positions(api, argnums, len(args))
+    replaced = steps.replaced(steps.GRAD)
     with GradEntry() as level:
-        wrapped, tracked, spec = _wrap(api, args, places)
+        wrapped, tracked, spec = _wrap(api, args, places, level, replaced)
         if kwargs:
-            kwargs = tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), kwargs)
+            kwargs = steps.wrap(kwargs, level, replaced)
         value = func(*wrapped, **kwargs)
         value, aux = tree.split_aux(api, value) if has_aux else (value, None)
         gradients = _gradients(api, func, value, tracked)
-        chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
-        value = _C.unwrap(value, level)
-        aux = _unwrap_all(aux, level)
+        chosen = tree.unflatten(steps.unwrap_leaves(gradients, level, replaced), spec)
+        value = steps.unwrap(value, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
     return by_argnums(chosen, argnums), value, aux
 
 
@@ -282,19 +287,32 @@ def _gradients(
 
 
 def _wrap(
-    api: str, args: tuple[Any, ...], places: tuple[int, ...]
+    api: str,
+    args: tuple[Any, ...],
+    places: tuple[int, ...],
+    level: int,
+    replaced: Replaced,
 ) -> tuple[tuple[Any, ...], list[Tensor], tree.TreeSpec]:
     """The arguments at the layer's level; the tracked leaves of the chosen ones, and their spec."""
     flat, spec = tree.flatten(tree.pick(args, places))
-    tracked = [_track(api, args, places, leaf) for leaf in flat]
-    rest = tuple(
-        None if i in places else tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), arg)
-        for i, arg in enumerate(args)
-    )
-    return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    for leaf in flat:
+        _check_differentiable(api, args, places, leaf)
+    if not replaced:
+        tracked = [_C.wrap_argument(leaf, True) for leaf in flat]
+        rest = tuple(
+            None if i in places else steps.wrap(arg, level, replaced) for i, arg in enumerate(args)
+        )
+        return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    wrapped = steps.wrap(args, level, replaced)
+    tracked, spec = tree.flatten(tree.pick(wrapped, places))
+    for leaf in tracked:
+        _eager_transforms._create_differentiable(leaf, level)
+    return wrapped, tracked, spec
 
 
-def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> Tensor:
+def _check_differentiable(
+    api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any
+) -> None:
     if not isinstance(leaf, Tensor):
         raise NotTensorError(
             f"torchlayers: {api}: {_name(args, places, leaf)} must be a tensor to differentiate "
@@ -306,7 +324,6 @@ def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) 
             f"{leaf.dtype}: only floating-point and complex tensors have gradients. Convert it, "
             f"or {instead(api)}."
         )
-    return _C.wrap_argument(leaf, True)
 
 
 def _name(args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> str:
@@ -400,6 +417,9 @@ def _pull_back(
     in_layer: bool,
 ) -> list[Tensor]:
     """The gradients by the inputs: zeros where no output depends on one."""
+    if _C.replaced_steps(steps.GRAD) and "_autograd_grad" in steps.replaced(steps.GRAD):
+        pull = _eager_transforms._autograd_grad
+        return list(pull(outputs, inputs, cotangents or None, retain_graph, create_graph))
     connected = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not connected:
         return [torch.zeros_like(leaf) for leaf in inputs]
@@ -417,7 +437,3 @@ def _pull_back(
         torch.zeros_like(leaf) if gradient is None else gradient
         for gradient, leaf in zip(gradients, inputs, strict=True)
     ]
-
-
-def _unwrap_all(aux: Any, level: int) -> Any:
-    return None if aux is None else tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)

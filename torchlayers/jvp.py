@@ -11,12 +11,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
-from torchlayers import _C, compiled, torch_func, tree
+from torchlayers import _C, compiled, steps, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
 from torchlayers.stack import JvpEntry
+from torchlayers.steps import Replaced
 
+_eager_transforms: Any = eager_transforms
 # Some of torch's tangent formulas are decompositions in Python, registered by an import.
 _load_decompositions = cache(cast(Any, forward_ad)._maybe_load_decompositions)
 
@@ -125,16 +128,18 @@ def jvp_of_leaves(
     never see that.
     """
     _load_decompositions()
+    replaced = steps.replaced(steps.JVP)
     with JvpEntry() as level:
         rest = primals
         if len(places) < len(primals):
-            rest = tree.map_tensors(
-                lambda leaf: _C.wrap_argument(leaf, False),
+            rest = steps.wrap(
                 tuple(None if i in places else primal for i, primal in enumerate(primals)),
+                level,
+                replaced,
             )
         try:
             flat_duals = [
-                _C.wrap_argument(p, False) if t is None else _make_dual(p, t)
+                steps.wrap(p, level, replaced) if t is None else _make_dual(p, t, replaced)
                 for p, t in zip(flat_primals, flat_tangents, strict=True)
             ]
             output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
@@ -148,28 +153,41 @@ def jvp_of_leaves(
         aux = None
         if has_aux:
             output, aux = tree.split_aux(api, output)
-            aux = tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)
-        values, output_tangents = _split_all(api, output, level, strict)
+            aux = steps.unwrap(aux, level, replaced)
+        values, output_tangents = _split_all(api, output, level, strict, replaced)
     return values, output_tangents, aux
 
 
-def _make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
+def _make_dual(primal: Tensor, tangent: Tensor, replaced: Replaced) -> Tensor:
+    if make := replaced.get("make_dual"):
+        return cast(Tensor, make(primal, tangent, level=0))
     if type(primal) is Tensor:
         return _C.make_dual(primal, tangent)
     dual: Tensor = torch._VF._make_dual(primal, tangent, level=0)
     return dual  # of primal's class, if that asks for it by __torch_function__
 
 
-def _split_all(api: str, output: Any, level: int, strict: bool = False) -> tuple[Any, Any]:
+def _split_all(
+    api: str,
+    output: Any,
+    level: int,
+    strict: bool = False,
+    replaced: Replaced = steps.NONE,
+) -> tuple[Any, Any]:
     """What the function returned, as values and as tangents; inside the layer."""
     outputs, spec = tree.flatten(output)
     tree.check_outputs(api, outputs)
-    pairs = [_split(i, dual, level, strict) for i, dual in enumerate(outputs)]
+    pairs = [_split(i, dual, level, strict, replaced) for i, dual in enumerate(outputs)]
     values, tangents = zip(*pairs, strict=True)
     return tree.unflatten(values, spec), tree.unflatten(tangents, spec)
 
 
-def _split(i: int, dual: Tensor, level: int, strict: bool) -> tuple[Tensor, Tensor]:
+def _split(
+    i: int, dual: Tensor, level: int, strict: bool, replaced: Replaced
+) -> tuple[Tensor, Tensor]:
+    if replaced:
+        pair = _eager_transforms.safe_unpack_dual(dual, strict)
+        return steps.unwrap(pair[0], level, replaced), steps.unwrap(pair[1], level, replaced)
     primal, tangent = _C.split_dual(dual, level)
     if tangent is None:
         if strict:
