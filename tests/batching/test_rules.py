@@ -148,13 +148,14 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("f", BAD.values(), ids=BAD.keys())
 def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
-    """The batch, a dimension more, makes nothing of it that would run."""
+    """The batch, a dimension more, makes nothing of it that would run, and is not counted."""
     x = stacked(X, 0)
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as of_a_sample:
         f(X)
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as of_the_batch:
         tl.vmap(f)(x)
     assert tl.current_stack() == ()
+    assert str(of_a_sample.value).rstrip(".") in str(of_the_batch.value)
 
 
 def test_solve_of_matrices_of_two_ranks() -> None:
