@@ -100,16 +100,16 @@ bool find_pointwise(const c10::OperatorHandle& op) {
 // remove one and put another at its address. A removed operator's facts stay
 // allocated (somebody may be reading them) but are no longer found, and the
 // generation tells every thread to drop what it has cached.
-class Registry final : public c10::OpRegistrationListener {
+class KnownOperators final : public c10::OpRegistrationListener {
  public:
-  static Registry& instance() {
-    static auto* registry = [] {
-      auto owned = std::make_unique<Registry>();
+  static KnownOperators& instance() {
+    static auto* operators = [] {
+      auto owned = std::make_unique<KnownOperators>();
       auto* raw = owned.get();
       static auto handle = c10::Dispatcher::singleton().addRegistrationListener(std::move(owned));
       return raw;
     }();
-    return *registry;
+    return *operators;
   }
 
   const Operator& find_or_add(const c10::OperatorHandle& handle) {
@@ -190,17 +190,17 @@ Operator::Operator(const c10::OperatorHandle& op)
 }
 
 const Operator& Operator::of(const c10::OperatorHandle& handle) {
-  static Registry& registry = Registry::instance();
+  static KnownOperators& operators = KnownOperators::instance();
   thread_local ThreadCache cache;
-  if (cache.generation != registry.generation()) {
-    cache.generation = registry.generation();
+  if (cache.generation != operators.generation()) {
+    cache.generation = operators.generation();
     cache.operators.clear();
   }
   auto it = cache.operators.find(&handle.schema());
   if (it != cache.operators.end()) {
     return *it->second;
   }
-  const Operator& op = registry.find_or_add(handle);
+  const Operator& op = operators.find_or_add(handle);
   cache.operators.emplace(&handle.schema(), &op);
   return op;
 }

@@ -10,10 +10,10 @@ namespace {
 using LifeHandle = std::shared_ptr<bool>;
 
 // Every living layer of ours, on any thread, by its life handle.
-class Registry {
+class LivingLayers {
  public:
-  static Registry& instance() {
-    static auto* registry = new Registry(); // outlives threads that end late
+  static LivingLayers& instance() {
+    static auto* registry = new LivingLayers(); // outlives threads that end late
     return *registry;
   }
   void add(const LifeHandle& handle, std::shared_ptr<Layer> layer) {
@@ -74,11 +74,11 @@ const Known& know(const at::functorch::DynamicLayer& entry, size_t place) {
       return candidate;
     }
   }
-  return remember({handle, Registry::instance().find(handle)}, place);
+  return remember({handle, LivingLayers::instance().find(handle)}, place);
 }
 
 void forget(const LifeHandle& handle) {
-  Registry::instance().remove(handle);
+  LivingLayers::instance().remove(handle);
   for (size_t i = known.size(); i-- > 0;) {
     if (known[i].handle == handle) {
       known.erase(known.begin() + static_cast<std::ptrdiff_t>(i));
@@ -120,7 +120,7 @@ void push(const std::shared_ptr<Layer>& layer) {
   entry.interpreter().set_is_alive(true);
   LifeHandle handle = handle_of(entry);
   layer->begin(level, handle.get());
-  Registry::instance().add(handle, layer);
+  LivingLayers::instance().add(handle, layer);
   at::functorch::pushDynamicLayer(std::move(entry));
   include_our_keys(true);
   remember({std::move(handle), layer}, mirror().size() - 1);

@@ -52,7 +52,7 @@ void einsum_backward(Stack& stack) {
   push(stack, std::move(gradients));
 }
 
-const torch::jit::RegisterOperators registered({
+const torch::jit::RegisterOperators registered_einsum({
     Operator(
         "torchlayers::einsum_backward(Tensor grad, str equation, Tensor[] operands) -> Tensor[]",
         Operation(einsum_backward),

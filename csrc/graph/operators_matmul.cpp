@@ -51,7 +51,7 @@ Operator declared(const std::string& signature, void (*run)(Stack&)) {
       c10::AliasAnalysisKind::FROM_SCHEMA);
 }
 
-const torch::jit::RegisterOperators registered({
+const torch::jit::RegisterOperators registered_matmul({
     declared("matmul_backward_self(Tensor grad, Tensor other, int[] self_size)", backward_self),
     declared("matmul_backward_other(Tensor grad, Tensor self, int[] other_size)", backward_other),
 });

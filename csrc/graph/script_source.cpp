@@ -19,8 +19,8 @@ using torch::jit::Graph;
 namespace {
 
 // Names are torch's own and the functions compiled so far.
-struct Names : torch::jit::Resolver {
-  explicit Names(const CompilationUnit& unit) : unit(unit) {}
+struct NamesInSource : torch::jit::Resolver {
+  explicit NamesInSource(const CompilationUnit& unit) : unit(unit) {}
 
   std::shared_ptr<torch::jit::SugaredValue> resolveValue(
       const std::string& name,
@@ -63,7 +63,7 @@ struct Compiler {
   }
 
   CompilationUnit unit;
-  std::shared_ptr<Names> names = std::make_shared<Names>(unit);
+  std::shared_ptr<NamesInSource> names = std::make_shared<NamesInSource>(unit);
   std::unordered_map<std::string, std::shared_ptr<Graph>> known;
   std::mutex mutex;
 };

@@ -20,7 +20,7 @@ using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
 // What the arguments ask of the layer.
-struct Asked {
+struct AskedOfGrad {
   bool any_at_level = false;
   bool any_tracked = false;
   // The rule tells the gradient by all that are tracked.
@@ -29,7 +29,7 @@ struct Asked {
   bool is_plain = true;
   bool any_dead_wrapper = false;
 
-  Asked(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
+  AskedOfGrad(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
     const size_t first = args.size() - op.num_args;
     for (size_t i = 0; i < op.num_args; ++i) {
       const c10::IValue& value = args[first + i];
@@ -125,7 +125,7 @@ void GradLayer::process(const Operator& op, Args& args) {
     AutogradLayer::process(op, args);
     return;
   }
-  const Asked asked(args, op, rule, *this);
+  const AskedOfGrad asked(args, op, rule, *this);
   if (asked.any_dead_wrapper) {
     change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
       return without_dead_wrappers(tensor);

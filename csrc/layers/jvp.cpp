@@ -29,7 +29,7 @@ bool is_missing_formula(const c10::NotImplementedError& error) {
 }
 
 // What the arguments ask of the layer.
-struct Asked {
+struct AskedOfJvp {
   Tangents tangents;
   bool any_tangent = false;
   // Somebody differentiates in reverse at this level, which is autograd's to record.
@@ -37,7 +37,7 @@ struct Asked {
   // Sparse and nested tensors are torch's to differentiate.
   bool is_strided = true;
 
-  Asked(const Args& args, size_t count, const Layer& layer) {
+  AskedOfJvp(const Args& args, size_t count, const Layer& layer) {
     tangents.reserve(count);
     visit_tensors(args, count, [&](const at::Tensor& tensor) {
       const auto* wrapper = wrapper_of(tensor);
@@ -161,7 +161,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
     leave_to_autograd(op, args);
     return;
   }
-  Asked asked(args, op.num_args, *this);
+  AskedOfJvp asked(args, op.num_args, *this);
   if (asked.is_recorded) {
     leave_to_autograd(op, args);
   } else if (!asked.any_tangent && !op.aliases) {
@@ -243,12 +243,12 @@ void JvpLayer::follow_in_place(
 // A derivative that is registered from Python (torch.library's register_autograd) is of
 // reverse mode alone, and does not say so in forward mode: the tangent would be zero.
 void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
-  if (is_prim(op) && Asked(args, op.num_args, *this).any_tangent) {
+  if (is_prim(op) && AskedOfJvp(args, op.num_args, *this).any_tangent) {
     decompose_or_refuse(op, args, *this);
     return;
   }
   const bool may_lose_tangents =
-      op.has_custom_autograd && Asked(args, op.num_args, *this).any_tangent;
+      op.has_custom_autograd && AskedOfJvp(args, op.num_args, *this).any_tangent;
   const size_t start = args.size() - op.num_args;
   const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
   visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
@@ -265,7 +265,7 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
     decompose_or_refuse(op, args, *this);
     return;
   }
-  if (may_lose_tangents && !Asked(args, op.num_returns, *this).any_tangent &&
+  if (may_lose_tangents && !AskedOfJvp(args, op.num_returns, *this).any_tangent &&
       any_result_has_derivatives(args, op.num_returns)) {
     raise(
         name(),

@@ -12,15 +12,6 @@ using at::Tensor;
 // Of the argument of a function made of straight lines.
 #define FLAT TERM({})
 
-Tensor conjugated(const Tensor& factor) {
-  return factor.is_complex() ? factor.conj() : factor;
-}
-
-template <class T>
-IfNumber<T> conjugated(T factor) {
-  return factor;
-}
-
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
 template <class T>
 T tanh_curvature(const T& t, const T& g, const T& y) {

@@ -11,10 +11,6 @@ namespace {
 
 using at::Tensor;
 
-Tensor conjugated(const Tensor& tensor) {
-  return tensor.is_complex() ? tensor.conj() : tensor;
-}
-
 // The product of all elements before each.
 Tensor product_before(const Tensor& x, int64_t dim) {
   if (x.sym_size(dim) == 0) {

@@ -247,7 +247,7 @@ void give_by_channel(Pullback& call, const Tensor& g, const Tensor& standard) {
   }
 }
 
-Tensor weighted(const Tensor& g, const Tensor& weight) {
+Tensor weighted_by_channel(const Tensor& g, const Tensor& weight) {
   return weight.defined() ? g * along_channels(weight, g.dim()) : g;
 }
 
@@ -282,7 +282,7 @@ void pull_group_norm(Pullback& call) {
     const c10::SymInt& count = grouped[2];
     Tensor sum;
     if (g.defined()) {
-      sum = standard.pulled(weighted(g, call[1]).reshape_symint(grouped));
+      sum = standard.pulled(weighted_by_channel(g, call[1]).reshape_symint(grouped));
     }
     if (g_mean.defined()) {
       sum = sum_of({sum, (g_mean.unsqueeze(-1) / count).expand_symint(grouped)});
@@ -324,14 +324,14 @@ void pull_batch_norm(Pullback& call) {
     const Standardised standard =
         Standardised::of(x, Tensor(), call.number(7), all_but_channels(rank));
     if (call.wants(0)) {
-      call.give(0, standard.pulled(weighted(g, call[1])));
+      call.give(0, standard.pulled(weighted_by_channel(g, call[1])));
     }
     give_by_channel(call, g, standard.x);
     return;
   }
   const Tensor scale = along_channels((call[4] + call.number(7)).rsqrt(), rank);
   if (call.wants(0)) {
-    call.give(0, weighted(g, call[1]) * scale);
+    call.give(0, weighted_by_channel(g, call[1]) * scale);
   }
   give_by_channel(call, g, (x - along_channels(call[3], rank)) * scale);
 }

@@ -38,6 +38,11 @@ std::enable_if_t<std::is_arithmetic_v<Condition>, std::common_type_t<Yes, No>> w
 }
 
 template <class T>
+IfNumber<T> conjugated(T x) {
+  return x;
+}
+
+template <class T>
 IfNumber<T> times(T x, T factor) {
   return x * factor;
 }

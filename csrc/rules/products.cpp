@@ -8,14 +8,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-Tensor conjugated(const Tensor& tensor) {
-  return tensor.is_complex() ? tensor.conj() : tensor;
-}
-
-Scalar conjugated(const Scalar& factor) {
-  return factor.isComplex() ? factor.conj() : factor;
-}
-
 Tensor transposed(const Tensor& matrix) {
   return conjugated(matrix).transpose(-2, -1);
 }

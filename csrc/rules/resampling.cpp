@@ -19,14 +19,14 @@ constexpr int64_t kCubic = 2;
 constexpr int64_t kBorder = 1;
 constexpr int64_t kReflection = 2;
 
-// Places along an axis, in pixels, and what they change by with the grid.
-struct Places {
+// Coordinates along an axis, in pixels, and what they change by with the grid.
+struct Coordinates {
   Tensor at;
   Tensor scale;
 };
 
 // Folds the line at its ends, again and again, and then holds it there.
-Places padded(Places places, int64_t size, int64_t padding, bool align_corners) {
+Coordinates padded(Coordinates places, int64_t size, int64_t padding, bool align_corners) {
   if (padding == kReflection) {
     const double low = align_corners ? 0 : -0.5;
     const double span = align_corners ? size - 1 : size;
@@ -99,7 +99,7 @@ class Grid {
     for (int64_t axis = 0; axis < image.dim() - 2; ++axis) {
       const int64_t size = image.sym_size(2 + axis).guard_int(__FILE__, __LINE__);
       const Tensor along = column(grid, axis);
-      Places places{
+      Coordinates places{
           align_corners ? (along + 1) / 2 * (size - 1) : ((along + 1) * size - 1) / 2,
           at::full_like(along, (align_corners ? size - 1 : size) / 2.0)};
       if (interpolation != kCubic) {

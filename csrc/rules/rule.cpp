@@ -55,6 +55,14 @@ at::Tensor sum_of(std::initializer_list<at::Tensor> terms) {
   return sum;
 }
 
+at::Tensor conjugated(const at::Tensor& tensor) {
+  return tensor.is_complex() ? tensor.conj() : tensor;
+}
+
+at::Scalar conjugated(const at::Scalar& factor) {
+  return factor.isComplex() ? factor.conj() : factor;
+}
+
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
   return factor.equal(1) ? tensor : at::mul(tensor, factor);
 }

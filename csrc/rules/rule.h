@@ -89,6 +89,10 @@ class Written final : public Rule {
 // The sum of those that are there; undefined if none is.
 at::Tensor sum_of(std::initializer_list<at::Tensor> terms);
 
+// Without a view where there is nothing to conjugate.
+at::Tensor conjugated(const at::Tensor& tensor);
+at::Scalar conjugated(const at::Scalar& factor);
+
 // The product, without multiplying by one.
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 

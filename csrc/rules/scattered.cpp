@@ -9,9 +9,9 @@ namespace {
 using at::Tensor;
 
 // Where each element of the source goes, or of that corner of it which the index covers.
-class Places {
+class Destinations {
  public:
-  explicit Places(const Operands& call)
+  explicit Destinations(const Operands& call)
       : dim_(call.integer(1)), index_(call[2]), sizes_(call[0].sym_sizes()) {
     const Tensor& source = call[3];
     if (call.op().name() == "aten::index_reduce" && source.dim() > 0) { // a number for each slice
@@ -66,7 +66,10 @@ struct Slopes {
 // `counts_x` says where x is one of what is reduced; undefined: everywhere.
 
 Slopes of_product(
-    const Places& places, const Operands& call, const Tensor& source, const Tensor& counts_x) {
+    const Destinations& places,
+    const Operands& call,
+    const Tensor& source,
+    const Tensor& counts_x) {
   const Tensor factor = counts_x.defined() ? at::where(counts_x, call[0], 1) : call[0];
   const auto without_zeros = [](const Tensor& values) {
     return values.masked_fill(values == 0, 1);
@@ -83,7 +86,7 @@ Slopes of_product(
 }
 
 Slopes of_extreme(
-    const Places& places,
+    const Destinations& places,
     const Tensor& x,
     const Tensor& source,
     const Tensor& counts_x,
@@ -95,7 +98,7 @@ Slopes of_extreme(
   return {is_x / count, is_source / places.read(count)};
 }
 
-Slopes slopes_of(const Places& places, const Operands& call, const Tensor& y) {
+Slopes slopes_of(const Destinations& places, const Operands& call, const Tensor& y) {
   const auto reduce = call.arg(4).toStringView();
   const Tensor& x = call[0];
   const Tensor source = places.corner(call[3]);
@@ -115,9 +118,9 @@ Slopes slopes_of(const Places& places, const Operands& call, const Tensor& y) {
   return of_extreme(places, x, source, counts_x, y);
 }
 
-void reduced(Call& call) {
+void reduce_at_index(Call& call) {
   call.run();
-  const Places places(call);
+  const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
   Tensor sum;
   if (call.has_tangent(0)) {
@@ -129,9 +132,9 @@ void reduced(Call& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_reduced(Pullback& call) {
+void pull_reduced_at_index(Pullback& call) {
   const Tensor& g = call.cotangents()[0];
-  const Places places(call);
+  const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
   if (call.wants(0)) {
     call.give(0, g * slopes.by_x);
@@ -255,8 +258,8 @@ void pull_segment_reduce(Pullback& call) {
 
 void add_scattered(Table& rules) {
   for (const char* name : {"scatter_reduce.two", "index_reduce"}) {
-    WRITTEN(name, reduced);
-    rules.add_pull(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced);
+    WRITTEN(name, reduce_at_index);
+    rules.add_pull(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced_at_index);
   }
   WRITTEN("segment_reduce", segment_reduce);
   rules.add_pull("segment_reduce", {0}, {0}, Reads{0b10101, 0b1}, pull_segment_reduce);

@@ -96,7 +96,7 @@ class Along final : public c10::OperatorKernel {
 
 // Those that have a batching rule of ours to do what is left.
 template <class Dims, class... Rest>
-void add(std::initializer_list<const char*> names) {
+void add_along(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     register_kernel<Along<Dims, Rest...>>(
         name, [](const Operator& op) { return op.batch_rule != nullptr; });
@@ -108,15 +108,15 @@ void add(std::initializer_list<const char*> names) {
 void register_typed_along() {
   using Dtype = std::optional<at::ScalarType>;
   using Index = std::optional<c10::SymInt>;
-  add<at::OptionalIntArrayRef, bool, Dtype>({"sum.dim_IntList", "mean.dim"});
-  add<at::OptionalIntArrayRef, const std::optional<at::Scalar>&, bool>(
+  add_along<at::OptionalIntArrayRef, bool, Dtype>({"sum.dim_IntList", "mean.dim"});
+  add_along<at::OptionalIntArrayRef, const std::optional<at::Scalar>&, bool>(
       {"var.correction", "std.correction"});
-  add<at::IntArrayRef, bool>({"amax", "amin", "logsumexp"});
-  add<at::IntArrayRef>({"flip"});
-  add<int64_t, Dtype>({"softmax.int", "log_softmax.int", "cumsum"});
-  add<int64_t, bool>({"_softmax", "_log_softmax"});
-  add<int64_t, c10::SymInt>({"select.int"});
-  add<int64_t, Index, Index, c10::SymInt>({"slice.Tensor"});
+  add_along<at::IntArrayRef, bool>({"amax", "amin", "logsumexp"});
+  add_along<at::IntArrayRef>({"flip"});
+  add_along<int64_t, Dtype>({"softmax.int", "log_softmax.int", "cumsum"});
+  add_along<int64_t, bool>({"_softmax", "_log_softmax"});
+  add_along<int64_t, c10::SymInt>({"select.int"});
+  add_along<int64_t, Index, Index, c10::SymInt>({"slice.Tensor"});
 }
 
 } // namespace torchlayers

@@ -64,7 +64,7 @@ class Pointwise final : public c10::OperatorKernel {
 };
 
 template <class... Given>
-void add(std::initializer_list<const char*> names) {
+void add_pointwise(std::initializer_list<const char*> names) {
   for (const char* name : names) {
     register_kernel<Pointwise<Given...>>(name, [](const Operator& op) { return op.is_pointwise; });
   }
@@ -73,14 +73,14 @@ void add(std::initializer_list<const char*> names) {
 } // namespace
 
 void register_typed_pointwise() {
-  add<const Tensor&>(
+  add_pointwise<const Tensor&>(
       {"abs",   "neg",    "reciprocal",  "sqrt",       "rsqrt", "exp",         "exp2",   "expm1",
        "log",   "log1p",  "log2",        "log10",      "sin",   "cos",         "tan",    "asin",
        "acos",  "atan",   "sinh",        "cosh",       "tanh",  "erf",         "erfc",   "sigmoid",
        "relu",  "silu",   "mish",        "sign",       "sgn",   "ceil",        "floor",  "round",
        "trunc", "erfinv", "asinh",       "acosh",      "atanh", "hardsigmoid", "lgamma", "digamma",
        "frac",  "isnan",  "logical_not", "bitwise_not"});
-  add<const Tensor&, const Tensor&>(
+  add_pointwise<const Tensor&, const Tensor&>(
       {"mul.Tensor",
        "div.Tensor",
        "pow.Tensor_Tensor",
@@ -107,10 +107,10 @@ void register_typed_pointwise() {
        "bitwise_or.Tensor",
        "sigmoid_backward",
        "tanh_backward"});
-  add<const Tensor&, const Tensor&, const Scalar&>(
+  add_pointwise<const Tensor&, const Tensor&, const Scalar&>(
       {"add.Tensor", "sub.Tensor", "threshold_backward"});
-  add<const Tensor&, const Tensor&, const Tensor&>({"where.self", "lerp.Tensor"});
-  add<const Tensor&, const Scalar&>(
+  add_pointwise<const Tensor&, const Tensor&, const Tensor&>({"where.self", "lerp.Tensor"});
+  add_pointwise<const Tensor&, const Scalar&>(
       {"pow.Tensor_Scalar",
        "eq.Scalar",
        "ne.Scalar",
@@ -123,8 +123,8 @@ void register_typed_pointwise() {
        "leaky_relu",
        "fmod.Scalar",
        "remainder.Scalar"});
-  add<const Tensor&, const Scalar&, const Scalar&>({"softplus", "hardtanh", "threshold"});
-  add<const Tensor&, const Tensor&, const Tensor&, const Scalar&>({"addcmul", "addcdiv"});
+  add_pointwise<const Tensor&, const Scalar&, const Scalar&>({"softplus", "hardtanh", "threshold"});
+  add_pointwise<const Tensor&, const Tensor&, const Tensor&, const Scalar&>({"addcmul", "addcdiv"});
 }
 
 } // namespace torchlayers

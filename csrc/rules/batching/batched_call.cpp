@@ -170,4 +170,10 @@ bool at_dim(BatchedCall& call, size_t arg) {
   return call.only(0) && call.run_at_dim(arg);
 }
 
+at::Tensor beside_channels(const at::Tensor& x) {
+  at::DimVector sizes(x.sizes().slice(1));
+  sizes[1] *= x.size(0);
+  return x.size(1) == 1 ? x.reshape(sizes) : x.transpose(0, 1).reshape(sizes);
+}
+
 } // namespace torchlayers

@@ -153,6 +153,9 @@ class BatchedCall {
 // op(x, ..., dim, ...), x alone batched: the rule of most views and of some reductions.
 bool at_dim(BatchedCall& call, size_t arg);
 
+// The batch beside the channels: (B, N, C, ...) as (N, B C, ...).
+at::Tensor beside_channels(const at::Tensor& x);
+
 // What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
 // place of the argument that the rule is about: its dimension, its sizes.
 struct BatchRule {

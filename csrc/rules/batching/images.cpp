@@ -28,11 +28,6 @@ Tensor parted(const Tensor& tensor, int64_t batch_size) {
   return tensor.view(sizes);
 }
 
-// (B, N, C, ...) as (N, B C, ...): the batch beside the channels, in groups of its own.
-Tensor beside_channels(const Tensor& tensor) {
-  return tensor.transpose(0, 1).flatten(1, 2);
-}
-
 // The operator on every tensor's images as one batch, and its results parted again. Where a sample
 // has images itself, in one batch, none of them without elements.
 bool on_joined(BatchedCall& call) {

@@ -71,13 +71,7 @@ bool group_norm(BatchedCall& call, size_t) {
   });
 }
 
-// The batch beside the channels, (B, N, C, ...) as (N, B C, ...), and back.
-Tensor beside_channels(const Tensor& x) {
-  at::DimVector sizes(x.sizes().slice(1));
-  sizes[1] *= x.size(0);
-  return x.size(1) == 1 ? x.reshape(sizes) : x.transpose(0, 1).reshape(sizes);
-}
-
+// beside_channels, and back.
 Tensor from_channels(const Tensor& x, int64_t batch_size) {
   at::DimVector sizes(x.sizes());
   sizes[1] /= batch_size;

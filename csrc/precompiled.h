@@ -1,0 +1,14 @@
+// What nearly every file reads of torch, parsed once a build and not once a file (setup.py).
+// pybind11 is left out: every file that includes it pays 4 seconds, and six files need it.
+#pragma once
+#pragma GCC system_header // no warnings about torch's headers
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/jit/ir/ir.h>
+#include <torch/library.h>
