@@ -101,6 +101,11 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."
+    elif text.startswith("NYI: querying is_contiguous inside of vmap"):
+        advice = (
+            "can't tell in which order the memory of a sample is ("
+            f"{text}). Ask before vmap, or call contiguous()."
+        )
     else:
         return
     raise TransformError(f"torchlayers: {layer} {advice}{_location_of(error)}") from error

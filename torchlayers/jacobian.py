@@ -371,8 +371,9 @@ def _refuse_complex(api: str, side: str, values: Any) -> None:
             name = tree.leaf_name(side, values, i) if is_argument else f"{side} {i}"
             all_of_them = "inputs" if is_argument else "outputs"
             raise DtypeError(
-                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex numbers "
-                f"({leaf.dtype}) as {name}. Pass real and imaginary parts (torch.view_as_real)."
+                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex "
+                f"numbers ({leaf.dtype}) as {name}. Pass real and imaginary parts "
+                "(torch.view_as_real)."
             )
 
 

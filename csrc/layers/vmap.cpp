@@ -38,6 +38,10 @@ void VmapLayer::process(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
+  Args given; // of those whose kernels in torch leave the batch on `args`
+  if (op.is_in_place) {
+    given = args;
+  }
   try {
     if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
         fill_by_mask(op, args, *this)) {
@@ -46,7 +50,7 @@ void VmapLayer::process(const Operator& op, Args& args) {
     allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
     op.handle.callBoxed(&args);
   } catch (const c10::Error& error) {
-    say_again(error, op, args, *this); // NOTE [An error under vmap]
+    say_again(error, op, given.empty() ? args : given, *this); // NOTE [An error under vmap]
     throw;
   }
 }

@@ -42,20 +42,35 @@ void throw_like(const c10::Error& error, const std::string& text) {
   throw_if_like<c10::LinAlgError>(error, text);
 }
 
-// Whether these are still the arguments that the operator was given; a kernel that failed may have
-// taken some of them off.
-bool are_whole(const Operator& op, const Args& args) {
-  return args.size() >= op.num_args;
-}
-
 bool is_batched(const at::Tensor& tensor, const VmapLayer& layer) {
   const auto* batched = tensor.defined() ? at::functorch::maybeGetBatchedImpl(tensor) : nullptr;
   return batched != nullptr && batched->level() == layer.level();
 }
 
+// Whether these are still the arguments that the operator was given. A kernel that failed may have
+// taken them off, or put the batch itself in their places.
+bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
+  if (args.size() < op.num_args) {
+    return false;
+  }
+  for (size_t i = 0; i < op.num_args; ++i) {
+    const auto kind = op.schema().arguments()[i].type()->kind();
+    const bool may_be_none =
+        kind == c10::TypeKind::OptionalType || kind == c10::TypeKind::TensorType;
+    if (args[args.size() - op.num_args + i].isNone() && !may_be_none) {
+      return false;
+    }
+  }
+  bool any_batched = false;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    any_batched = any_batched || is_batched(tensor, layer);
+  });
+  return any_batched;
+}
+
 // Whether an in-place operator's target is a tensor that this layer did not batch.
 bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
-  return op.is_in_place && are_whole(op, args) &&
+  return op.is_in_place && are_whole(op, args, layer) &&
          !is_batched(args[args.size() - op.num_args].toTensor(), layer);
 }
 
@@ -74,7 +89,7 @@ std::string shape_of(const at::Tensor& tensor) {
 // " (self (2, 3), vec (3,))": the tensors as one sample sees them.
 std::string shapes_of(const Operator& op, const Args& args) {
   std::string shapes;
-  for (size_t i = 0; are_whole(op, args) && i < op.num_args; ++i) {
+  for (size_t i = 0; i < op.num_args; ++i) {
     const c10::IValue& value = args[args.size() - op.num_args + i];
     std::string of_value;
     visit_tensors({value}, 1, [&](const at::Tensor& tensor) {
@@ -84,7 +99,7 @@ std::string shapes_of(const Operator& op, const Args& args) {
       shapes += (shapes.empty() ? "" : ", ") + op.schema().arguments()[i].name() + " " + of_value;
     }
   }
-  return shapes.empty() ? shapes : " (" + shapes + ")";
+  return " (" + shapes + ")";
 }
 
 // Without the full stop, which the sentence around it sets.
@@ -117,7 +132,8 @@ class Alone {
   Silent silent_;
   c10::WarningUtils::WarningHandlerGuard warnings_{&silent_};
   c10::impl::ForceDispatchKeyGuard keys_{
-      DispatchKeySet(), kBetween | kOurKeys | kTorchFuncKeys | DispatchKeySet(DispatchKey::Python)};
+      DispatchKeySet(DispatchKey::BackendSelect),
+      kBetween | kOurKeys | kTorchFuncKeys | DispatchKeySet(DispatchKey::Python)};
 };
 
 // How many elements its memory has to have; nothing where zeros can't stand in for the tensor.
@@ -141,8 +157,7 @@ std::optional<int64_t> extent_of(const at::Tensor& tensor) {
 // Not for those that draw random numbers, or where the values are to blame (a singular matrix).
 std::optional<std::string> refusal_of_sample(
     const c10::Error& error, const Operator& op, const Args& args) {
-  bool can_ask = !op.is_custom && are_whole(op, args) &&
-                 !op.handle.hasTag(at::Tag::nondeterministic_seeded) &&
+  bool can_ask = !op.is_custom && !op.handle.hasTag(at::Tag::nondeterministic_seeded) &&
                  typeid(error) != typeid(c10::LinAlgError);
   visit_tensors(args, can_ask ? op.num_args : 0, [&](const at::Tensor& tensor) {
     can_ask = can_ask && extent_of(tensor).has_value();
@@ -159,7 +174,9 @@ std::optional<std::string> refusal_of_sample(
     });
     op.handle.callBoxed(&sample);
   } catch (const c10::Error& refusal) {
-    return refusal.msg();
+    if (!says(refusal, "INTERNAL ASSERT")) {
+      return refusal.msg();
+    }
   } catch (const std::exception&) { // of a kernel in Python
   }
   return std::nullopt;
@@ -251,19 +268,18 @@ void say_again(
   if (!was_said_again) {
     explain(error, op, args, layer);
   }
-  const auto refusal = refusal_of_sample(error, op, args);
-  if (refusal) {
-    throw_like(
-        error,
-        "torchlayers: " + layer.name() + " can't run " + op.name() + " on a sample" +
-            shapes_of(op, args) + ": " + quoted(*refusal) + "." + python_location());
-  } else if (!was_said_again) {
-    throw_like(
-        error,
-        "torchlayers: " + layer.name() + " can't run " + op.name() + " on a batch of " +
-            c10::str(layer.batch_size()) + " samples" + shapes_of(op, args) + ": " +
-            quoted(error.msg()) + "." + python_location());
+  const bool whole = are_whole(op, args, layer);
+  const auto refusal = whole ? refusal_of_sample(error, op, args) : std::nullopt;
+  if (!refusal && was_said_again) {
+    return;
   }
+  const std::string on =
+      refusal ? " on a sample" : " on a batch of " + c10::str(layer.batch_size()) + " samples";
+  throw_like(
+      error,
+      "torchlayers: " + layer.name() + " can't run " + op.name() + on +
+          (whole ? shapes_of(op, args) : "") + ": " + quoted(refusal.value_or(error.msg())) + "." +
+          python_location());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
