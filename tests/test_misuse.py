@@ -1508,8 +1508,8 @@ SHAPES = [
         lambda tf: tf.vmap(torch.linalg.inv)(torch.stack([torch.eye(2), torch.zeros(2, 2)])),
         torch.linalg.LinAlgError,
         "torchlayers: vmap (level 1) can't run aten::linalg_inv on a batch of 2 samples (A (2, 2)):"
-        " linalg.inv: (Batch element 1): The diagonal element 1 is zero, the inversion could not be "
-        "completed because the input matrix is singular.",
+        " linalg.inv: (Batch element 1): The diagonal element 1 is zero, the inversion could not "
+        "be completed because the input matrix is singular.",
     ),
     Misuse(
         "an index out of range",
@@ -1879,9 +1879,9 @@ AUTOGRAD = [
         lambda tf: tf.jvp(WithBackwardOnly.apply, (X,), (X,)),
         MissingDerivativeError,
         "torchlayers: WithBackwardOnly has no jvp staticmethod. You must implement the jvp "
-        "function for custom autograd.Function to use it with forward mode AD. Give it one, or instead of "
-        "jvp, jacfwd, hessian and linearize use reverse mode: vjp, jacrev, or jacrev(jacrev(f)) "
-        "for hessian(f).",
+        "function for custom autograd.Function to use it with forward mode AD. Give it one, or "
+        "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, jacrev, or "
+        "jacrev(jacrev(f)) for hessian(f).",
     ),
 ]
 
