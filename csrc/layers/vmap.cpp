@@ -38,14 +38,14 @@ void VmapLayer::process(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  Args given; // of those whose kernels in torch leave the batch on `args`
-  if (op.is_in_place) {
-    given = args;
-  }
+  Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
     if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
         fill_by_mask(op, args, *this)) {
       return;
+    }
+    if (op.is_in_place || has_rule_for(op)) {
+      given = args;
     }
     allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
     op.handle.callBoxed(&args);
