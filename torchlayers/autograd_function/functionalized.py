@@ -14,10 +14,12 @@ mutations and all, where nothing is recorded and nobody can tell the difference.
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType
 
 from torchlayers import _C, tree
 from torchlayers.autograd_function import derivatives, generated, vmapify
 from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.autograd_function.context import WithoutDirty
 from torchlayers.functionalize import functional, unwrapped
 from torchlayers.stack import FunctionalizeEntry
 
@@ -32,15 +34,16 @@ class _Written:
         self.is_single = is_single
 
 
-@custom_function_call.rule("functionalize")
-def _without_mutations(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+@custom_function_call.py_impl(TransformType.Functionalize)
+def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
+    level = interpreter.level()
     keeps_views = _C.keeps_views()
-    values = tree.map_all_tensors(lambda operand: unwrapped(operand, keeps_views), operands)
+    values = tree.map_all_tensors(lambda operand: unwrapped(operand, level, keeps_views), operands)
     made = generated.of(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
     with _C.Below():
-        *outputs, written = custom_function_call(made, *values)
+        *outputs, written = custom_function_call.on_top(made, *values)
     results = []
     for i, output in enumerate(outputs):
         if i in written.input_of_output:
@@ -50,8 +53,13 @@ def _without_mutations(function: Function, level: int, operands: tuple[Any, ...]
             _torch._functionalize_sync(operand)
             results.append(operand)
         else:
-            results.append(tree.map_tensors(lambda leaf: functional(leaf, level), output))
+            results.append(tree.map_tensors(lambda leaf: _tracked(leaf, level), output))
     return results[0] if written.is_single else tuple(results)
+
+
+def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
+    # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
+    return output if _torch._is_functional_tensor(output) else functional(output, level)
 
 
 def _is_recorded() -> bool:
@@ -59,46 +67,41 @@ def _is_recorded() -> bool:
     return bool(_torch._C._len_torch_dispatch_stack())
 
 
-class _Undirtied:
-    """ctx for a Function that returns what it has written instead of writing it."""
-
-    def __init__(self, ctx: Any) -> None:
-        vars(self).update(_ctx=ctx)
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ctx, name, value)
-
-
 def _generate(function: Function, keeps_views: bool) -> Function:
     backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
 
-    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any]:
-        """The method's result without functional tensors, and as it was, and its arguments."""
+    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any, list[bool]]:
+        """The method's result without functional tensors, and its arguments and result with them.
+
+        And which of the arguments it wrote to, as far as functional tensors know.
+        """
         if not _is_recorded():
             result = method(*args)
-            return result, list(args), result
+            return result, list(args), result, [False] * len(args)
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
-            result = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), functionals)
-            return result, wrapped, functionals
+
+            def value(leaf: torch.Tensor) -> torch.Tensor:
+                return unwrapped(leaf, level, keeps_views)
+
+            result = tree.map_tensors(value, functionals)
+            changed = [
+                isinstance(leaf, torch.Tensor) and value(leaf) is not arg
+                for leaf, arg in zip(wrapped, args, strict=True)
+            ]
+            return result, wrapped, functionals, changed
 
     def forward(*operands: Any) -> Any:
         versions = [getattr(operand, "_version", None) for operand in operands]
-        outputs, wrapped, raw_outputs = run(function.forward, *operands)
+        outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
                 zip(wrapped, operands, versions, strict=True)
             )
-            if isinstance(operand, torch.Tensor)
-            and (operand._version != version or unwrapped(leaf, keeps_views) is not operand)
+            if isinstance(operand, torch.Tensor) and (operand._version != version or changed[i])
         }
         written = {
             i: places[id(output)]
@@ -114,10 +117,8 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         for i, place in written.input_of_output.items():
             if after[place] is not results[i]:
                 after[place] = results[i]
-                ctx = _Undirtied(ctx)
-        function.setup_context(
-            ctx, tuple(after), results[0] if written.is_single else tuple(results)
-        )
+                ctx = WithoutDirty(ctx)
+        set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if derivatives.is_boxed(function):
@@ -136,6 +137,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     made: Function = generated.function_class(
         torch.autograd.Function,
+        function.__name__,
         function,
         forward=forward,
         setup_context=setup_context,
