@@ -11,6 +11,7 @@
 #include "keys.h"
 #include "python_calls.h"
 #include "python_entry.h"
+#include "python_nodes.h"
 #include "python_operators.h"
 #include "python_steps.h"
 #include "stack.h"
@@ -221,6 +222,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     throw py::import_error(error.what_without_backtrace());
   }
   supply_python();
+  supply_names_of_nodes();
 
   bind_entries(m);
   bind_calls(m);

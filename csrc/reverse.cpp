@@ -140,7 +140,7 @@ class Plan {
     }
     Goal goal;
     if (leaf_of(*node) == nullptr) {
-      auto* rule = dynamic_cast<RuleNode*>(node);
+      auto* rule = rule_node_of(*node);
       if (rule == nullptr && (is_inside_engine_ || is_python_function(*node))) {
         return false;
       }

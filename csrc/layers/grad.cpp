@@ -153,7 +153,7 @@ void GradLayer::process(const Operator& op, Args& args) {
 
 void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
-  const auto node = make_node<RuleNode>(op, rule, args, *this);
+  const auto node = make_rule_node(op, rule, args, *this);
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
@@ -186,7 +186,7 @@ void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
 void GradLayer::follow_view(const PullRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   Args unwrapped(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-  const auto node = make_node<RuleNode>(op, rule, unwrapped, *this);
+  const auto node = make_rule_node(op, rule, unwrapped, *this);
   allow_only(DispatchKeySet(DispatchKey::ADInplaceOrView));
   op.handle.callBoxed(&args);
   visit_tensors(args, op.num_returns, [&](const at::Tensor& view) {

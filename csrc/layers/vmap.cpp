@@ -40,16 +40,19 @@ void VmapLayer::process(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
-      fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
-    return;
-  }
-  const bool unbatched = writes_unbatched(op, args, *this);
-  allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
+  Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
+    if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
+        fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
+      return;
+    }
+    if (op.is_in_place || has_rule_for(op)) {
+      given = args;
+    }
+    allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
     op.handle.callBoxed(&args);
   } catch (const c10::Error& error) {
-    explain(error, op, *this, unbatched);
+    say_again(error, op, given.empty() ? args : given, *this); // NOTE [An error under vmap]
     throw;
   }
 }

@@ -71,14 +71,17 @@ class Along final : public c10::OperatorKernel {
         Behind behind(x.dim());
         const Dims moved = behind(dims);
         if (behind.holds()) {
-          const Processing processing(*layer);
-          Tensor result;
-          {
-            const WithoutTop below(*layer);
-            const PastAutograd past(!is_view_ && nothing_is_below() && is_plain(*value));
-            result = typed_.call(*value, moved, rest...);
+          try {
+            const Processing processing(*layer);
+            Tensor result;
+            {
+              const WithoutTop below(*layer);
+              const PastAutograd past(!is_view_ && nothing_is_below() && is_plain(*value));
+              result = typed_.call(*value, moved, rest...);
+            }
+            return at::functorch::makeBatched(std::move(result), /*bdim=*/0, layer->level());
+          } catch (const c10::Error&) { // raised again in boxes
           }
-          return at::functorch::makeBatched(std::move(result), /*bdim=*/0, layer->level());
         }
       }
     }

@@ -94,17 +94,34 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
 
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
-  {
+  try {
     const WithoutTop below(layer_);
-    change_tensors(
-        args_, op_.num_args, [&](const at::Tensor& tensor, size_t) { return value(tensor); });
+    change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t i) {
+      batched_[i] = is_batched(tensor);
+      return value(tensor);
+    });
     const PastAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
+  } catch (...) {
+    put_back();
+    throw;
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
     return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
   });
   return true;
+}
+
+void BatchedCall::put_back() {
+  if (args_.size() < size()) {
+    return;
+  }
+  change_tensors(args_, size(), [&](const at::Tensor& tensor, size_t i) {
+    return batched_[i] ? at::functorch::makeBatched(tensor, /*bdim=*/0, layer_.level()) : tensor;
+  });
+  for (auto& [i, value] : changed_) {
+    args_[first_ + i] = value;
+  }
 }
 
 bool BatchedCall::may_go_past_autograd() const {

@@ -39,6 +39,16 @@ at::Tensor Alike::batched(const at::Tensor& result) const {
   return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
 }
 
+void Alike::put_back(Args& args, size_t count) const {
+  if (args.size() < count) {
+    return;
+  }
+  change_tensors(args, count, [&](const at::Tensor& tensor, size_t) {
+    const bool was_batched = tensor.dim() == batched_rank_ + 1;
+    return was_batched ? batched(tensor) : tensor;
+  });
+}
+
 bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
   if (!op.is_pointwise) {
     return false;
@@ -52,10 +62,13 @@ bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) -> at::Tensor {
     return alike.value(tensor);
   });
-  {
+  try {
     WithoutTop below(layer);
     PastAutograd past(PastAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
+  } catch (...) {
+    alike.put_back(args, op.num_args); // for the error's sake
+    throw;
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
     return alike.batched(result);

@@ -38,6 +38,8 @@ class Alike {
     return scalar;
   }
   at::Tensor batched(const at::Tensor& result) const;
+  // The arguments as they were, of those that the operator was called with below.
+  void put_back(Args& args, size_t count) const;
 
  private:
   const VmapLayer& layer_;
