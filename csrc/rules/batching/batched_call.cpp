@@ -1,6 +1,7 @@
 #include "batched_call.h"
 
 #include "../../args.h"
+#include "../../batched.h"
 
 namespace torchlayers {
 
@@ -95,7 +96,7 @@ bool BatchedCall::run() {
     op_.handle.callBoxed(&args_);
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
-    return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+    return batched(result, /*dim=*/0, layer_);
   });
   return true;
 }
@@ -144,8 +145,7 @@ at::Tensor BatchedCall::call(Args args) const {
 void BatchedCall::finish(const std::vector<at::Tensor>& results) {
   args_.resize(first_);
   for (const at::Tensor& result : results) {
-    args_.emplace_back(
-        result.defined() ? at::functorch::makeBatched(result, /*bdim=*/0, layer_.level()) : result);
+    args_.emplace_back(result.defined() ? batched(result, /*dim=*/0, layer_) : result);
   }
 }
 

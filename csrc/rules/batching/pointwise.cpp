@@ -3,6 +3,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "../../args.h"
+#include "../../batched.h"
 #include "../../plain.h"
 #include "../../stack.h"
 #include "../../trace.h"
@@ -34,7 +35,7 @@ const at::Tensor& Alike::value(const at::Tensor& tensor) const {
 }
 
 at::Tensor Alike::batched(const at::Tensor& result) const {
-  return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+  return torchlayers::batched(result, /*dim=*/0, layer_);
 }
 
 bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
