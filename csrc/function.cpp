@@ -33,6 +33,11 @@ const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost() {
   return innermost_function;
 }
 
+const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost_on(const Layer& layer) {
+  return innermost_function != nullptr && innermost_function->layer_ == &layer ? innermost_function
+                                                                               : nullptr;
+}
+
 const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& layer) {
   const auto* function = innermost_function;
   while (function != nullptr && !(function->runs_jvp_ && function->layer_ == &layer)) {
@@ -45,8 +50,7 @@ void Below::enter() {
   Layer* layer = top_layer();
   TORCH_CHECK(layer != nullptr && !processing_, "torchlayers: no layer to go below");
   const auto* autograd = dynamic_cast<const AutogradLayer*>(layer);
-  const auto* function = FunctionsOfOneLevel::innermost();
-  TORCH_INTERNAL_ASSERT(autograd == nullptr || function != nullptr);
+  const auto* function = FunctionsOfOneLevel::innermost_on(*layer);
   processing_.emplace(*layer);
   without_top_.emplace(*layer);
   auto& keys = thread_keys();
@@ -57,7 +61,8 @@ void Below::enter() {
     ++at_bottom;
   }
   if (autograd != nullptr) {
-    modes_.emplace(autograd->modes_below(function->modes_outside()));
+    modes_.emplace(autograd->modes_below(
+        function != nullptr ? function->modes_outside() : Modes::of_thread()));
   }
   allowed_ = at::functorch::getSingleLevelAutogradFunctionAllowed();
   at::functorch::setSingleLevelAutogradFunctionAllowed(false);

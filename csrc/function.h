@@ -22,6 +22,8 @@ class FunctionsOfOneLevel {
 
   // The innermost one on this thread, or null.
   static const FunctionsOfOneLevel* innermost();
+  // The same, or null where it is for another layer.
+  static const FunctionsOfOneLevel* innermost_on(const Layer& layer);
 
   const Modes& modes_outside() const {
     return modes_;
@@ -48,7 +50,8 @@ class FunctionsOfOneLevel {
 // The top layer is off the stack between enter and leave, for the forward of an
 // autograd.Function that it is processing. Applying a Function has turned recording
 // off, and that is meant for its own level: below, the modes are those that it was
-// applied with. Autocast, which happens once, is left to what the forward calls.
+// applied with (those of now where no Function is being applied: a rule of the user's).
+// Autocast, which happens once, is left to what the forward calls.
 // Below the last layer the front stays on, to find tensors that the forward was not
 // given: a wrapper of a layer that is off would there be taken for its value.
 class Below {

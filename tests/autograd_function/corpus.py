@@ -823,6 +823,113 @@ class TransformInDerivatives(Batchable):
         return tl.jvp(lambda x: x.sin().exp(), (ctx.saved_tensors[0],), (t,))[1]
 
 
+# What backward and jvp read of ctx inside transforms of their own is batched at the level of the
+# vmap around the Function, and not at that of the layer on top.
+
+
+def picked(x, i):
+    """x[i], for an i that is batched."""
+    return (x * (torch.arange(3) == i)).sum()
+
+
+@function(tensor(3), plain=lambda x: x**3)
+class VmapInDerivatives(Batchable):
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return tl.vmap(lambda g, i: g * 3 * picked(ctx.saved_tensors[0], i) ** 2)(
+            g, torch.arange(3)
+        )
+
+    @staticmethod
+    def jvp(ctx, t):
+        return tl.vmap(lambda t, i: t * 3 * picked(ctx.saved_tensors[0], i) ** 2)(
+            t, torch.arange(3)
+        )
+
+
+@function(tensor(3), plain=lambda x: x**3)
+class GradInDerivatives(Batchable):
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * tl.grad(lambda y: (3 * ctx.saved_tensors[0] ** 2 * y).sum())(g)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return t * tl.vmap(tl.grad(lambda y, x: y * 3 * x**2))(t, ctx.saved_tensors[0])
+
+
+@function(tensor(3), plain=lambda x: x**3)
+class VjpAndJvpInDerivatives(Batchable):
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.x = inputs[0]
+
+    @staticmethod
+    def backward(ctx, g):
+        return tl.vjp(lambda y: 3 * ctx.x**2 * y, g)[1](g)[0]
+
+    @staticmethod
+    def jvp(ctx, t):
+        return tl.jvp(lambda y: 3 * ctx.x**2 * y, (t,), (t,))[1]
+
+
+@function(tensor(3), plain=lambda x: x**3)
+class ReadsLateAndTwice(Batchable):
+    """Reads ctx under two layers of its own, and again when they are gone."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        def read(i):
+            return picked(ctx.saved_tensors[0], i) * picked(ctx.saved_tensors[0], i)
+
+        squared = tl.vmap(tl.grad(lambda y, i: y * read(i)))(g, torch.arange(3))
+        return g * (squared + 2 * ctx.saved_tensors[0] ** 2)
+
+    @staticmethod
+    def jvp(ctx, t):
+        return ReadsLateAndTwice.backward(ctx, t)
+
+
+@function(tensor(3), plain=lambda x: x**3)
+class KeepsTensorsInLists(Batchable):
+    """Lists on ctx, one of which backward and jvp append to."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.kept = [inputs[0], (output, 3)]
+        ctx.seen = []
+
+    @staticmethod
+    def backward(ctx, g):
+        x, (output, three) = ctx.kept
+        ctx.seen.append(g)
+        return three * ctx.seen[-1] * output / x
+
+    @staticmethod
+    def jvp(ctx, t):
+        return KeepsTensorsInLists.backward(ctx, t)
+
+
 # With a vmap staticmethod
 
 

@@ -10,6 +10,7 @@ from torchlayers.autograd_function import (
     autograd_function_apply,
     autograd_function_forward_rewritten,
 )
+from torchlayers.errors import FunctionError
 
 X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 Y = torch.tensor([1.5, -1.0, 3.0], dtype=torch.float64)
@@ -71,6 +72,65 @@ def test_outputs_without_gradient():
         return (values * sign).sum()
 
     torch.testing.assert_close(tl.grad(f)(-X), 2 * X)
+
+
+def returning(gradients):
+    """x * y, with a backward that returns these."""
+
+    def forward(ctx, x, y):
+        return x * y, [x, y]
+
+    def backward(ctx, g, x, y):
+        return gradients
+
+    return lambda x, y, **options: autograd_function_apply(forward, backward, x, y, **options)
+
+
+WRONG_COUNTS = {
+    "none": ((), {}, "returned 0 gradients for 2 inputs"),
+    "too few": ((X,), {}, "returned 1 gradient for 2 inputs"),
+    "a bare one": (X, {}, "returned 1 gradient for 2 inputs"),
+    "too many": ([X, X, X], {}, "returned 3 gradients for 2 inputs"),
+    "too many for the mask": (
+        (X, X),
+        {"args_tensor_mask": [True]},
+        "returned 2 gradients for 1 input",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_COUNTS)
+@pytest.mark.parametrize("transform", ["plain autograd", "grad", "vmap(grad)", "grad(vmap)"])
+def test_a_wrong_number_of_gradients_is_an_error(transform, name):
+    gradients, options, message = WRONG_COUNTS[name]
+
+    def f(x):
+        return returning(gradients)(x, Y, **options)
+
+    before = ambient()
+    with pytest.raises(FunctionError) as caught:
+        if transform == "plain autograd":
+            f(X.clone().requires_grad_()).sum().backward()
+        elif transform == "vmap(grad)":
+            tl.vmap(tl.grad(lambda x: f(x).sum()))(X.expand(2, 3))
+        elif transform == "grad(vmap)":
+            tl.grad(lambda x: tl.vmap(f)(x).sum())(X.expand(2, 3))
+        else:
+            tl.grad(lambda x: f(x).sum())(X)
+    assert str(caught.value) == (
+        f"torchlayers: autograd_function_apply: backward {message} of forward that "
+        "args_tensor_mask chooses. Return one for each, None where there is no gradient."
+    )
+    assert ambient() == before
+
+
+def test_gradients_too_many_that_are_none_are_taken():
+    """As torch takes them of a Function."""
+
+    def f(x):
+        return returning((X, None, None))(x, Y).sum()
+
+    torch.testing.assert_close(tl.grad(f)(X), X)
 
 
 def test_one_forward_of_two():

@@ -55,11 +55,27 @@ ONCE = {
         scalar(tf.vmap(f, (0, *(None,) * (len(xs) - 1)))), all_of(xs)
     )(*batch(xs[:1], 2), *xs[1:]),
     "vmap(vmap(grad))": lambda tf, f, xs: tf.vmap(tf.vmap(tf.grad(scalar(f))))(*batch(xs, 2, 3)),
+    "grad(vmap(vmap))": lambda tf, f, xs: tf.grad(scalar(tf.vmap(tf.vmap(f))), all_of(xs))(
+        *batch(xs, 2, 3)
+    ),
+    "grad(vmap(vmap of one))": lambda tf, f, xs: tf.grad(
+        scalar(tf.vmap(tf.vmap(f, (0, *(None,) * (len(xs) - 1))))), all_of(xs)
+    )(*batch(batch(xs[:1], 3) + xs[1:], 2)),
+    "grad(vmap(vmap(vmap)))": lambda tf, f, xs: tf.grad(
+        scalar(tf.vmap(tf.vmap(tf.vmap(f)))), all_of(xs)
+    )(*batch(xs, 2, 3, 2)),
 }
 TWICE = {
     "jvp": jvp,
     "vmap(jvp)": lambda tf, f, xs: tf.vmap(lambda *xs: jvp(tf, f, xs))(*batch(xs, 2)),
     "jvp(vmap)": lambda tf, f, xs: jvp(tf, tf.vmap(f), batch(xs, 2)),
+    "jvp(vmap(vmap))": lambda tf, f, xs: jvp(tf, tf.vmap(tf.vmap(f)), batch(xs, 2, 3)),
+    "vmap(jvp(vmap))": lambda tf, f, xs: tf.vmap(lambda *xs: jvp(tf, tf.vmap(f), xs))(
+        *batch(xs, 2, 3)
+    ),
+    "grad(grad(vmap(vmap)))": lambda tf, f, xs: tf.grad(
+        scalar(tf.grad(scalar(tf.vmap(tf.vmap(f))), all_of(xs)))
+    )(*batch(xs, 2, 3)),
     "jvp(grad)": lambda tf, f, xs: jvp(tf, tf.grad(scalar(f), all_of(xs)), xs),
     "jvp(jvp)": lambda tf, f, xs: jvp(tf, lambda *xs: jvp(tf, f, xs)[1], xs),
     "grad(grad)": lambda tf, f, xs: tf.grad(scalar(tf.grad(scalar(f), all_of(xs))))(*xs),
@@ -127,9 +143,9 @@ TORCH_FUNC_REFUSES = {
     ("TanhByVjp", "vjp"): "it knows no vjp, only backward",
     ("TanhByVjp", "hessian"): "it knows no vjp, only backward",
     ("ExpInPlace", "vmap"): "it marks batched tensors as dirty, not those inside",
-    ("Containers", "jvp(vmap)"): "it takes a container of numbers for one of tensors",
-    ("NonDifferentiableFloat", "jvp(vmap)"): "it marks batched tensors, not those inside",
-    ("WithoutMaterializedGrads", "jvp(vmap)"): "it marks batched tensors, not those inside",
+    ("Containers", "jvp(vmap"): "it takes a container of numbers for one of tensors",
+    ("NonDifferentiableFloat", "jvp(vmap"): "it marks batched tensors, not those inside",
+    ("WithoutMaterializedGrads", "jvp(vmap"): "it marks batched tensors, not those inside",
 }
 
 
@@ -180,12 +196,16 @@ NOT_DERIVATIVES = ("StraightThrough", "WithoutGradientForOne", "NonDifferentiabl
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name not in NOT_DERIVATIVES], ids=lambda c: c.name
 )
-@pytest.mark.parametrize("transform", ["vmap", "vjp"])
+@pytest.mark.parametrize("transform", ["vmap", "vmap(vmap)", "vjp"])
 def test_by_finite_differences(case, transform):
     """Plain autograd, of first and of second order, through what the transform gives."""
     f = calling(case, case.function)
-    inputs = batch(case.inputs, 2) if transform == "vmap" else case.inputs
-    transformed = {"vmap": tl.vmap(f), "vjp": lambda *xs: tl.vjp(f, *xs)[0]}[transform]
+    transformed, sizes = {
+        "vmap": (tl.vmap(f), (2,)),
+        "vmap(vmap)": (tl.vmap(tl.vmap(f)), (2, 1)),
+        "vjp": (lambda *xs: tl.vjp(f, *xs)[0], ()),
+    }[transform]
+    inputs = batch(case.inputs, *sizes)
     tracked = tuple(x.clone().requires_grad_() for x in inputs)
 
     def outputs(*xs):

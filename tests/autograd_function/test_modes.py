@@ -103,12 +103,6 @@ def test_functionalized_graphs_have_no_mutations():
     torch.testing.assert_close(traced(X + 1), (X + 1).exp() * (X + 1) ** 2)
 
 
-def test_the_name_of_the_node_is_the_functions():
-    seen = []
-    tl.grad(lambda x: seen.append(Square.apply(x).grad_fn.name()) or x.sum())(X)
-    assert seen == ["SquareBackward"]
-
-
 # What Dynamo itself can't trace of a Function, or traces wrongly; torch.func's transforms, which
 # ours are where they are compiled, meet the same.
 NOT_COMPILED = {

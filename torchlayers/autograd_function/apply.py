@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from torchlayers.autograd_function import old_style
+from torchlayers.autograd_function import derivatives, old_style
 
 
 class AutogradFunctionApply(HigherOrderOperator):
@@ -24,6 +24,8 @@ class AutogradFunctionApply(HigherOrderOperator):
         non_differentiable_idx: which outputs have no gradient.
     Returns:
         The output: a tensor or a tuple.
+    Raises:
+        FunctionError: bwd returned too few gradients, or too many.
     Example:
         >>> x = torch.tensor(2.0, requires_grad=True)
         >>> y = autograd_function_apply(
@@ -53,12 +55,14 @@ class AutogradFunctionApply(HigherOrderOperator):
         if args_tensor_mask is None:
             args_tensor_mask = [isinstance(arg, Tensor) for arg in fwd_args]
         return old_style.apply(
-            _TwoFunctions,
+            ApplyTemplate,
             (fwd, bwd, tuple(args_tensor_mask), tuple(non_differentiable_idx), *fwd_args),
         )
 
 
-class _TwoFunctions(torch.autograd.Function):
+class ApplyTemplate(torch.autograd.Function):
+    """The two functions as one. Its nodes have its name, which is torch's for the same."""
+
     generate_vmap_rule = True
 
     @staticmethod
@@ -74,7 +78,8 @@ class _TwoFunctions(torch.autograd.Function):
         is_tensor = [isinstance(value, Tensor) for value in saved]
         ctx.save_for_backward(*(value for value in saved if isinstance(value, Tensor)))
         ctx.saved_others = [None if isinstance(value, Tensor) else value for value in saved]
-        ctx.is_tensor, ctx.bwd, ctx.mask, ctx.count = is_tensor, bwd, mask, len(args)
+        ctx.is_tensor, ctx.mask, ctx.count = is_tensor, mask, len(args)
+        ctx.fwd, ctx.bwd = fwd, bwd
         outputs = output if isinstance(output, tuple) else (output,)
         ctx.mark_non_differentiable(*(outputs[i] for i in non_differentiable))
         return output
@@ -87,9 +92,21 @@ class _TwoFunctions(torch.autograd.Function):
             for is_tensor, other in zip(ctx.is_tensor, ctx.saved_others, strict=True)
         ]
         result = ctx.bwd(None, *grads, *saved)
-        gradients = iter(result if isinstance(result, (tuple, list)) else (result,))
+        gradients = iter(
+            derivatives.check_count(
+                f"autograd_function_apply: {_name(ctx.bwd)}",
+                tuple(result) if isinstance(result, list) else result,
+                sum(ctx.mask),
+                f"{_name(ctx.fwd)} that args_tensor_mask chooses",
+            )
+        )
         chosen = [next(gradients) if has_gradient else None for has_gradient in ctx.mask]
         return (None,) * 4 + (*chosen, *(None,) * (ctx.count - len(ctx.mask)))
+
+
+def _name(function: Any) -> str:
+    """A function's; of a graph module, whose repr is its code, the class's."""
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
 autograd_function_apply = AutogradFunctionApply()

@@ -1,7 +1,7 @@
-"""Operands and outputs with their batch dimensions, hidden by a vmap and in sight."""
+"""Operands, outputs and what ctx keeps, with the batch hidden by a vmap and in sight."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,9 +30,7 @@ def _add(value: Any, dim: Any) -> Any:
     if dim is None or value is None:  # a gradient that is not there
         return value
     flat, spec = tree.flatten(value)
-    return tree.unflatten(
-        [_add(leaf, inner) for leaf, inner in zip(flat, tree.leaves(dim), strict=True)], spec
-    )
+    return tree.unflatten(batched(flat, tree.leaves(dim)), spec)
 
 
 def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -47,14 +45,39 @@ def _remove(value: Any, level: int) -> tuple[Any, Any]:
         return _functorch._unwrap_batched(value, level)  # type: ignore[no-any-return]
     if not isinstance(value, (tuple, list, dict)):
         return value, None
-    flat, spec = tree.flatten(value)
-    pairs = [_remove(leaf, level) for leaf in flat]
-    if all(dim is None for _, dim in pairs):
+    held = Held.of(value, level)
+    if not isinstance(held, Held):
         return value, None
-    return (
-        tree.unflatten([leaf for leaf, _ in pairs], spec),
-        tree.unflatten([dim for _, dim in pairs], spec),
-    )
+    return tree.unflatten(held.leaves, held.spec), tree.unflatten(held.dims, held.spec)
+
+
+_PLAIN = (int, float, bool, str, type(None), torch.Size)
+
+
+class Held(NamedTuple):
+    """A value that outlives the vmap: its leaves, where the batch is in each, its structure."""
+
+    leaves: list[Any]
+    dims: list[int | None]
+    spec: tree.TreeSpec
+
+    @staticmethod
+    def of(value: Any, level: int) -> Any:
+        """The value held; or the value as it is, where nothing in it is batched."""
+        if type(value) in _PLAIN:
+            return value
+        flat, spec = tree.flatten(value)
+        pairs = [
+            _functorch._unwrap_batched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None)
+            for leaf in flat
+        ]
+        if all(dim is None for _, dim in pairs):
+            return value
+        return Held([leaf for leaf, _ in pairs], [dim for _, dim in pairs], spec)
+
+    def shown(self) -> Any:
+        """The value, with the batch hidden as the top layer's."""
+        return tree.unflatten(batched(self.leaves, self.dims), self.spec)
 
 
 def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:

@@ -5,16 +5,29 @@ from typing import Any
 import torch
 from torch._functorch.autograd_function import custom_function_call as torch_funcs
 
-from torchlayers import _C, tree
+from torchlayers import tree
 from torchlayers.autograd_function import adoption, old_style
-from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.autograd_function.call import (
+    FRONT,
+    Function,
+    check_by_position,
+    custom_function_call,
+)
 
 _functorch: Any = torch._C._functorch
 
 
-@torch_funcs.py_impl(torch._C._dispatch_key_parse(_C.FRONT_KEY))
-def _from_torch_funcs(function: Function, *operands: Any) -> Any:
+@torch_funcs.py_impl(FRONT)
+def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
+    check_by_position(function, options)
     alive = tree.map_all_tensors(_functorch.unwrap_if_dead, operands)
     if adoption.is_shown_as_new(function):
         return old_style.apply(function, tuple(alive))
-    return custom_function_call(function, *alive)
+    return custom_function_call.on_top(function, *alive)
+
+
+@custom_function_call.py_impl(FRONT)
+def _called_directly(function: Function, *operands: Any) -> Any:
+    if adoption.is_old_style(function):
+        return old_style.apply(function, operands)
+    return custom_function_call.on_top(function, *operands)

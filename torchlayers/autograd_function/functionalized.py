@@ -14,10 +14,12 @@ mutations and all, where nothing is recorded and nobody can tell the difference.
 from typing import Any
 
 import torch
+from torch._C._functorch import TransformType
 
 from torchlayers import _C, tree
 from torchlayers.autograd_function import derivatives, generated, vmapify
 from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.autograd_function.context import WithoutDirty
 from torchlayers.functionalize import functional, unwrapped
 from torchlayers.stack import FunctionalizeEntry
 
@@ -32,15 +34,16 @@ class _Written:
         self.is_single = is_single
 
 
-@custom_function_call.rule("functionalize")
-def _without_mutations(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+@custom_function_call.py_impl(TransformType.Functionalize)
+def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
+    level = interpreter.level()
     keeps_views = _C.keeps_views()
     values = tree.map_all_tensors(lambda operand: unwrapped(operand, keeps_views), operands)
     made = generated.of(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
     with _C.Below():
-        *outputs, written = custom_function_call(made, *values)
+        *outputs, written = custom_function_call.on_top(made, *values)
     results = []
     for i, output in enumerate(outputs):
         if i in written.input_of_output:
@@ -59,24 +62,9 @@ def _is_recorded() -> bool:
     return bool(_torch._C._len_torch_dispatch_stack())
 
 
-class _Undirtied:
-    """ctx for a Function that returns what it has written instead of writing it."""
-
-    def __init__(self, ctx: Any) -> None:
-        vars(self).update(_ctx=ctx)
-
-    def mark_dirty(self, *tensors: Any) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._ctx, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ctx, name, value)
-
-
 def _generate(function: Function, keeps_views: bool) -> Function:
     backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
 
     def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any]:
         """The method's result without functional tensors, and as it was, and its arguments."""
@@ -114,10 +102,8 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         for i, place in written.input_of_output.items():
             if after[place] is not results[i]:
                 after[place] = results[i]
-                ctx = _Undirtied(ctx)
-        function.setup_context(
-            ctx, tuple(after), results[0] if written.is_single else tuple(results)
-        )
+                ctx = WithoutDirty(ctx)
+        set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         if derivatives.is_boxed(function):
@@ -136,6 +122,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     made: Function = generated.function_class(
         torch.autograd.Function,
+        function.__name__,
         function,
         forward=forward,
         setup_context=setup_context,

@@ -21,18 +21,19 @@ from torchlayers import _C, tree
 from torchlayers.autograd_function import derivatives, generated, vmapify
 from torchlayers.autograd_function.batching import batched, sample_of, stacked, unbatched
 from torchlayers.autograd_function.call import Function, custom_function_call
+from torchlayers.autograd_function.context import RESERVED, check_name, put
 from torchlayers.stack import VmapEntry
 
-_KEPT = "_torchlayers_notes"
+_KEPT = RESERVED + "_notes"
 
 
 def apply(function: Function, operands: tuple[Any, ...]) -> Any:
     """The Function applied by the layers there are."""
     top = _C.top()
     if top is not None and top[0] == "vmap" and vmapify.has_vmap(function):
-        return custom_function_call(function, *operands)  # its vmap needs no ctx
+        return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
     made = generated.of(function, "new style", _generate)
-    *outputs, notes = custom_function_call(made, *operands)
+    *outputs, notes = custom_function_call.on_top(made, *operands)
     results = tuple(outputs[: notes.outputs])
     return results[0] if notes.is_single else results
 
@@ -56,67 +57,77 @@ class _Notes:
     attributes: dict[str, Any]
 
 
-class _TakesNotes:
-    """ctx for a forward at the bottom of the stack."""
+class _Taken:
+    """What a _TakesNotes has besides the user's fields."""
 
-    def __init__(self, operands: tuple[Any, ...]) -> None:
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.calls: dict[str, tuple[Any, ...]] = {}
+        self.materialize_grads = True
+
+
+class _TakesNotes:
+    """ctx for a forward at the bottom of the stack. Its `__dict__` holds the user's fields."""
+
+    __slots__ = ("__dict__", "__weakref__", "_torchlayers", "needs_input_grad")
+    _torchlayers: _Taken
+
+    def __init__(self, operands: tuple[Any, ...], owner: str) -> None:
+        object.__setattr__(self, "_torchlayers", _Taken(owner))
         # Which layer needs which is not known here: what is kept in vain is not used.
         self.needs_input_grad = tuple(
             isinstance(operand, Tensor) and (operand.is_floating_point() or operand.is_complex())
             for operand in operands
         )
-        self._calls: dict[str, tuple[Any, ...]] = {}
-        self._materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
-        self._calls["save_for_backward"] = tensors
+        self._torchlayers.calls["save_for_backward"] = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
-        self._calls["save_for_forward"] = tensors
+        self._torchlayers.calls["save_for_forward"] = tensors
 
     def mark_dirty(self, *tensors: Any) -> None:
-        self._calls["mark_dirty"] = tensors
+        self._torchlayers.calls["mark_dirty"] = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        self._calls["mark_non_differentiable"] = tensors
+        self._torchlayers.calls["mark_non_differentiable"] = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        self._materialize_grads = value
+        self._torchlayers.materialize_grads = value
 
-    def noted(self, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
-        """The outputs, the tensors made in between, and the notes."""
-        is_single = not isinstance(result, tuple)
-        outputs = list(tree.as_tuple(result))
-        count = len(outputs)
-        dirty = [id(tensor) for tensor in self._calls.get("mark_dirty", ())]
-        for i, output in enumerate(outputs):
-            # torch makes such an output a view too, but not before setup_context has run.
-            if any(output is operand for operand in operands) and id(output) not in dirty:
-                outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
-        places = {
-            id(value): _Place(among, i)
-            for among, values in (("outputs", outputs), ("inputs", operands))
-            for i, value in enumerate(values)
-            if isinstance(value, Tensor)
-        }
+    def __setattr__(self, name: str, value: Any) -> None:
+        check_name(name, self._torchlayers.owner)
+        object.__setattr__(self, name, value)
 
-        def place(tensor: Tensor) -> Any:
-            if id(tensor) not in places:
-                places[id(tensor)] = _Place("outputs", len(outputs))
-                outputs.append(tensor)
-            return places[id(tensor)]
 
-        private = ("needs_input_grad", "_calls", "_materialize_grads")
-        calls = {name: tree.map_tensors(place, args) for name, args in self._calls.items()}
-        attributes = {
-            name: tree.map_tensors(place, value)
-            for name, value in vars(self).items()
-            if name not in private
-        }
-        return (
-            *outputs,
-            _Notes(count, is_single, self._materialize_grads, calls, attributes),
-        )
+def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
+    """The outputs, the tensors made in between, and the notes."""
+    taken = ctx._torchlayers
+    is_single = not isinstance(result, tuple)
+    outputs = list(tree.as_tuple(result))
+    count = len(outputs)
+    dirty = [id(tensor) for tensor in taken.calls.get("mark_dirty", ())]
+    for i, output in enumerate(outputs):
+        # torch makes such an output a view too, but not before setup_context has run.
+        if any(output is operand for operand in operands) and id(output) not in dirty:
+            outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
+    places = {
+        id(value): _Place(among, i)
+        for among, values in (("outputs", outputs), ("inputs", operands))
+        for i, value in enumerate(values)
+        if isinstance(value, Tensor)
+    }
+
+    def place(tensor: Tensor) -> Any:
+        if id(tensor) not in places:
+            places[id(tensor)] = _Place("outputs", len(outputs))
+            outputs.append(tensor)
+        return places[id(tensor)]
+
+    calls = {name: tree.map_tensors(place, args) for name, args in taken.calls.items()}
+    attributes = {name: tree.map_tensors(place, value) for name, value in vars(ctx).items()}
+    notes = _Notes(count, is_single, taken.materialize_grads, calls, attributes)
+    return (*outputs, notes)
 
 
 def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
@@ -136,7 +147,7 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
         setattr(ctx, name, tree.map_leaves(found, value))
     ctx.set_materialize_grads(False)  # not for those in between
     kept = _Kept(notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs])))
-    setattr(ctx, _KEPT, kept)
+    put(ctx, _KEPT, kept)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,8 +182,8 @@ def _generate(function: Function) -> Function:
     backward_of_old, jvp_of_old = derivatives.backward_of(function), derivatives.jvp_of(function)
 
     def forward(*operands: Any) -> Any:
-        ctx = _TakesNotes(operands)
-        return ctx.noted(operands, function.forward(ctx, *operands))
+        ctx = _TakesNotes(operands, generated.name_of(function))
+        return _noted(ctx, operands, function.forward(ctx, *operands))
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept: _Kept = getattr(ctx, _KEPT)
@@ -197,7 +208,7 @@ def _generate(function: Function) -> Function:
                 raise
             kept, dims = stacked(
                 [
-                    custom_function_call(new_style, *sample_of(operands, in_dims, i))
+                    custom_function_call.on_top(new_style, *sample_of(operands, in_dims, i))
                     for i in range(info.batch_size)
                 ]
             )
@@ -207,6 +218,7 @@ def _generate(function: Function) -> Function:
     methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
     new_style: Function = generated.function_class(
         torch.autograd.Function,
+        function.__name__,
         function,
         forward=forward,
         setup_context=_follow,

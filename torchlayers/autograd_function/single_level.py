@@ -8,6 +8,7 @@ backward and jvp are the Function's own. Autograd records it at this level alone
 from typing import Any
 
 from torch import Tensor
+from torch._C._functorch import TransformType
 from torch.autograd.function import _SingleLevelFunction
 
 from torchlayers import _C, tree
@@ -16,8 +17,9 @@ from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.errors import FunctionError
 
 
-@custom_function_call.rule("grad", "jvp")
-def _on_one_level(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
+@custom_function_call.py_impl(TransformType.Grad)
+@custom_function_call.py_impl(TransformType.Jvp)
+def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
     lifted = tree.map_all_tensors(_C.lift, operands)
     one_level = generated.of(function, "single level", _generate)
     with _C.OneLevel():
@@ -27,6 +29,8 @@ def _on_one_level(function: Function, level: int, operands: tuple[Any, ...]) -> 
 def _generate(function: Function) -> type[_SingleLevelFunction]:
     backward = derivatives.backward_of(function)
     jvp_of_function = derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
+    name = generated.name_of(function)
 
     def forward(*operands: Any) -> Any:
         top = _C.top()
@@ -35,7 +39,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         values = tree.map_all_tensors(lambda operand: _C.unwrap(operand, level), operands)
         with _C.Below():
             try:
-                outputs = custom_function_call(function, *values)
+                outputs = custom_function_call.on_top(function, *values)
             except RuntimeError as error:
                 derivatives.explain_captured(function, error)
                 raise
@@ -44,11 +48,11 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        function.setup_context(ctx, inputs, output)
+        set_up(ctx, inputs, output)
         for dirty in ctx.dirty_tensors or ():
             if isinstance(dirty, Tensor) and _C.is_captured(dirty):
                 raise FunctionError(
-                    f"torchlayers: {function.__name__} writes to a tensor (mark_dirty) from "
+                    f"torchlayers: {name} writes to a tensor (mark_dirty) from "
                     "outside the transform: its gradient would be silently wrong. Pass it to the "
                     "transformed function as an argument, or clone it."
                 )
@@ -59,6 +63,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
 
     made: type[_SingleLevelFunction] = generated.function_class(
         _SingleLevelFunction,
+        f"{function.__name__}Generated",
         function,
         forward=forward,
         setup_context=setup_context,

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import TransformType
 
 from torchlayers import _C, tree
-from torchlayers.autograd_function import derivatives, generated
+from torchlayers.autograd_function import context, derivatives, generated
 from torchlayers.autograd_function.batching import Dims, batched, unbatched
 from torchlayers.autograd_function.call import Function, custom_function_call
-from torchlayers.autograd_function.context import OneSample, OneSampleSaving
 from torchlayers.autograd_function.reductify import (
     in_dims_of_tangents,
     reductify,
@@ -38,29 +38,30 @@ class VmapInfo(NamedTuple):
     randomness: str
 
 
-@custom_function_call.rule("vmap")
-def _batched(function: Function, level: int, operands: tuple[Any, ...]) -> Any:
-    info = VmapInfo(*_C.top_batch())
-    values, in_dims = unbatched(operands, level)
+@custom_function_call.py_impl(TransformType.Vmap)
+def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
+    name = generated.name_of(function)
+    info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
+    values, in_dims = unbatched(operands, interpreter.level())
     if all(dim is None for dim in tree.leaves(in_dims)):
         with _C.Below():
-            return custom_function_call(function, *values)
+            return custom_function_call.on_top(function, *values)
     if _is_ambiguous(function):
         raise FunctionError(
-            f"torchlayers: {function.__name__} has both a vmap staticmethod and "
+            f"torchlayers: {name} has both a vmap staticmethod and "
             "generate_vmap_rule=True, so vmap can't tell which to use. Delete one."
         )
     if function.generate_vmap_rule:
         vmapped = _generated(function, in_dims, info)
         with _C.Below():
-            outputs, out_dims = _split_dims(custom_function_call(vmapped, *values))
+            outputs, out_dims = _split_dims(custom_function_call.on_top(vmapped, *values))
     elif has_vmap(function):
         with _C.Below():
             outputs, out_dims = run_vmap(function, info, in_dims, values)
     else:
         raise FunctionError(
-            f"torchlayers: vmap does not know how to batch {function.__name__}. If its methods "
-            f"use torch's operators alone, set {function.__name__}.generate_vmap_rule = True; else "
+            f"torchlayers: vmap does not know how to batch {name}. If its methods "
+            f"use torch's operators alone, set {name}.generate_vmap_rule = True; else "
             "give it a vmap staticmethod."
         )
     return tree.map_outputs(
@@ -84,19 +85,19 @@ def run_vmap(
     function: Any, info: VmapInfo, in_dims: tuple[Any, ...], operands: tuple[Any, ...]
 ) -> tuple[Any, list[int | None]]:
     """What the vmap staticmethod gives: its outputs, and the out_dim of each leaf of them."""
+    name = generated.name_of(function)
     result = function.vmap(info, in_dims, *operands)
     if not (isinstance(result, tuple) and len(result) == 2):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise FunctionError(
-            f"torchlayers: {function.__name__}.vmap must return a tuple (output, out_dims), got "
-            f"{got}."
+            f"torchlayers: {name}.vmap must return a tuple (output, out_dims), got {got}."
         )
     outputs, out_dims = result
     flat, spec = tree.flatten(outputs)
     dims = tree.broadcast(out_dims, spec)
     if dims is None:
         raise FunctionError(
-            f"torchlayers: {function.__name__}.vmap returned out_dims that don't fit its output: "
+            f"torchlayers: {name}.vmap returned out_dims that don't fit its output: "
             f"out_dims are {tree.describe(tree.flatten(out_dims)[1])}, the output is "
             f"{tree.describe(spec)} (* stands for a leaf)."
         )
@@ -105,7 +106,7 @@ def run_vmap(
             continue
         if not isinstance(dim, int) or not -leaf.dim() <= dim < leaf.dim():
             raise FunctionError(
-                f"torchlayers: {function.__name__}.vmap returned out_dim {dim!r} for output {i}, "
+                f"torchlayers: {name}.vmap returned out_dim {dim!r} for output {i}, "
                 f"of shape {tuple(leaf.shape)}: it must be None or an int in "
                 f"[{-leaf.dim()}, {leaf.dim() - 1}]."
             )
@@ -131,6 +132,7 @@ def _split_dims(outputs: tuple[Any, ...]) -> tuple[Any, list[int | None]]:
 
 def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
     backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    name = generated.name_of(function)
 
     def forward(*operands: Any) -> Any:
         with VmapEntry(*info) as level:
@@ -142,47 +144,50 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         dims = outputs[-1]
         with VmapEntry(*info) as level:
-            one_sample = OneSampleSaving(ctx, level)
+            one_sample = context.OneSample(ctx, level, name)
             samples = batched(inputs, in_dims)
             results = batched(outputs[:-1], dims.tree)
             function.setup_context(
                 one_sample, tuple(samples), results[0] if dims.is_single else tuple(results)
             )
             shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in samples]
-        one_sample.keep(out_dims=dims, input_shapes=shapes)
+            context.keep(one_sample, dims, shapes)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept = OneSample.kept_by(ctx)
+        record = context.record_of(ctx)
         is_boxed = derivatives.is_boxed(function)
         grads = (grads[0] if is_boxed else grads)[:-1]
         with VmapEntry(*info) as level:
-            one_sample = OneSample(ctx, level)
-            samples = batched(grads, kept.out_dims.tree)
+            one_sample = context.opened(ctx, level, name)
+            samples = batched(grads, record.out_dims.tree)
             gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
             values, dims = unbatched(tree.as_tuple(gradients), level)
+            context.close(one_sample)
         return tuple(
             reductify(value, dim, in_dim, info.batch_size, shape)
             for value, dim, in_dim, shape in zip(
-                values, dims, in_dims, kept.input_shapes, strict=False
+                values, dims, in_dims, record.input_shapes, strict=False
             )
         )
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        kept = OneSample.kept_by(ctx)
+        record = context.record_of(ctx)
         with VmapEntry(*info) as level:
-            one_sample = OneSample(ctx, level)
+            one_sample = context.opened(ctx, level, name)
             results = jvp_of_one(
                 one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))
             )
             values, dims = unbatched(tree.as_tuple(results), level)
+            context.close(one_sample)
         out_tangents = tuple(
             reductify_tangent(value, dim, out_dim, info.batch_size)
-            for value, dim, out_dim in zip(values, dims, kept.out_dims.tree, strict=True)
+            for value, dim, out_dim in zip(values, dims, record.out_dims.tree, strict=True)
         )
         return (*out_tangents, None)
 
     made: Function = generated.function_class(
         torch.autograd.Function,
+        f"Vmapped{function.__name__}",
         function,
         forward=forward,
         setup_context=setup_context,

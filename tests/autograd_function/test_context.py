@@ -1,0 +1,281 @@
+"""ctx: what a Function keeps on it, under which names, and how a vmap hands it back."""
+
+import pytest
+import torch
+import torch.func
+from torch.autograd import Function
+
+import torchlayers as tl
+from tests.autograd_function.corpus import Batchable, Square, saves_inputs
+from tests.autograd_function.test_corpus import old_style
+from tests.helpers import agree
+from torchlayers.errors import FunctionError
+
+X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+
+
+def keeping(field, value=9.0):
+    """x * 9, with the factor in this field of ctx."""
+
+    class Nine(Batchable):
+        @staticmethod
+        def forward(x):
+            return x * value
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            setattr(ctx, field, value)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * getattr(ctx, field)
+
+        @staticmethod
+        def jvp(ctx, t):
+            return t * getattr(ctx, field)
+
+    return Nine
+
+
+TRANSFORMS = {
+    "grad": lambda f: tl.grad(lambda x: f(x).sum())(X),
+    "grad(vmap)": lambda f: tl.grad(lambda x: tl.vmap(f)(x).sum())(X),
+    "grad(vmap(vmap))": lambda f: tl.grad(lambda x: tl.vmap(tl.vmap(f))(x).sum())(X.view(3, 1)),
+    "jvp(vmap)": lambda f: tl.jvp(tl.vmap(f), (X,), (torch.ones_like(X),))[1],
+    "grad(functionalize(vmap))": lambda f: tl.grad(lambda x: tl.functionalize(tl.vmap(f))(x).sum())(
+        X
+    ),
+}
+under_each = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+in_each_style = pytest.mark.parametrize("style", [lambda f: f, old_style], ids=["new", "old"])
+
+
+# What our own ctxs have, or have had, besides torch's.
+FIELDS = ["_ctx", "_level", "_saved_dims", "kept_by", "keep", "ctx", "level", "record", "fields"]
+FIELDS += ["_calls", "_materialize_grads", "noted", "calls", "owner", "name"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    FIELDS,
+)
+@in_each_style
+@under_each
+def test_a_field_of_ctx_may_have_any_name(transform, style, field):
+    result = transform(style(keeping(field)).apply)
+    torch.testing.assert_close(result, torch.full_like(result, 9.0))
+
+
+@in_each_style
+@under_each
+def test_but_one_with_our_prefix(transform, style):
+    with pytest.raises(FunctionError) as caught:
+        transform(style(keeping("_torchlayers_record")).apply)
+    assert str(caught.value) == (
+        "torchlayers: Nine sets ctx._torchlayers_record, and names that begin with _torchlayers "
+        "are torchlayers' own. Give the field another name."
+    )
+
+
+@in_each_style
+def test_nor_may_a_class_have_an_attribute_with_it(style):
+    base = keeping("factor")
+    base._torchlayers_generated = {}
+    with pytest.raises(FunctionError) as caught:
+        TRANSFORMS["grad"](style(base).apply)
+    assert str(caught.value) == (
+        "torchlayers: Nine has an attribute _torchlayers_generated, and names that begin with "
+        "_torchlayers are torchlayers' own. Give the attribute another name."
+    )
+
+
+# What is kept from one call of backward to the next
+
+
+def backward_twice(function, wrap=tl.vmap):
+    """The gradients of two passes over one graph."""
+    x = X.clone().requires_grad_()
+    y = wrap(function.apply)(x).sum()
+    return [torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2)]
+
+
+class Counts(Batchable):
+    """Its gradient is g on the first call, 2 g on the second: ctx is the node's, and stays."""
+
+    @staticmethod
+    def forward(x):
+        return x * 1
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.calls = 0
+        ctx.gradients = []
+
+    @staticmethod
+    def backward(ctx, g):
+        ctx.calls += 1
+        ctx.gradients.append(g)
+        return sum(ctx.gradients) * ctx.calls / len(ctx.gradients)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [tl.vmap, lambda f: lambda x: tl.vmap(tl.vmap(f))(x.view(3, 1)), lambda f: f],
+    ids=["vmap", "vmap(vmap)", "plain"],
+)
+@in_each_style
+def test_what_backward_writes_to_ctx_is_there_the_next_time(style, wrap):
+    first, second = backward_twice(style(Counts), wrap)
+    torch.testing.assert_close(first, torch.ones_like(X))
+    torch.testing.assert_close(second, torch.full_like(X, 2.0))
+
+
+def test_a_field_that_backward_deletes_is_gone():
+    class Once(Batchable):
+        @staticmethod
+        def forward(x):
+            return x * 1
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.x = inputs[0]
+
+        @staticmethod
+        def backward(ctx, g):
+            del ctx.x
+            return g
+
+    with pytest.raises(AttributeError, match="x"):
+        backward_twice(Once)
+
+
+class NeverReads(Batchable):
+    setup_context = staticmethod(saves_inputs)
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2
+
+
+class Reads(NeverReads):
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g * ctx.saved_tensors[0] / ctx.saved_tensors[0]
+
+
+def test_a_saved_tensor_that_was_written_to_is_an_error_to_who_reads_it():
+    def gradient(function):
+        x = X.clone().requires_grad_()
+        y = x * 1
+        z = tl.vmap(function.apply)(y).sum()
+        with torch.no_grad():
+            y.mul_(2)
+        return torch.autograd.grad(z, x)[0]
+
+    torch.testing.assert_close(gradient(NeverReads), torch.full_like(X, 2.0))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        gradient(Reads)
+
+
+def test_a_list_of_a_class_of_its_own_is_kept_as_it_is():
+    class Shape(list):
+        pass
+
+    class Wide(Batchable):
+        @staticmethod
+        def forward(x, shape):
+            return x.expand(shape)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.shape = inputs[1]
+
+        @staticmethod
+        def backward(ctx, g):
+            assert type(ctx.shape) is Shape
+            return g.sum(), None
+
+    gradient = tl.grad(lambda x: tl.vmap(lambda x: Wide.apply(x, Shape([4])))(x).sum())(X)
+    torch.testing.assert_close(gradient, torch.full_like(X, 4.0))
+
+
+def test_materialized_gradients_are_switched_off_by_the_attribute_too():
+    seen = []
+
+    class Two(Batchable):
+        @staticmethod
+        def forward(x):
+            return x * 2, x * 3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.materialize_grads = False
+
+        @staticmethod
+        def backward(ctx, g, h):
+            seen.append(h)
+            return g * 2
+
+    tl.grad(lambda x: tl.vmap(Two.apply)(x)[0].sum())(X)
+    assert seen == [None]
+
+
+def test_layers_of_both_kinds_around_one_function():
+    """Each vmap, ours or torch.func's, keeps what it needs on the ctx it is given."""
+
+    def call(tf):
+        def f(x):
+            return tf.vmap(torch.func.vmap(tf.vmap(Square.apply)))(x).sum()
+
+        return tf.grad(f)(X.view(3, 1, 1))
+
+    agree(call)
+
+
+# The names of nodes, which programs look for
+
+
+def names(tf, f):
+    seen = []
+
+    def look(y):
+        seen.append(y.grad_fn.name())
+        return y.sum()
+
+    f(tf, look)
+    return seen
+
+
+NAMES = {
+    "grad": lambda tf, look: tf.grad(lambda x: look(Square.apply(x)))(X),
+    "grad(vmap)": lambda tf, look: tf.grad(lambda x: look(tf.vmap(Square.apply)(x)))(X),
+    "grad(vmap(vmap))": lambda tf, look: tf.grad(lambda x: look(tf.vmap(tf.vmap(Square.apply))(x)))(
+        X.view(3, 1)
+    ),
+    "vmap(grad)": lambda tf, look: tf.vmap(tf.grad(lambda x: look(Square.apply(x))))(X),
+    "vmap, autograd": lambda tf, look: look(tf.vmap(Square.apply)(X.clone().requires_grad_())),
+    "autograd": lambda tf, look: look(Square.apply(X.clone().requires_grad_())),
+}
+
+
+@pytest.mark.parametrize("f", NAMES.values(), ids=NAMES)
+def test_nodes_are_named_as_torch_func_names_them(f):
+    assert names(tl, f) == names(torch.func, f)
+
+
+def test_an_error_names_the_function_and_not_what_was_generated():
+    class Bare(Function):
+        generate_vmap_rule = True
+        setup_context = staticmethod(saves_inputs)
+
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+    for wrap in (lambda f: f, tl.vmap, lambda f: tl.vmap(tl.vmap(f))):
+        with pytest.raises(FunctionError, match="torchlayers: Bare has no backward"):
+            tl.grad(lambda x, wrap=wrap: wrap(Bare.apply)(x).sum())(X.view(3, 1))

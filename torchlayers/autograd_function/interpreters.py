@@ -1,0 +1,82 @@
+"""What a rule of custom_function_call is told of the layer that it is the rule of.
+
+They are torch.func's interpreters, so that a rule which was written for torch.func reads them as
+it is. Only what depends on the stack is ours.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any, TypeAlias
+
+import torch
+from torch._C._functorch import TransformType
+from torch._functorch import pyfunctorch
+
+from torchlayers import _C
+
+_functorch: Any = torch._C._functorch
+
+
+class _OfOurLayer:
+    transform: TransformType
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def level(self) -> int:
+        return self._level
+
+    def key(self) -> TransformType:
+        return self.transform
+
+    def lower(self) -> AbstractContextManager[None]:
+        self.__dict__.setdefault("_cdata", _functorch.peek_interpreter_stack())
+        return _C.Below()
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "_cdata":
+            raise AttributeError(name)
+        # What torch.func's methods read: the layer's mirror in torch.func's stack. lower keeps
+        # it, as the layer is then no longer on top.
+        return _functorch.peek_interpreter_stack()
+
+
+class Grad(_OfOurLayer, pyfunctorch.GradInterpreter):
+    transform = TransformType.Grad
+
+
+class Jvp(_OfOurLayer, pyfunctorch.JvpInterpreter):
+    transform = TransformType.Jvp
+
+
+class Vmap(_OfOurLayer, pyfunctorch.VmapInterpreter):
+    transform = TransformType.Vmap
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._batch_size, self._randomness = _C.top_batch()
+
+    def batch_size(self) -> int:
+        return self._batch_size
+
+    def randomness(self) -> str:
+        return self._randomness
+
+
+class Functionalize(_OfOurLayer, pyfunctorch.FunctionalizeInterpreter):
+    transform = TransformType.Functionalize
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._keeps_views = _C.keeps_views()
+
+    def functionalize_add_back_views(self) -> bool:
+        return self._keeps_views
+
+
+Interpreter: TypeAlias = Grad | Jvp | Vmap | Functionalize
+OF_KIND: dict[str, type[Interpreter]] = {
+    "grad": Grad,
+    "jvp": Jvp,
+    "vmap": Vmap,
+    "functionalize": Functionalize,
+}
