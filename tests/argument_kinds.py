@@ -19,6 +19,7 @@ DATA: dict[str, Any] = {
     "int?": 3,
     "int[]": [1, 2],
     "int[]?": [1, 2],
+    "int[][]": [[1], [2, 3]],
     "SymInt[]": [1, 2],
     "float": 1.5,
     "float?": 1.5,
@@ -38,6 +39,7 @@ DATA: dict[str, Any] = {
     "str[][]": [["once"], ["twice"]],
     "ScalarType": torch.float64,
     "ScalarType?": torch.float64,
+    "ScalarType?[]": [7, None],  # kernels in Python get a list's dtypes as numbers
     "Layout": torch.strided,
     "Layout?": torch.strided,
     "MemoryFormat": torch.contiguous_format,

@@ -364,9 +364,9 @@ def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operat
     with pytest.raises(RuntimeError, match=r"grad \(level 1\) is not on the stack any more"):
         tl.grad(lambda x: tl.vmap(lambda y: f(x, y))(torch.ones(2)).sum())(torch.tensor(3.0))
     words = (
-        "torchlayers: vmap (level 2) is not at its level any more: the stack is [2:vmap]. A kernel "
+        "torchlayers: vmap (level 2) is not at its level any more: the stack is [2:vmap]. A kernel"
     )
-    assert said[0].startswith(words + "left the stack below it as [], and took off what was there.")
+    assert said[0].startswith(f"{words} left the stack below it as [], and took off what was")
     assert said[1].startswith(f"{words} or program has popped torch.func's stack")
 
 
