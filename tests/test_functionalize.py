@@ -331,6 +331,33 @@ def test_functionalize_around_another_transform_around_functionalize(nest):
     agree(lambda tf: tf.functionalize(nest(tf))(X.clone()))
 
 
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+@pytest.mark.parametrize(("function", "factor"), [(Doubled.apply, 2), (lambda x: x, 10)])
+def test_what_a_functionalize_further_out_tracks_stays_its_own(function, factor):
+    def f(x):
+        tracked = x.clone()
+        (same,) = tl.vjp(tl.functionalize(lambda y: (y, function(tracked))), x)[0][1:]
+        tracked.mul_(10)
+        return same
+
+    torch.testing.assert_close(tl.functionalize(f)(X), factor * X)
+
+
 @pytest.mark.parametrize("remove", ["views", "", None, True])
 def test_other_things_to_remove_are_refused(remove):
     with pytest.raises(RuntimeError, match=r"torchlayers: functionalize: remove must be"):

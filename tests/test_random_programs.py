@@ -1,114 +1,82 @@
-"""Random programs under random stacks of transforms, against plain loops and plain autograd."""
+"""Random programs under random stacks of transforms.
 
+They are compared with plain loops and plain autograd, with finite differences, and, where these
+say nothing, with torch.func. `make test` runs the same few each time. `make test-full` runs new
+ones for an hour in all, and prints what fails as a script, and as a Case for programs/kept.py.
+"""
+
+import time
 from collections.abc import Callable
 
 import hypothesis
 import pytest
-import torch
-import torch.func
 from hypothesis import strategies as st
-from torch import Tensor
 
-import torchlayers as tl
-from tests.helpers import ambient
 from tests.programs import Case, cases
+from tests.programs.judge import check, check_against_differences, check_special
+from tests.programs.kept import KEPT
 
-# Some operators have no batching rule in torch and go through its fallback.
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+pytestmark = [
+    # Some operators have no batching rule in torch and go through its fallback.
+    pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:Casting complex values to real"),
+]
 
-Function = Callable[[Tensor], Tensor]
-OVERWRITTEN = "modified by an inplace operation"
-
-
-class Plain:
-    """The transforms by loops and plain autograd. They nest, too."""
-
-    @staticmethod
-    def vmap(func: Function, in_dims: int, out_dims: int) -> Function:
-        return lambda x: torch.stack([func(sample) for sample in x.unbind(in_dims)], out_dims)
-
-    @staticmethod
-    def grad(func: Function) -> Function:
-        def gradient(x: Tensor) -> Tensor:
-            y = variable(x)
-            value = func(y)
-            return pull_back(value, y, torch.ones_like(value))
-
-        return gradient
-
-    @staticmethod
-    def vjp(func: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
-        y = variable(x)
-        value = func(y)
-        return value, lambda cotangent: (pull_back(value, y, cotangent),)
-
-    @staticmethod
-    def jvp(
-        func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
-        y = variable(*primals)
-        value = func(y)
-        cotangent = torch.zeros_like(value).requires_grad_()
-        return value, pull_back(pull_back(value, y, cotangent), cotangent, *tangents)
+SECONDS_IN_FULL = 3600
+TESTS = 4 + 3 + 3 + 2 + 2
 
 
-def variable(x: Tensor) -> Tensor:
-    """x as a tensor of its own to differentiate by, on which plain autograd still records x."""
-    return x.view_as(x) if x.requires_grad else x.clone().requires_grad_()
+def check_many(
+    strategy: st.SearchStrategy[Case], check: Callable[[Case], None], count: int, full: bool
+) -> None:
+    """Checks so many cases, always the same ones; in full, new ones until the time is up."""
+    end = time.monotonic() + SECONDS_IN_FULL / TESTS
 
-
-def pull_back(value: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
-    if not value.requires_grad:
-        return torch.zeros_like(x)
-    (gradient,) = torch.autograd.grad(
-        value, x, cotangent, create_graph=True, materialize_grads=True
-    )
-    return gradient
-
-
-def check(case: Case) -> None:
-    before = ambient()
-    try:
-        result = case.run(tl=tl, func=torch.func)
-    except RuntimeError as error:
-        if OVERWRITTEN not in str(error):
-            raise
-        result = None
-    assert tl.current_stack() == ()
-    assert ambient() == before
-    if result is None:
-        # Tangents are written in place, by in-place operators and by some of torch's formulas
-        # (std, norm), even where outer derivatives need them. torch.func refuses the same cases.
-        with pytest.raises(RuntimeError, match=OVERWRITTEN):
-            case.in_torch_func().run(func=torch.func)
-        return
-    expected = case.run(tl=Plain, func=Plain).detach()
-    assert expected.isfinite().all()
-    # Elements that cancel out are no more exact than the largest is.
-    scale = max(1.0, expected.abs().max().item())
-    torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9 * scale)
-
-
-def check_many(strategy: st.SearchStrategy[Case], count: int) -> None:
     def check_one(case: Case) -> None:
-        hypothesis.note(case.script)
+        if full and time.monotonic() > end:
+            return
+        hypothesis.note(f"{case!r}\n{case.script}")
         check(case)
 
     settings = hypothesis.settings(
         max_examples=count,
-        derandomize=True,
+        derandomize=not full,
+        database=None,
         deadline=None,
+        print_blob=full,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
-    settings(hypothesis.given(strategy)(check_one))()
+    while True:
+        settings(hypothesis.given(strategy)(check_one))()
+        if not full or time.monotonic() > end:
+            return
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_random_programs(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl",)), 1250 if full else 25)
+    check_many(cases(depth, ("tl",)), check, 60, full)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_random_programs_mixed_with_torch_func(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl", "func")), 1250 if full else 25)
+    check_many(cases(depth, ("tl", "func")), check, 30, full)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
+    check_many(cases(depth, ("tl",), mixed=True), check, 60, full)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_programs_against_finite_differences(depth: int, full: bool) -> None:
+    check_many(cases(depth, ("tl",)), check_against_differences, 60, full)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_programs_at_special_values(depth: int, full: bool) -> None:
+    check_many(cases(depth, ("tl",), special=True), check_special, 60, full)
+
+
+@pytest.mark.parametrize("case", KEPT.values(), ids=KEPT.keys())
+def test_programs_that_once_failed(case: Case) -> None:
+    check(case)

@@ -54,13 +54,13 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     keeps_views = remove == "mutations"
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
+        if compiled.is_tracing() or compiled.is_exporting():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with compiled.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
-            outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), outputs)
+            outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, level, keeps_views), outputs)
             _copy_back((args, kwargs), wrapped)
         return outputs
 
@@ -74,10 +74,10 @@ def functional(tensor: Tensor, level: int) -> Tensor:
     return wrapped
 
 
-def unwrapped(tensor: Tensor, keeps_views: bool) -> Tensor:
-    """The value that a functional tensor has by now."""
-    if not _torch._is_functional_tensor(tensor):
-        return tensor  # made outside, and only passed through
+def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
+    """The value that a functional tensor of this level has by now."""
+    if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:
+        return tensor  # made outside, perhaps in a functionalize there, and only passed through
     _torch._sync(tensor)
     value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
     return value

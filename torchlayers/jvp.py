@@ -5,7 +5,7 @@ layer's level; the function runs on the duals, and its results are split again i
 values and tangents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torchlayers import _C, compiled, tree
+from torchlayers import _C, compiled, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
 from torchlayers.stack import JvpEntry
 
@@ -57,7 +57,7 @@ def jvp(
         Derivatives" (2008), chapter 3.
     """
     if compiled.is_tracing():
-        return torch.func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+        return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     output, output_tangents, aux = jvp_by_argnums(
         "jvp", func, primals, tangents, None, strict, has_aux
     )
@@ -72,12 +72,8 @@ def jvp_by_argnums(
     argnums: int | tuple[int, ...] | None,
     strict: bool,
     has_aux: bool,
-    for_columns: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None.
-
-    For the columns of a Jacobian a tangent may be None: the columns are not its primal's.
-    """
+    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None."""
     if not isinstance(primals, tuple):
         raise StructureError(
             f"torchlayers: {api}: primals must be a tuple, so that func(*primals) can be called; "
@@ -95,20 +91,39 @@ def jvp_by_argnums(
             raise
         if result is not NotImplemented:
             return (*result, None)
-    flat_primals, spec = tree.flatten(primals if argnums is None else tree.pick(primals, places))
+    if compiled.is_exporting():
+        return compiled.exported(
+            jvp_by_argnums, api, func, primals, tangents, argnums, strict, has_aux
+        )
+    flat_primals, spec = tree.flatten(tree.pick(primals, places))
     flat_tangents, tangent_spec = tree.flatten(tangents)
     if spec != tangent_spec:
         raise StructureError(
             f"torchlayers: {api}: tangents must have the structure of the primals: got "
             f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a leaf)."
         )
-    given = flat_tangents
-    if for_columns:  # a primal stands in for the tangent that it has not
-        given = [
-            primal if tangent is None else tangent
-            for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
-        ]
-    _check_pairs(api, primals, places, flat_primals, given)
+    _check_pairs(api, primals, places, flat_primals, flat_tangents)
+    return jvp_of_leaves(
+        api, func, primals, places, flat_primals, spec, flat_tangents, strict, has_aux
+    )
+
+
+def jvp_of_leaves(
+    api: str,
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    places: tuple[int, ...],
+    flat_primals: list[Tensor],
+    spec: tree.TreeSpec,
+    flat_tangents: Sequence[Tensor | None],
+    strict: bool,
+    has_aux: bool,
+) -> tuple[Any, Any, Any]:
+    """jvp along the leaves of tangents for the primals at these places, whose leaves are given.
+
+    A primal may have no tangent. The user's pytrees, which may drop or refuse what is not there,
+    never see that.
+    """
     _load_decompositions()
     with JvpEntry() as level:
         rest = primals
@@ -124,6 +139,10 @@ def jvp_by_argnums(
             ]
             output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
         except RuntimeError as error:
+            given = [
+                primal if tangent is None else tangent
+                for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
+            ]
             _explain(error, api, primals, places, flat_primals, given)
             raise
         aux = None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._functorch.predispatch import lazy_load_decompositions
 
-from torchlayers import _C, chunks, compiled, tree
+from torchlayers import _C, chunks, compiled, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import VmapEntry, transformed
@@ -75,7 +75,7 @@ def vmap(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
             compiled.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch.func.vmap(
+            theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
@@ -112,6 +112,8 @@ def vmap_at_once(
     result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
     if result is not NotImplemented:
         return result
+    if compiled.is_exporting():
+        return compiled.exported(vmap_at_once, func, in_dims, out_dims, randomness, args, kwargs)
     leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
     return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
 
@@ -125,6 +127,10 @@ def _vmap_in_chunks(
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
 ) -> Any:
+    if compiled.is_exporting():
+        return compiled.exported(
+            _vmap_in_chunks, func, in_dims, out_dims, randomness, args, kwargs, run_chunks
+        )
     leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
     draw_again = _restart_random(leaves) if randomness == "same" else lambda: None
 

@@ -178,6 +178,27 @@ void stack_parts(Pullback& call) {
   call.give(0, at::stack(parts, call.integer(1)));
 }
 
+// as_strided_scatter counts by the strides of its first argument, which a cotangent is given.
+Tensor with_strides_of(const Tensor& x, const Tensor& g) {
+  return g.new_empty_strided(x.sizes(), x.strides()).copy_(g);
+}
+
+int64_t offset_in(const Tensor& x, const c10::IValue& offset) {
+  return offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
+}
+
+// torch's own formula keeps what is overwritten, where that is all there is.
+Tensor outside_strided(
+    const Tensor& g,
+    const Tensor& x,
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& strides,
+    const c10::IValue& offset) {
+  const Tensor whole = with_strides_of(x, g);
+  const Tensor nothing = at::zeros(sizes, g.options());
+  return at::as_strided_scatter(whole, nothing, sizes, strides, offset_in(x, offset));
+}
+
 } // namespace
 
 void add_shapes(Table& rules) {
@@ -223,7 +244,7 @@ void add_shapes(Table& rules) {
       at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
   TRANSPOSED("view_as_real", at::view_as_complex(g.contiguous()));
   TRANSPOSED("view_as_complex", at::view_as_real(g.resolve_conj()));
-  TERMS("copy", {1, TERM(t.to(x.scalar_type()))});
+  TERMS("copy", {0, TERM(at::Tensor())}, {1, TERM(t.to(x.scalar_type()))});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
   rules.add_pull("cat", {0}, {0}, Reads(), cut_apart);
@@ -253,6 +274,12 @@ void add_shapes(Table& rules) {
       "diagonal_scatter",
       {0, PULL(outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4)))},
       {1, PULL(g.diagonal(c.integer(2), c.integer(3), c.integer(4)))});
+  PULLS(
+      "as_strided_scatter",
+      {0, PULL(outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4)))},
+      {1,
+       PULL(with_strides_of(x, g).as_strided(
+           c.integers(2), c.integers(3), offset_in(x, c.arg(4))))});
 }
 
 } // namespace torchlayers

@@ -78,24 +78,31 @@ def test_rule_is_followed(name: str) -> None:
     assert f"aten::{name}" in found
 
 
+# torch's rule has another gradient, or there is none.
+WRONG_IN_TORCH = {"select_scatter", "_neg_view"}
+
+
 @pytest.mark.parametrize(("name", "f", "tensors"), CALLS)
 def test_is_differentiated_as_torchs(
     name: str, f: Callable[..., Any], tensors: list[Tensor]
 ) -> None:
     """Around vmap: what a rule calls has derivatives, and the right ones."""
 
-    def total(*args: Tensor) -> Tensor:
-        results = pytree.tree_leaves(tl.vmap(f)(*args))
+    def total(batched: Callable[..., Any], *args: Tensor) -> Tensor:
+        results = pytree.tree_leaves(batched(*args))
         return sum(
             ((y.abs() if y.is_complex() else y).sin().sum() for y in results if not _counts(y)),
             torch.zeros((), dtype=torch.float64),
         )
 
     args = [stacked(x, 0) for x in tensors]
-    argnums = tuple(range(len(args)))
-    with switched_off(RULES):
-        expected = tl.grad(total, argnums)(*args)
-    close(tl.grad(total, argnums)(*args), expected)
+    gradients = tl.grad(total, tuple(range(1, len(args) + 1)))
+    if name in WRONG_IN_TORCH:
+        expected = gradients(lambda *args: one_by_one(f, list(args), (0,) * len(args)), *args)
+    else:
+        with switched_off(RULES):
+            expected = gradients(tl.vmap(f), *args)
+    close(gradients(tl.vmap(f), *args), expected)
 
 
 def _counts(tensor: Tensor) -> bool:

@@ -155,7 +155,11 @@ OWN: dict[str, Sample] = {
     ),
     "clamp_min": (lambda x: x.clamp_min(0.1), [X]),
     "clamp": (lambda x: x.clamp(-0.5, 0.6), [X]),
-    "copy": (lambda y: A.copy(X, y), [values(3)]),
+    "as_strided_scatter": (
+        lambda x, y: A.as_strided_scatter(x, y, [2], [1], 1),
+        [X, values(2)],
+    ),
+    "copy": (A.copy, [X, values(3)]),
     "copysign.Tensor": (lambda x: x.copysign(Y), [X]),
     "div.Scalar": (lambda x: A.div.Scalar(x, 1.5), [X]),
     "div.Tensor": (torch.div, [X, values(3)]),

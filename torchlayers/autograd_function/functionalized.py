@@ -38,7 +38,7 @@ class _Written:
 def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
     level = interpreter.level()
     keeps_views = _C.keeps_views()
-    values = tree.map_all_tensors(lambda operand: unwrapped(operand, keeps_views), operands)
+    values = tree.map_all_tensors(lambda operand: unwrapped(operand, level, keeps_views), operands)
     made = generated.of(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
@@ -53,8 +53,13 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
             _torch._functionalize_sync(operand)
             results.append(operand)
         else:
-            results.append(tree.map_tensors(lambda leaf: functional(leaf, level), output))
+            results.append(tree.map_tensors(lambda leaf: _tracked(leaf, level), output))
     return results[0] if written.is_single else tuple(results)
+
+
+def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
+    # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
+    return output if _torch._is_functional_tensor(output) else functional(output, level)
 
 
 def _is_recorded() -> bool:
@@ -66,27 +71,37 @@ def _generate(function: Function, keeps_views: bool) -> Function:
     backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
     set_up = derivatives.setup_context_of(function)
 
-    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any]:
-        """The method's result without functional tensors, and as it was, and its arguments."""
+    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any, list[bool]]:
+        """The method's result without functional tensors, and its arguments and result with them.
+
+        And which of the arguments it wrote to, as far as functional tensors know.
+        """
         if not _is_recorded():
             result = method(*args)
-            return result, list(args), result
+            return result, list(args), result, [False] * len(args)
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
-            result = tree.map_tensors(lambda leaf: unwrapped(leaf, keeps_views), functionals)
-            return result, wrapped, functionals
+
+            def value(leaf: torch.Tensor) -> torch.Tensor:
+                return unwrapped(leaf, level, keeps_views)
+
+            result = tree.map_tensors(value, functionals)
+            changed = [
+                isinstance(leaf, torch.Tensor) and value(leaf) is not arg
+                for leaf, arg in zip(wrapped, args, strict=True)
+            ]
+            return result, wrapped, functionals, changed
 
     def forward(*operands: Any) -> Any:
         versions = [getattr(operand, "_version", None) for operand in operands]
-        outputs, wrapped, raw_outputs = run(function.forward, *operands)
+        outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
                 zip(wrapped, operands, versions, strict=True)
             )
-            if isinstance(operand, torch.Tensor)
-            and (operand._version != version or unwrapped(leaf, keeps_views) is not operand)
+            if isinstance(operand, torch.Tensor) and (operand._version != version or changed[i])
         }
         written = {
             i: places[id(output)]

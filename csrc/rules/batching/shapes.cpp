@@ -131,6 +131,59 @@ bool from_part(BatchedCall& call, size_t) {
   return call.run();
 }
 
+// op(x), the same for a batch.
+bool alone(BatchedCall& call, size_t) {
+  return call.only(0) && call.run();
+}
+
+// Calls the operator on x and a part to put into it, each with a batch or given one; `dims` names
+// the dimensions of x that the part has not, or not all of.
+bool put_into(BatchedCall& call, std::initializer_list<size_t> dims) {
+  std::vector<int64_t> behind;
+  for (const size_t arg : dims) {
+    const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
+    if (!dim) {
+      return false;
+    }
+    behind.push_back(*dim);
+  }
+  if (!call.is_batched(0) && !call.is_batched(1)) {
+    return false;
+  }
+  return call.give([&] {
+    Args args = call.args_with([&](size_t i) { return call.expanded(i); });
+    size_t i = 0;
+    for (const size_t arg : dims) {
+      args[arg] = behind[i++];
+    }
+    return call.call(std::move(args));
+  });
+}
+
+// op(x, part, dim, ...). torch's rule for select_scatter writes the part in place, and its
+// gradient is then another function's.
+bool into_part(BatchedCall& call, size_t missing) {
+  return call.rank(1) + static_cast<int64_t>(missing) == call.rank(0) && put_into(call, {2});
+}
+
+// diagonal_scatter(x, part, offset, dim0, dim1)
+bool into_diagonal(BatchedCall& call, size_t) {
+  return call.rank(1) + 1 == call.rank(0) && put_into(call, {3, 4});
+}
+
+// copy(x, source, non_blocking)
+bool copy(BatchedCall& call, size_t) {
+  const int64_t rank = call.rank(0);
+  const bool is_batched = call.is_batched(1);
+  if (call.rank(1) > rank || (!is_batched && !call.is_batched(0))) {
+    return false;
+  }
+  return call.give([&] {
+    const at::Tensor source = is_batched ? raised(call.value(1), rank) : call.tensor(1);
+    return at::copy(call.expanded(0), source, call.flag(2));
+  });
+}
+
 } // namespace
 
 void add_batched_shapes(BatchTable& rules) {
@@ -147,6 +200,11 @@ void add_batched_shapes(BatchTable& rules) {
   rules.add({"unsqueeze"}, {unsqueeze});
   rules.add({"constant_pad_nd"}, {pad});
   rules.add({"select_backward", "slice_backward"}, {from_part});
+  rules.add({"_neg_view"}, {alone});
+  rules.add({"select_scatter"}, {into_part, 1});
+  rules.add({"slice_scatter"}, {into_part, 0});
+  rules.add({"diagonal_scatter"}, {into_diagonal});
+  rules.add({"copy"}, {copy});
 }
 
 } // namespace torchlayers

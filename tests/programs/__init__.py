@@ -1,0 +1,10 @@
+"""Random programs under random stacks of transforms: a strategy for them, and what judges them.
+
+A Case is Python source: a function for each level of the stack, each of which transforms the
+next, and the program as the last one. That text is what runs, and what a failing test prints.
+"""
+
+from tests.programs.case import Case as Case
+from tests.programs.case import Level as Level
+from tests.programs.strategy import cases as cases
+from tests.programs.values import Value as Value

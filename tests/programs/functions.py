@@ -1,0 +1,152 @@
+"""autograd.Functions that programs call, as source: of every style, and some that transform inside.
+
+Each is smooth, maps a tensor to one of its shape, and has derivatives of every order.
+"""
+
+_SAVES_INPUT = """
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+"""
+
+FUNCTIONS = {
+    # generate_vmap_rule
+    "Cube": f"""
+class Cube(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x**3
+{_SAVES_INPUT}
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * ctx.saved_tensors[0] ** 2 * t
+""",
+    # What it saves is its output.
+    "Tanh": """
+class Tanh(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x.tanh()
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+    @staticmethod
+    def backward(ctx, g):
+        y, = ctx.saved_tensors
+        return g * (1 - y * y)
+    @staticmethod
+    def jvp(ctx, t):
+        y, = ctx.saved_tensors
+        return t * (1 - y * y)
+""",
+    # A vmap staticmethod, and a field on ctx.
+    "Scaled": """
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(x, factor):
+        return x * factor
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factor = inputs[1]
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.factor, None
+    @staticmethod
+    def jvp(ctx, t, _):
+        return t * ctx.factor
+    @staticmethod
+    def vmap(info, in_dims, x, factor):
+        return Scaled.apply(x, factor), in_dims[0]
+""",
+    # Two operands, which need not both be batched or followed.
+    "Product": """
+class Product(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x, y):
+        return x * y
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+    @staticmethod
+    def backward(ctx, g):
+        x, y = ctx.saved_tensors
+        return g * y, g * x
+    @staticmethod
+    def jvp(ctx, t, u):
+        x, y = ctx.saved_tensors
+        return t * y + x * u
+""",
+    # Transforms of its own, around what it saved.
+    "SineInside": f"""
+class SineInside(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x.sin()
+{_SAVES_INPUT}
+    @staticmethod
+    def backward(ctx, g):
+        return tl.grad(lambda y: (y * ctx.saved_tensors[0].cos()).sum())(g) * g
+    @staticmethod
+    def jvp(ctx, t):
+        return tl.jvp(lambda y: y * ctx.saved_tensors[0].cos(), (t,), (t,))[1]
+""",
+    "VmapInside": f"""
+class VmapInside(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x.sin()
+{_SAVES_INPUT}
+    @staticmethod
+    def backward(ctx, g):
+        halves = torch.stack((g, g)) / 2
+        return tl.vmap(lambda g: g * ctx.saved_tensors[0].cos())(halves).sum(0)
+    @staticmethod
+    def jvp(ctx, t):
+        halves = torch.stack((t, t)) / 2
+        return tl.vmap(lambda t: t * ctx.saved_tensors[0].cos())(halves).sum(0)
+""",
+    "Old": """
+class Old(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        return x.sin()
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+    @staticmethod
+    def jvp(ctx, t):
+        return t * ctx.saved_tensors[0].cos()
+""",
+    "OldWithVmap": """
+class OldWithVmap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        ctx.save_for_forward(y)
+        return y
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+    @staticmethod
+    def jvp(ctx, t):
+        return t * ctx.saved_tensors[0]
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return OldWithVmap.apply(x), in_dims[0]
+""",
+}

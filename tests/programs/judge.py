@@ -1,0 +1,147 @@
+"""What a Case has to compute, and what it may refuse."""
+
+import dataclasses
+import re
+
+import torch
+import torch.func
+from torch import Tensor
+
+import torchlayers as tl
+from tests.helpers import ambient
+from tests.programs.case import FORWARD, Case
+from tests.programs.oracles import Differences, Plain
+
+# What may be refused, if torch.func refuses it too.
+REFUSALS = [
+    # Tangents are written in place, by in-place operators and by some of torch's formulas
+    # (std, norm), even where outer derivatives need them.
+    "modified by an inplace operation",
+    # And so they are to an expanded primal's tangent, which shares no memory.
+    "its elements share memory",
+    "refers to a single memory location",
+    # A tensor made like a captured one is not functional, and what is written to it is.
+    "mutating a non-functional tensor with a functional tensor",
+    # Some of torch's batching rules need an element.
+    "cannot reshape tensor of 0 elements",
+    "select(): index 0 out of range for tensor of size",
+]
+
+# What is wrong at present: by the words of its error, or, at special values, by the operator.
+KNOWN = [
+    "has_fw_view()",  # jvp in jvp, at a primal with the negative bit
+    "outside that transform",  # a Function's ctx, read in a vmap of its own
+    "uses a tensor that it was not given",  # the same under more transforms
+    "layer != nullptr",  # and under functionalize
+    "zip() argument 2 is longer",  # an old-style Function under two vmaps
+    "missing 1 required positional argument: 'x'",  # or with a vmap of its own in functionalize
+    "tuple index out of range",  # or with one, where only a jvp around vmap follows it
+]
+KNOWN_AT_SPECIAL_VALUES = ["amax", "amin", "maximum", "minimum", "atan2", ".sinc"]
+
+
+def attempt(case: Case, **libraries: object) -> Tensor | Exception:
+    try:
+        return case.run(**libraries)
+    except Exception as error:
+        return error
+
+
+def ours(case: Case) -> Tensor | Exception:
+    before = ambient()
+    result = attempt(case, tl=tl, func=torch.func)
+    assert tl.current_stack() == ()
+    assert ambient() == before
+    return result
+
+
+def check(case: Case) -> None:
+    result = ours(case)
+    if isinstance(result, Exception):
+        if any(words in str(result) for words in KNOWN):
+            return
+        may_be = any(words in str(result) for words in REFUSALS)
+        library = {"func": torch.func} if may_be else {"plain": Plain}
+        if not isinstance(attempt(case.called(*library), **library), Exception):
+            raise result
+        return
+    expected = attempt(case.called("plain"), plain=Plain)
+    if isinstance(expected, Tensor):
+        compare(case, result, expected.detach())
+    elif "modified by an inplace operation" not in str(expected) and 0 not in case.x.shape:
+        raise expected
+
+
+def compare(case: Case, result: Tensor, expected: Tensor) -> None:
+    if any(level.kind in FORWARD for level in case.levels) and result.dtype != expected.dtype:
+        return  # KNOWN: a tangent may have a wider dtype than its result
+    assert result.dtype == expected.dtype
+    assert result.shape == expected.shape
+    if 0 in case.x.shape or 0 in case.constant.shape:
+        torch.testing.assert_close(result, expected, equal_nan=True)  # a mean of none is nan
+        return
+    assert expected.isfinite().all()
+    # Elements that cancel out are no more exact than the largest is.
+    scale = max(1.0, expected.abs().max().item())
+    low = precision(case)
+    if low == torch.float64:
+        torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9 * scale)
+        return
+    # No worse than plain autograd is in the same precision.
+    twin = in_double(case).called("plain").run(plain=Plain).detach()
+    allowed = 8 * (expected - twin).abs().max().item() + 32 * scale * torch.finfo(low).eps
+    torch.testing.assert_close(result.to(twin.dtype), twin, rtol=0, atol=allowed)
+
+
+def precision(case: Case) -> torch.dtype:
+    """The lowest that any of it is computed in."""
+    source = f"{case.x} {case.constant} {case.program}"
+    if "bfloat16" in source:
+        return torch.bfloat16
+    # Of integers, sin() and mean() are of float32.
+    singles = ("float32", "complex64", "int64'", "bool")
+    return torch.float32 if any(name in source for name in singles) else torch.float64
+
+
+def in_double(case: Case) -> Case:
+    double = {"complex64": "complex128", "float32": "float64", "bfloat16": "float64"}
+    x, constant = (
+        dataclasses.replace(value, dtype=double.get(value.dtype, value.dtype))
+        for value in (case.x, case.constant)
+    )
+    program = tuple(
+        re.sub(r"torch\.(bfloat16|float32)", "torch.float64", line) for line in case.program
+    )
+    return dataclasses.replace(case, x=x, constant=constant, program=program)
+
+
+def check_against_differences(case: Case) -> None:
+    """The outermost derivative by finite differences, all else as in plain autograd."""
+    derivatives = [i for i, level in enumerate(case.levels) if level.kind in dir(Differences)]
+    if not derivatives or ".detach()" in str(case.program):
+        return
+    result = ours(case)
+    if isinstance(result, Exception):
+        return  # check judges it
+    libraries = ["plain"] * derivatives[0] + ["differences", "plain"]
+    expected = case.called(*libraries).run(plain=Plain, differences=Differences).detach()
+    scale = max([1.0, *expected.abs().flatten().tolist()])
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7 * scale)
+
+
+def check_special(case: Case) -> None:
+    """nan where torch.func or plain autograd has nan, and the same numbers elsewhere."""
+    if any(name in str(case.program) for name in KNOWN_AT_SPECIAL_VALUES):
+        return
+    result = ours(case)
+    theirs = attempt(case.called("func"), func=torch.func)
+    plain = attempt(case.called("plain"), plain=Plain)
+    if isinstance(result, Exception):
+        if isinstance(theirs, Exception) or any(words in str(result) for words in KNOWN):
+            return
+        raise result
+    others = [other.detach() for other in (theirs, plain) if isinstance(other, Tensor)]
+    if not any(
+        torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
+    ):
+        raise AssertionError(f"torchlayers: {result}\ntorch.func: {theirs}\nplain: {plain}")

@@ -1,0 +1,121 @@
+"""The transforms by plain means, which nest: loops and plain autograd, and finite differences."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Plain:
+    """By loops over samples and plain autograd."""
+
+    @staticmethod
+    def vmap(func: Function, in_dims: int = 0, out_dims: int = 0) -> Function:
+        return lambda x: torch.stack([func(sample) for sample in x.unbind(in_dims)], out_dims)
+
+    @staticmethod
+    def grad(func: Function) -> Function:
+        def gradient(x: Tensor) -> Tensor:
+            y = variable(x)
+            value = func(y)
+            return pull_back(value, y, torch.ones_like(value))
+
+        return gradient
+
+    @staticmethod
+    def vjp(func: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+        y = variable(x)
+        value = func(y)
+        return value, lambda cotangent: (pull_back(value, y, cotangent),)
+
+    @staticmethod
+    def jvp(
+        func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
+        y = variable(*primals)
+        value = func(y)
+        cotangent = torch.zeros_like(value).requires_grad_()
+        return value, pull_back(pull_back(value, y, cotangent), cotangent, *tangents)
+
+    @staticmethod
+    def jacrev(func: Function) -> Function:
+        def jacobian(x: Tensor) -> Tensor:
+            y = variable(x)
+            value = func(y)
+            rows = [pull_back(element, y, torch.ones_like(element)) for element in value.flatten()]
+            if not rows:
+                return value.new_zeros(value.shape + x.shape)
+            return torch.stack(rows).reshape(value.shape + x.shape)
+
+        return jacobian
+
+    @staticmethod
+    def jacfwd(func: Function) -> Function:
+        """Of the result's dtype, where jacrev's is the argument's."""
+        return lambda x: Plain.jacrev(func)(x).to(func(x).dtype)
+
+    @staticmethod
+    def hessian(func: Function) -> Function:
+        return Plain.jacfwd(Plain.jacrev(func))
+
+    @staticmethod
+    def functionalize(func: Function) -> Function:
+        return func
+
+
+def variable(x: Tensor) -> Tensor:
+    """x as a tensor of its own to differentiate by, on which plain autograd still records x."""
+    return x.view_as(x) if x.requires_grad else x.clone().requires_grad_()
+
+
+def pull_back(value: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
+    if not value.requires_grad:
+        return torch.zeros_like(x)
+    (gradient,) = torch.autograd.grad(
+        value, x, cotangent, create_graph=True, materialize_grads=True
+    )
+    return gradient
+
+
+class Differences:
+    """By central differences, of real float64 tensors."""
+
+    @staticmethod
+    def jvp(
+        func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        (x,), (tangent,) = primals, tangents
+
+        def difference(step: float) -> Tensor:
+            ahead, behind = func(x + step * tangent), func(x - step * tangent)
+            return (ahead - behind).detach() / (2 * step)
+
+        # The error of a central difference is quadratic in its step, and cancels.
+        return func(x).detach(), (4 * difference(5e-4) - difference(1e-3)) / 3
+
+    @staticmethod
+    def jacfwd(func: Function) -> Function:
+        def jacobian(x: Tensor) -> Tensor:
+            basis = torch.eye(x.numel(), dtype=x.dtype).reshape(x.numel(), *x.shape)
+            columns = [Differences.jvp(func, (x,), (direction,))[1] for direction in basis]
+            shape = func(x).shape
+            if not columns:
+                return x.new_zeros(shape + x.shape)
+            return torch.stack(columns, -1).reshape(shape + x.shape)
+
+        return jacobian
+
+    jacrev = grad = jacfwd
+
+    @staticmethod
+    def vjp(func: Function, x: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor]]]:
+        jacobian = Differences.jacfwd(func)(x)
+        value = func(x).detach()
+        return value, lambda cotangent: (torch.tensordot(cotangent, jacobian, value.dim()),)
+
+    @staticmethod
+    def hessian(func: Function) -> Function:
+        return Differences.jacfwd(Plain.jacrev(func))

@@ -1,0 +1,132 @@
+"""A Hypothesis strategy for Cases."""
+
+import dataclasses
+
+from hypothesis import strategies as st
+
+from tests.programs.case import FORWARD, JACOBIANS, KINDS, Case, Level
+from tests.programs.rules import AT_SPECIAL_VALUES, CALLS, CASTS, FAMILIES, OLD_CALLS
+from tests.programs.values import Value, layouts
+from tests.programs.writer import Writer
+
+REAL = ("float32", "float64", "bfloat16")
+DTYPES = (*REAL, "complex64", "complex128")
+CONSTANT_DTYPES = (*DTYPES, "int64", "bool")
+
+
+@st.composite
+def cases(
+    draw: st.DrawFn,
+    depth: int,
+    libraries: tuple[str, ...],
+    kinds: tuple[str, ...] | None = None,
+    mixed: bool = False,
+    special: bool = False,
+) -> Case:
+    """Cases of so many levels, each of one of these libraries; of these kinds, or of any.
+
+    Of float64, or mixed: of any dtype, with casts. Special: at special values.
+    """
+    dtype = draw(st.sampled_from(DTYPES)) if mixed else "float64"
+    constant_dtype = draw(st.sampled_from(CONSTANT_DTYPES)) if mixed else "float64"
+    if kinds is None:
+        # Those that real numbers are for, and where an infinity in one row is nan in all others.
+        without_jacobians = special or dtype.startswith("complex")
+        fitting = KINDS[:4] if without_jacobians else KINDS
+        if "func" in libraries:
+            # What it makes of writes, torch.func can't differentiate, or gets wrong.
+            fitting = tuple(kind for kind in fitting if kind != "functionalize")
+        kinds = draw(nests(depth, fitting))
+    levels = [Level(kind, draw(st.sampled_from(libraries))) for kind in kinds]
+    shapes = draw(shapes_of_variables(levels))
+    inner = shapes[-1]
+
+    strict = not mixed and not special and not any(0 in shape for shape in shapes)
+    variables = [
+        Value(shape, dtype, start=3 * special * i, special=special)
+        for i, shape in enumerate(shapes)
+    ]
+    variables[0] = draw(laid_out(variables[0]))
+    constant_shape = draw(st.sampled_from([inner, inner, inner[1:], ()]))
+    constant = draw(laid_out(Value(constant_shape, constant_dtype, start=1, special=special)))
+
+    families = [*FAMILIES]
+    if mixed:
+        families += [CASTS, CASTS]
+    if special:
+        families = AT_SPECIAL_VALUES
+    elif "func" not in libraries:
+        families += [CALLS, OLD_CALLS]
+    elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
+        # torch.func takes what a Function's jvp computes for a constant.
+        families += [CALLS]
+    batches = [sum(level.kind == "vmap" for level in levels[:i]) for i in range(depth + 1)]
+    writer = Writer(draw, variables, constant, batches, families, strict)
+    for _ in range(draw(st.integers(1, 3 if special else 10))):
+        writer.add_lines()
+
+    # The results' ranks, from the innermost out: a vmap adds a dimension.
+    rank = writer.add_return().dim()
+    for i in reversed(range(depth)):
+        if levels[i].kind == "vmap":
+            # In all others torch.func errs for a result that does not depend on the batch.
+            if levels[i].library != "func" and not special:
+                out_dim = draw(st.integers(-rank - 1, rank))
+                levels[i] = dataclasses.replace(levels[i], out_dim=out_dim)
+            rank += 1
+        elif levels[i].kind == "jvp":
+            rank += special
+        elif levels[i].kind != "functionalize":
+            rank = len(shapes[i])
+    return Case(tuple(levels), variables[0], constant, tuple(writer.lines))
+
+
+@st.composite
+def nests(draw: st.DrawFn, depth: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """So many transforms, outermost first; two Jacobians at most, and a Hessian is two."""
+    drawn: list[str] = []
+    while len(drawn) < depth:
+        left = 2 - orders_of_jacobians(drawn)
+        fitting = [kind for kind in kinds if orders_of_jacobians([kind]) <= left]
+        if drawn and drawn[-1] == "functionalize":
+            fitting.remove("functionalize")  # it isn't applied directly inside itself
+        drawn.append(draw(st.sampled_from(fitting)))
+    return tuple(drawn)
+
+
+def orders_of_jacobians(kinds: list[str]) -> int:
+    return sum((kind in JACOBIANS) + (kind == "hessian") for kind in kinds)
+
+
+@st.composite
+def shapes_of_variables(draw: st.DrawFn, levels: list[Level]) -> list[tuple[int, ...]]:
+    """The variables' shapes, outermost first: every vmap has a dimension more outside.
+
+    Draws the vmaps' in_dims, too.
+    """
+    orders = orders_of_jacobians([level.kind for level in levels])
+    # Few elements where Jacobians of Jacobians are compared with loops; at times none; and at
+    # times more than the 256 up to which operators are computed in one pass.
+    sizes = (1, 2, 3) if orders < 2 else (1, 2)
+    ranks = 3 if orders == 0 else 2 if orders + len(levels) < 5 else 1
+    shape = draw(st.lists(st.sampled_from(sizes), max_size=ranks))
+    if shape and draw(st.integers(0, 7)) == 0:
+        shape[draw(st.integers(0, len(shape) - 1))] = draw(st.sampled_from((0, 130 >> 3 * orders)))
+    shapes = [tuple(shape)]
+    for i in reversed(range(len(levels))):
+        shape = list(shapes[0])
+        if levels[i].kind == "vmap":
+            in_dim = draw(st.integers(-len(shape) - 1, len(shape)))
+            levels[i] = dataclasses.replace(levels[i], in_dim=in_dim)
+            shape.insert(in_dim % (len(shape) + 1), draw(st.sampled_from(sizes)))
+        shapes.insert(0, tuple(shape))
+    return shapes
+
+
+@st.composite
+def laid_out(draw: st.DrawFn, value: Value) -> Value:
+    if draw(st.booleans()):
+        return value
+    return dataclasses.replace(
+        value, layout=draw(st.sampled_from(layouts(value.shape, value.dtype)))
+    )

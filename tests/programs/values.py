@@ -1,0 +1,80 @@
+"""The tensors that programs start from: their values, and how these lie in memory."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# What lays a tensor out otherwise and leaves its values alone; but what is expanded repeats them.
+LAYOUTS = {
+    "contiguous": "{t}",
+    "transposed": "{t}.transpose(0, -1).contiguous().transpose(0, -1)",
+    "strided": "{t}.repeat_interleave(2, -1)[..., ::2]",
+    "offset": "torch.stack(({t}, {t}))[1]",
+    "expanded": "{t}[..., :1].expand({shape})",
+    "expanded in front": "{t}[:1].expand({shape})",
+    "negative": "torch.complex({t}, -{t}).conj().imag",
+    "conjugate": "{t}.conj_physical().conj()",
+    "channels last": "{t}.contiguous(memory_format=torch.channels_last)",
+}
+
+SPECIAL = "nan, inf, -inf, 0.0, -0.0, {tiny}, -{tiny}, 1.0, 1.0, -2.5, 0.5"
+
+
+def layouts(shape: tuple[int, ...], dtype: str) -> list[str]:
+    """Those that a tensor of this shape and dtype can have."""
+    names = ["contiguous", "offset"]
+    if shape:
+        names += ["transposed", "strided", "expanded", "expanded in front"]
+    if len(shape) == 4:
+        names += ["channels last"]
+    if dtype in ("float32", "float64"):
+        names += ["negative"]
+    if dtype.startswith("complex"):
+        names += ["conjugate"]
+    return names
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A tensor: of values between -1 and 1, all different, or of those that SPECIAL lists."""
+
+    shape: tuple[int, ...]
+    dtype: str = "float64"
+    layout: str = "contiguous"
+    start: int = 0
+    special: bool = False
+
+    def lines(self, name: str) -> Iterator[str]:
+        """The source that makes it."""
+        size = math.prod(self.shape)
+        if self.special:
+            tiny = 1e-310 if self.dtype == "float64" else 1e-40
+            values = f"torch.tensor([{SPECIAL.format(tiny=tiny)}], dtype=torch.float64)"
+            values += f".roll({self.start}).repeat({size // 11 + 1})[:{size}]"
+        else:
+            values = f"torch.arange({self.start}, {self.start + size}, dtype=torch.float64)"
+            values = f"({values} * 0.618034) % 1 * 2 - 1"
+        yield f"{name} = ({values}).reshape({self.shape})"
+        if self.dtype == "int64":
+            yield f"{name} = (4 * {name}).to(torch.int64)"
+        elif self.dtype == "bool":
+            yield f"{name} = {name} > 0"
+        elif self.dtype.startswith("complex"):
+            yield f"{name} = torch.complex({name}, 0.3 - {name} / 2).to(torch.{self.dtype})"
+        elif self.dtype != "float64":
+            yield f"{name} = {name}.to(torch.{self.dtype})"
+        if self.layout != "contiguous":
+            yield f"{name} = {LAYOUTS[self.layout].format(t=name, shape=self.shape)}"
+
+    def tensor(self) -> Tensor:
+        names = {"torch": torch, "nan": math.nan, "inf": math.inf}
+        exec("\n".join(self.lines("value")), names)
+        value: Tensor = names["value"]
+        return value
+
+
+# To add to a tensor whose elements have to have an order that no rounding error changes.
+APART = torch.tensor([0.0, 6.0, 3.0, 15.0, 9.0, 12.0], dtype=torch.float64)
