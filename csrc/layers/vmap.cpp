@@ -4,6 +4,7 @@
 
 #include "../args.h"
 #include "../batched.h"
+#include "../errors.h"
 #include "../keys.h"
 #include "../layer.h"
 #include "../rules/batching/batched_call.h"
@@ -85,7 +86,15 @@ void VmapLayer::process(const Operator& op, Args& args) {
     explain(error, op, *this, unbatched);
     throw;
   }
-  change_tensors(args, op.num_returns, [this](const at::Tensor& result, size_t) {
+  change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
+    if (has_escaped(result, *this)) { // by the size of its batch
+      raise(
+          name(),
+          " can't run ",
+          op.name(),
+          ": it asks for more dimensions than a sample has, and would take the batch for one of "
+          "them.");
+    }
     return adopted(result, *this);
   });
 }
