@@ -245,7 +245,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("top_batch", wrap_pybind_function(&top_batch));
   m.def("keeps_views", wrap_pybind_function(&keeps_views));
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
-          return lift(tensor, *top_layer());
+          return lift(tensor, entered_layer());
         }));
 
   // Whether it is a wrapper that was made of a tensor from outside the transform.
@@ -255,7 +255,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
 
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
-          check_from_outside(tensor, *top_layer());
+          check_from_outside(tensor, entered_layer());
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));

@@ -7,16 +7,8 @@ namespace torchlayers {
 namespace {
 
 size_t count_tensors(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? 1 : 0;
-  }
-  if (!value.isList()) {
-    return 0;
-  }
   size_t count = 0;
-  for (const c10::IValue& member : value.toListRef()) {
-    count += member.isTensor() && member.toTensor().defined() ? 1 : 0;
-  }
+  visit_tensors_of(value, [&](const at::Tensor&) { ++count; });
   return count;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "../../args.h"
+#include "../../batched.h"
 #include "../../plain.h"
 #include "../../stack.h"
 #include "../../trace.h"
@@ -36,7 +37,7 @@ const at::Tensor& Alike::value(const at::Tensor& tensor) const {
 }
 
 at::Tensor Alike::batched(const at::Tensor& result) const {
-  return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+  return torchlayers::batched(result, /*dim=*/0, layer_);
 }
 
 void Alike::put_back(Args& args, size_t count) const {
