@@ -11,6 +11,7 @@
 #include "keys.h"
 #include "python_calls.h"
 #include "python_entry.h"
+#include "python_nodes.h"
 #include "python_operators.h"
 #include "python_steps.h"
 #include "stack.h"
@@ -221,6 +222,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     throw py::import_error(error.what_without_backtrace());
   }
   supply_python();
+  supply_names_of_nodes();
 
   bind_entries(m);
   bind_calls(m);
@@ -243,7 +245,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("top_batch", wrap_pybind_function(&top_batch));
   m.def("keeps_views", wrap_pybind_function(&keeps_views));
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
-          return lift(tensor, *top_layer());
+          return lift(tensor, entered_layer());
         }));
 
   // Whether it is a wrapper that was made of a tensor from outside the transform.
@@ -253,7 +255,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
 
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
-          check_from_outside(tensor, *top_layer());
+          check_from_outside(tensor, entered_layer());
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));

@@ -26,6 +26,11 @@ class Entry : public std::enable_shared_from_this<Entry> {
   int64_t enter();
   void leave();
 
+  // From entering to leaving; else null.
+  const Layer* layer() const {
+    return layer_.get();
+  }
+
  protected:
   // Builds the layer, and changes the ambient state to what it needs.
   virtual std::shared_ptr<Layer> prepare() = 0;

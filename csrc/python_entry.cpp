@@ -21,9 +21,10 @@ void adopt_new_functions() {
   expected = now + 1;
 }
 
-// Says more where torch refused an autograd.Function.
-void explain_refusal(py::handle error) {
+// Says more where torch refused an autograd.Function, or what only a tensor in memory can do.
+void explain(py::handle error, const std::string& layer, const py::object& samples) {
   py::module_::import("torchlayers.autograd_function.refused").attr("explain")(error);
+  py::module_::import("torchlayers.errors").attr("explain")(error, layer, samples);
 }
 
 // While it lives, the error is being handled: what is raised has it as its context.
@@ -68,10 +69,16 @@ int64_t enter(Entry& entry) {
 }
 
 void leave(Entry& entry, py::handle error) {
-  entry.leave();
-  if (PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
-    explain_refusal(error);
+  if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
+    entry.leave();
+    return;
   }
+  const Layer* layer = entry.layer();
+  const auto* vmap = dynamic_cast<const VmapLayer*>(layer);
+  const std::string name = layer != nullptr ? layer->name() : "";
+  const py::object samples = vmap != nullptr ? py::cast(vmap->batch_size()) : py::none();
+  entry.leave();
+  explain(error, name, samples);
 }
 
 void leave_with_error(Entry& entry) {

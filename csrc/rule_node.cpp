@@ -2,10 +2,9 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <cctype>
-
 #include "args.h"
 #include "errors.h"
+#include "node_names.h"
 #include "nodes.h"
 #include "stack.h"
 #include "wrapper.h"
@@ -133,9 +132,9 @@ void RuleNode::check_is_intact() const {
           op_.name(),
           " has been modified by an inplace operation since: it is at version ",
           version.counter.current_version(),
-          ", and version ",
+          "; expected version ",
           version.saved,
-          " is needed. Use the out-of-place operator, or write to a clone.");
+          ". Use the out-of-place operator, or write to a clone.");
     }
   }
 }
@@ -261,19 +260,8 @@ void RuleNode::release_variables() {
   versions_.clear();
 }
 
-// As autograd names its own: "SumBackward" of aten::sum.
 std::string RuleNode::name() const {
-  std::string name;
-  bool starts_word = true;
-  for (char c : op_.schema().name().substr(op_.schema().name().find("::") + 2)) {
-    if (c == '_') {
-      starts_word = true;
-    } else {
-      name += starts_word ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
-      starts_word = false;
-    }
-  }
-  return name + "Backward (torchlayers)";
+  return node_name(op_);
 }
 
 } // namespace torchlayers

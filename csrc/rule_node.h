@@ -5,7 +5,9 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <string>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -21,7 +23,7 @@ namespace torchlayers {
 // may run there, as ordinary operators, without its layer or after it (reverse.cpp). A node
 // saves only the tensors that its rule reads, and no tensor that knows the node: there are no
 // cycles. Versions are those of the wrappers, which every write at this level bumps.
-class RuleNode final : public torch::autograd::Node {
+class RuleNode : public torch::autograd::Node {
  public:
   // The arguments end `args` and are of the layer's level or come from outside it. They are
   // unwrapped on the way.
@@ -72,15 +74,22 @@ class RuleNode final : public torch::autograd::Node {
 };
 
 // torch holds its nodes by an intrusive pointer since 2.13, and by a shared one before.
-template <class NodeType, class... Given>
-auto make_node(Given&&... given) {
-  using Pointer = decltype(torch::autograd::Edge::function);
-  if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {
-    return std::shared_ptr<NodeType>(
-        new NodeType(std::forward<Given>(given)...), [](NodeType* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<NodeType>(std::forward<Given>(given)...);
-  }
-}
+template <class NodeType>
+using NodePointer = std::conditional_t<
+    std::is_same_v<
+        decltype(torch::autograd::Edge::function),
+        std::shared_ptr<torch::autograd::Node>>,
+    std::shared_ptr<NodeType>,
+    c10::intrusive_ptr<NodeType>>;
+
+// A node of the operator, with RuleNode's arguments.
+NodePointer<RuleNode> make_rule_node(
+    const Operator& op, const PullRule& rule, Args& args, const Layer& layer);
+
+// The node as one of ours; null if it is none. For those that make_rule_node made.
+RuleNode* rule_node_of(torch::autograd::Node& node);
+
+// Tells Python what to call nodes of this type. python_nodes.cpp supplies it.
+extern void (*name_type_of_nodes)(const std::type_info& type, const std::string& name);
 
 } // namespace torchlayers

@@ -583,14 +583,28 @@ def test_saved_tensor_hooks_work_around_and_inside_the_others(name):
     assert packed
 
 
+def root(x):
+    return x.sqrt()
+
+
 @reverse
 def test_anomaly_detection_finds_nans(transform):
-    with (
-        torch.autograd.set_detect_anomaly(True),
-        pytest.warns(UserWarning, match="Error detected in SqrtBackward"),
-        pytest.raises(RuntimeError, match=r"'SqrtBackward.*' returned nan values"),
-    ):
-        transform(tl, torch.sqrt)(torch.zeros(2, 3) / 0)
+    """In torch.func's words, and with the forward's traceback."""
+
+    def found(tf):
+        with (
+            torch.autograd.set_detect_anomaly(True),
+            pytest.warns(UserWarning, match="Error detected in") as warned,
+            pytest.raises(RuntimeError) as raised,
+        ):
+            transform(tf, root)(torch.zeros(2, 3) / 0)
+        traces = [str(warning.message) for warning in warned if "Error" in str(warning.message)]
+        assert "return x.sqrt()" in traces[0]
+        return str(raised.value), traces[0].partition("\n")[0]
+
+    ours = found(tl)
+    assert ours == found(torch.func)
+    assert ours[0] == "Function 'SqrtBackward0' returned nan values in its 0th output."
 
 
 @transforms

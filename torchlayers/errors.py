@@ -7,6 +7,8 @@ that programs written for torch.func catch them too.
 import linecache
 import os
 import sys
+import types
+from typing import Any
 
 import torch
 
@@ -74,14 +76,57 @@ def instead(api: str) -> str:
 
 def location() -> str:
     """`` In file.py:7, `source line`.`` for the innermost line that is the user's."""
-    frame = sys._getframe()
+    frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        filename = frame.f_code.co_filename
-        if not filename.startswith((*_LIBRARIES, "<frozen")):
-            line = linecache.getline(filename, frame.f_lineno).strip()
-            quoted = f", `{line}`" if line else ""
-            return f" In {os.path.basename(filename)}:{frame.f_lineno}{quoted}."
-        if frame.f_back is None:
-            break
+        if _is_users(frame):
+            return _quoted(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def explain(error: RuntimeError, layer: str, samples: Any) -> None:
+    """Raises what to do, where a function asked of a tensor what only one in memory can do.
+
+    Args:
+        error: what ended the function.
+        layer: as the stack names it.
+        samples: a vmap's batch size, or None for another layer.
+    """
+    text = str(error)
+    if text.startswith("Cannot access data pointer of Tensor"):
+        held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
+        advice = (
+            f"has no memory to give to tolist(), numpy() or data_ptr(): inside it a tensor is "
+            f"{held} ({text}). Return the tensor, and convert it outside."
+        )
+    elif text.startswith("accessing `data` under vmap transform is not allowed"):
+        advice = f"has no `data` of its own ({text}). Use x.detach()."
+    elif text.startswith("NYI: querying is_contiguous inside of vmap"):
+        advice = (
+            "can't tell in which order the memory of a sample is ("
+            f"{text}). Ask before vmap, or call contiguous()."
+        )
+    else:
+        return
+    raise TransformError(f"torchlayers: {layer} {advice}{_location_of(error)}") from error
+
+
+def _location_of(error: BaseException) -> str:
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame):
+            place = _quoted(trace.tb_frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    return not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _quoted(frame: types.FrameType, number: int) -> str:
+    filename = frame.f_code.co_filename
+    line = linecache.getline(filename, number).strip()
+    quoted = f", `{line}`" if line else ""
+    return f" In {os.path.basename(filename)}:{number}{quoted}."

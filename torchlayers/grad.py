@@ -363,8 +363,8 @@ def _check_outputs(api: str, outputs: list[Any]) -> None:
     for output in outputs:
         if not (output.is_floating_point() or output.is_complex()):
             raise OutputError(
-                f"torchlayers: {api}: the function must return floating-point or complex tensors, "
-                f"got dtype {output.dtype}. Return it as aux with has_aux=True."
+                f"torchlayers: {api}: All outputs of f must be floating-point or complex Tensors, "
+                f"got Tensor with dtype {output.dtype}. Return it as aux with has_aux=True."
             )
 
 

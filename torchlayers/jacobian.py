@@ -390,10 +390,13 @@ def _split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
 def _refuse_complex(api: str, side: str, values: Any) -> None:
     for i, leaf in enumerate(tree.flatten(values)[0]):
         if isinstance(leaf, Tensor) and leaf.is_complex():
-            name = tree.leaf_name(side, values, i) if side == "argument" else f"{side} {i}"
+            is_argument = side == "argument"
+            name = tree.leaf_name(side, values, i) if is_argument else f"{side} {i}"
+            all_of_them = "inputs" if is_argument else "outputs"
             raise DtypeError(
-                f"torchlayers: {api}: {name} is complex ({leaf.dtype}), and a Jacobian of real "
-                "numbers needs real ones. Pass real and imaginary parts (torch.view_as_real)."
+                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex "
+                f"numbers ({leaf.dtype}) as {name}. Pass real and imaginary parts "
+                "(torch.view_as_real)."
             )
 
 

@@ -232,8 +232,8 @@ def split_aux(api: str, output: Any) -> tuple[Any, Any]:
     if not (isinstance(output, tuple) and len(output) == 2):
         got = f"a tuple of {len(output)}" if isinstance(output, tuple) else type(output).__name__
         raise OutputError(
-            f"torchlayers: {api}: with has_aux=True the function must return a tuple "
-            f"(output, aux), got {got}."
+            f"torchlayers: {api}: what the function returns should be a tuple: (output, aux) if "
+            f"has_aux is True, and it is {got}."
         )
     return output
 

@@ -273,7 +273,8 @@ def _batch(
         first = next(iter(sizes))
         other = next(i for i, size in sizes.items() if size != batch_size)
         raise DimensionError(
-            f"{_call(func, in_dims)}: the batch dimensions must have one size, but "
+            f"{_call(func, in_dims)}: Expected all tensors to have the same size in the mapped "
+            "dimension, but "
             + " and ".join(
                 f"{tree.leaf_name('argument', args, i)} has {sizes[i]} in dim {dims[i]}"
                 for i in (first, other)

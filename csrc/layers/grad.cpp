@@ -32,24 +32,13 @@ struct AskedOfGrad {
   AskedOfGrad(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
     const size_t first = args.size() - op.num_args;
     for (size_t i = 0; i < op.num_args; ++i) {
-      const c10::IValue& value = args[first + i];
-      if (value.isTensor()) {
-        look_at(value.toTensor(), i, rule, layer);
-      } else if (value.isList()) {
-        for (const c10::IValue& member : value.toListRef()) {
-          if (member.isTensor()) {
-            look_at(member.toTensor(), i, rule, layer);
-          }
-        }
-      }
+      visit_tensors_of(
+          args[first + i], [&](const at::Tensor& tensor) { look_at(tensor, i, rule, layer); });
     }
   }
 
  private:
   void look_at(const at::Tensor& tensor, size_t arg, const PullRule* rule, const Layer& layer) {
-    if (!tensor.defined()) {
-      return;
-    }
     const auto* wrapper = wrapper_of(tensor);
     if (wrapper != nullptr && !wrapper->is_alive()) {
       any_dead_wrapper = true;
@@ -127,9 +116,7 @@ void GradLayer::process(const Operator& op, Args& args) {
   }
   const AskedOfGrad asked(args, op, rule, *this);
   if (asked.any_dead_wrapper) {
-    change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
-      return without_dead_wrappers(tensor);
-    });
+    take_off_dead_wrappers(op, args);
   }
   const bool is_recorded = asked.any_tracked && c10::GradMode::is_enabled();
   if (!asked.is_plain) {
@@ -153,7 +140,7 @@ void GradLayer::process(const Operator& op, Args& args) {
 
 void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
-  const auto node = make_node<RuleNode>(op, rule, args, *this);
+  const auto node = make_rule_node(op, rule, args, *this);
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
@@ -186,7 +173,7 @@ void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
 void GradLayer::follow_view(const PullRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   Args unwrapped(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-  const auto node = make_node<RuleNode>(op, rule, unwrapped, *this);
+  const auto node = make_rule_node(op, rule, unwrapped, *this);
   allow_only(DispatchKeySet(DispatchKey::ADInplaceOrView));
   op.handle.callBoxed(&args);
   visit_tensors(args, op.num_returns, [&](const at::Tensor& view) {

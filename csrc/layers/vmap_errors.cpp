@@ -1,9 +1,18 @@
 #include "vmap_errors.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <cctype>
+#include <optional>
+#include <sstream>
 #include <string_view>
+#include <typeinfo>
 
 #include "../args.h"
 #include "../errors.h"
+#include "../keys.h"
 #include "../wrapper.h"
 
 namespace torchlayers {
@@ -13,29 +22,180 @@ bool says(const c10::Error& error, std::string_view words) {
   return error.msg().find(words) != std::string::npos;
 }
 
-} // namespace
+// What the errors that were said again hold as their caller.
+const char kSaidAgain = 0;
 
-bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
-  if (!op.is_in_place) {
-    return false;
+template <class Kind>
+void throw_if_like(const c10::Error& error, const std::string& text) {
+  if (typeid(error) == typeid(Kind)) {
+    throw Kind(text, error.backtrace(), &kSaidAgain);
   }
-  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
-  const auto* batched = target.defined() ? at::functorch::maybeGetBatchedImpl(target) : nullptr;
-  return !batched || batched->level() != layer.level();
 }
 
-void explain(
-    const c10::Error& error, const Operator& op, const VmapLayer& layer, bool writes_unbatched) {
-  if (says(error, "torchlayers: ")) {
-    return;
+// Throws the text as an error of the same type, if that is one that says no more than its text.
+void throw_like(const c10::Error& error, const std::string& text) {
+  throw_if_like<c10::Error>(error, text);
+  throw_if_like<c10::IndexError>(error, text);
+  throw_if_like<c10::ValueError>(error, text);
+  throw_if_like<c10::TypeError>(error, text);
+  throw_if_like<c10::NotImplementedError>(error, text);
+  throw_if_like<c10::LinAlgError>(error, text);
+}
+
+bool is_batched(const at::Tensor& tensor, const VmapLayer& layer) {
+  const auto* batched = tensor.defined() ? at::functorch::maybeGetBatchedImpl(tensor) : nullptr;
+  return batched != nullptr && batched->level() == layer.level();
+}
+
+// Whether these are still the arguments that the operator was given. A kernel that failed may have
+// taken them off, or put the batch itself in their places.
+bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
+  if (args.size() < op.num_args) {
+    return false;
   }
+  for (size_t i = 0; i < op.num_args; ++i) {
+    const auto kind = op.schema().arguments()[i].type()->kind();
+    const bool may_be_none =
+        kind == c10::TypeKind::OptionalType || kind == c10::TypeKind::TensorType;
+    if (args[args.size() - op.num_args + i].isNone() && !may_be_none) {
+      return false;
+    }
+  }
+  bool any_batched = false;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    any_batched = any_batched || is_batched(tensor, layer);
+  });
+  return any_batched;
+}
+
+// Whether an in-place operator's target is a tensor that this layer did not batch.
+bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
+  return op.is_in_place && are_whole(op, args, layer) &&
+         !is_batched(args[args.size() - op.num_args].toTensor(), layer);
+}
+
+// "(2, 3)", as Python writes it.
+std::string shape_of(const at::Tensor& tensor) {
+  std::ostringstream out;
+  const auto sizes = tensor.sym_sizes();
+  out << "(";
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    out << (i > 0 ? ", " : "") << sizes[i];
+  }
+  out << (sizes.size() == 1 ? ",)" : ")");
+  return out.str();
+}
+
+// " (self (2, 3), vec (3,))": the tensors as one sample sees them.
+std::string shapes_of(const Operator& op, const Args& args) {
+  std::string shapes;
+  for (size_t i = 0; i < op.num_args; ++i) {
+    const c10::IValue& value = args[args.size() - op.num_args + i];
+    std::string of_value;
+    visit_tensors({value}, 1, [&](const at::Tensor& tensor) {
+      of_value += (of_value.empty() ? "" : ", ") + shape_of(tensor);
+    });
+    if (!of_value.empty()) {
+      shapes += (shapes.empty() ? "" : ", ") + op.schema().arguments()[i].name() + " " + of_value;
+    }
+  }
+  return " (" + shapes + ")";
+}
+
+// Without the full stop, which the sentence around it sets.
+std::string quoted(std::string text) {
+  while (!text.empty() && (text.back() == '.' || std::isspace(text.back()))) {
+    text.pop_back();
+  }
+  return text;
+}
+
+// While it lives, operators go past all layers, modes and autograd, and warn nobody.
+class Alone {
+ public:
+  Alone() : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  ~Alone() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+  }
+  Alone(const Alone&) = delete;
+  Alone& operator=(const Alone&) = delete;
+
+ private:
+  class Silent final : public c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  };
+
+  at::impl::TorchFunctionDisabledState functions_;
+  Silent silent_;
+  c10::WarningUtils::WarningHandlerGuard warnings_{&silent_};
+  c10::impl::ForceDispatchKeyGuard keys_{
+      DispatchKeySet(DispatchKey::BackendSelect),
+      kBetween | kOurKeys | kTorchFuncKeys | DispatchKeySet(DispatchKey::Python)};
+};
+
+// How many elements its memory has to have; nothing where zeros can't stand in for the tensor.
+std::optional<int64_t> extent_of(const at::Tensor& tensor) {
+  constexpr int64_t kMost = 1 << 24;
+  if (tensor.layout() != at::kStrided || tensor.is_nested() ||
+      tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
+    return std::nullopt;
+  }
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    if (tensor.size(dim) == 0) {
+      return 0;
+    }
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return last < kMost ? std::optional(last + 1) : std::nullopt;
+}
+
+// What the operator says of one sample of these shapes; nothing where it does not refuse it.
+// Not for those that draw random numbers, or where the values are to blame (a singular matrix).
+std::optional<std::string> refusal_of_sample(
+    const c10::Error& error, const Operator& op, const Args& args) {
+  bool can_ask = !op.is_custom && !op.handle.hasTag(at::Tag::nondeterministic_seeded) &&
+                 typeid(error) != typeid(c10::LinAlgError);
+  visit_tensors(args, can_ask ? op.num_args : 0, [&](const at::Tensor& tensor) {
+    can_ask = can_ask && extent_of(tensor).has_value();
+  });
+  if (!can_ask) {
+    return std::nullopt;
+  }
+  Args sample(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  try {
+    const Alone alone;
+    change_tensors(sample, op.num_args, [](const at::Tensor& tensor, size_t) {
+      return at::zeros({*extent_of(tensor)}, tensor.options().device(at::kCPU))
+          .as_strided(tensor.sizes(), tensor.strides());
+    });
+    op.handle.callBoxed(&sample);
+  } catch (const c10::Error& refusal) {
+    if (!says(refusal, "INTERNAL ASSERT")) {
+      return refusal.msg();
+    }
+  } catch (const std::exception&) { // of a kernel in Python
+  }
+  return std::nullopt;
+}
+
+// Errors that we know, and what to do about them.
+void explain(
+    const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   if (says(error, "randomness error mode")) {
-    raise(
+    // The words are torch.func's, and programs look for them where a message begins.
+    TORCH_CHECK(
+        false,
+        "vmap: called random operation while in randomness error mode. torchlayers: ",
         layer.name(),
         " called the random operator ",
         op.name(),
         " with randomness='error'. Give vmap randomness='different', for numbers of its own for "
-        "each sample, or 'same'.");
+        "each sample, or 'same'.",
+        python_location());
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
@@ -46,6 +206,14 @@ void explain(
         "). Make the tensor from the sample (x.new_empty, torch.empty_like), or give vmap "
         "randomness='same'.");
   }
+  if (op.is_custom && says(error, "Batching rule not implemented")) {
+    raise(
+        layer.name(),
+        " can't run ",
+        op.name(),
+        ": it has no batching rule, and can't be called sample by sample. Give it a rule with "
+        "torch.library.register_vmap, or register its kernel as CompositeImplicitAutograd.");
+  }
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
     raise(
         layer.name(),
@@ -55,8 +223,9 @@ void explain(
         "it "
         "outside vmap.");
   }
-  if (writes_unbatched && (says(error, "is not possible because there exists a Tensor") ||
-                           says(error, "doesn't match the broadcast shape"))) {
+  if (writes_unbatched(op, args, layer) &&
+      (says(error, "is not possible because there exists a Tensor") ||
+       says(error, "doesn't match the broadcast shape"))) {
     raise(
         layer.name(),
         " can't write a batched value into a tensor that is not batched (",
@@ -66,19 +235,72 @@ void explain(
         ". Make it from the sample (torch.zeros_like(x), x.new_zeros), or use the out-of-place "
         "operator.");
   }
+  if (says(error, "Batching rule not implemented for ")) {
+    throw_like(
+        error,
+        "torchlayers: " + layer.name() + ": Batching rule not implemented for " + op.name() +
+            ". Loop over the samples and torch.stack what they give, or write it with other "
+            "operators." +
+            python_location());
+  }
+  if (says(error, "vmap over torch.allclose isn't supported")) {
+    raise(
+        layer.name(),
+        " can't make one Python bool of ",
+        layer.batch_size(),
+        " samples (",
+        op.name(),
+        "). Use torch.isclose(x, y).all(), and look at it after vmap.");
+  }
+  if (says(error, "running_mean or running_var, which will be updated in place")) {
+    raise(
+        layer.name(),
+        " can't update the running statistics of a batch norm (",
+        op.name(),
+        "): they are not batched, and each of the ",
+        layer.batch_size(),
+        " samples has its own. Give the layer none (torchlayers.replace_all_batch_norm_modules_, "
+        "or "
+        "track_running_stats=False), or put the module into eval mode.");
+  }
+}
+
+} // namespace
+
+void say_again(
+    const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
+  const bool was_said_again = error.caller() == &kSaidAgain;
+  if (says(error, "torchlayers: ") && !was_said_again) {
+    return;
+  }
+  if (!was_said_again) {
+    explain(error, op, args, layer);
+  }
+  const bool whole = are_whole(op, args, layer);
+  const auto refusal = whole ? refusal_of_sample(error, op, args) : std::nullopt;
+  if (!refusal && was_said_again) {
+    return;
+  }
+  const std::string on =
+      refusal ? " on a sample" : " on a batch of " + c10::str(layer.batch_size()) + " samples";
+  throw_like(
+      error,
+      "torchlayers: " + layer.name() + " can't run " + op.name() + on +
+          (whole ? shapes_of(op, args) : "") + ": " + quoted(refusal.value_or(error.msg())) + "." +
+          python_location());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-    if (batched && batched->level() == layer.level()) {
+    if (is_batched(tensor, layer)) {
+      // The words in the middle are torch.func's, which programs look for.
       raise(
           layer.name(),
-          " can't make one Python number (item(), bool(), if, while) of a batched tensor: it "
-          "holds ",
+          " can't make one Python number of a batched tensor: it holds ",
           layer.batch_size(),
-          " values. Use torch.where or torch.stack, or return the value and look at it after "
-          "vmap.");
+          " values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a "
+          "Tensor in some data-dependent control flow (bool(), if, while). Use torch.where or "
+          "torch.stack, or return the value and look at it after vmap.");
     }
   });
 }

@@ -1,18 +1,25 @@
-// What torch's batching rules refuse, said in terms of the user's function.
+// What goes wrong under vmap, said in terms of the user's function.
 #pragma once
 
 #include "../layer.h"
 
 namespace torchlayers {
 
-// Throws a clearer error in place of one that a batching rule threw, if it is one of
-// those we know; else returns.
-// `writes_unbatched`: the operator writes to a tensor that this layer did not batch.
-void explain(
-    const c10::Error& error, const Operator& op, const VmapLayer& layer, bool writes_unbatched);
+// NOTE [An error under vmap]
+// The operators that a vmap runs count the batch: "size mismatch, got input (8), mat (8x3)". So an
+// error that one of them raises is caught where the layer processes the operator, and said again:
+// with advice where it is one that we know, and else in the shapes of one sample, which is what
+// the user's function sees. The words for those are torch's own: the operator is called on zeros
+// in a sample's shapes, below all layers, and if it refuses those too, that is what it says. Else
+// the shapes are not to blame, and its words for the batch are quoted. The error keeps its type.
+// Where vmaps nest, each says it again in the shapes that it sees, and the innermost, which is the
+// user's, has the last word.
 
-// Whether an in-place operator's target is a tensor that this layer did not batch.
-bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer);
+// Throws the error that the operator raised under this layer again. Returns where there is nothing
+// to add: to an error of ours, or one about memory or a device. `args` are those that the layer was
+// given.
+void say_again(
+    const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer);
 
 // Throws if the operator makes one Python number of a tensor that this layer batched.
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer);

@@ -41,15 +41,18 @@ class Pointwise final : public c10::OperatorKernel {
       Alike alike(*layer);
       (alike.look_at(given), ...);
       if (alike.holds() && (is_at_home(given, *layer) && ...)) {
-        const Processing processing(*layer);
-        Tensor result;
-        {
-          const WithoutTop below(*layer);
-          const PastAutograd past(
-              nothing_is_below() && (is_plain_or_number(alike.value(given)) && ...));
-          result = typed_.call(alike.value(given)...);
+        try {
+          const Processing processing(*layer);
+          Tensor result;
+          {
+            const WithoutTop below(*layer);
+            const PastAutograd past(
+                nothing_is_below() && (is_plain_or_number(alike.value(given)) && ...));
+            result = typed_.call(alike.value(given)...);
+          }
+          return alike.batched(result);
+        } catch (const c10::Error&) { // raised again in boxes
         }
-        return alike.batched(result);
       }
     }
     return in_boxes(handle_, keys, given...);

@@ -23,7 +23,8 @@ namespace torchlayers {
 // kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
 // nothing is written to or drawn at random: tensors and numbers in (pointwise.cpp), or one tensor
 // and its dimensions (along.cpp). Whatever else a call is, another layer's, an escaped tensor's,
-// under autocast, traced, goes into boxes after all.
+// under autocast, traced, goes into boxes after all. So does one that raised an error: there it
+// raises it again, and NOTE [An error under vmap] is seen to.
 // Other layers do so much more for an operator that their boxes don't show.
 
 // The layer, if it is a vmap that may run an operator so.

@@ -155,8 +155,9 @@ CASES = {
     ),
     "jvp: none": (
         lambda tf: tf.jvp(Double.apply, (X,), (X,)),
-        "Double has no jvp staticmethod, which forward mode (jvp, jacfwd, hessian, linearize) "
-        "needs. Give it one, or use reverse mode: vjp, jacrev, or jacrev(jacrev(f)) for "
+        "Double has no jvp staticmethod. You must implement the jvp function for custom "
+        "autograd.Function to use it with forward mode AD. Give it one, or instead of jvp, jacfwd, "
+        "hessian and linearize use reverse mode: vjp, jacrev, or jacrev(jacrev(f)) for "
         "hessian(f).",
     ),
     "captured": (

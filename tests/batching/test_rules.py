@@ -153,15 +153,25 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+# Of a batch these are refused for another reason.
+IN_OTHER_WORDS = {
+    "more padding than dimensions",  # torch's rule pads the batch, which vmap's end refuses
+    "layer norm of more than there is",  # likewise
+    "an embedding out of range",  # which is a value, and for a batch other kernels look at it
+}
+
+
 @pytest.mark.parametrize("f", BAD.values(), ids=BAD.keys())
 def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
-    """The batch, a dimension more, makes nothing of it that would run."""
+    """The batch, a dimension more, makes nothing of it that would run, and is not counted."""
     x = stacked(X, 0)
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as of_a_sample:
         f(X)
-    with pytest.raises((RuntimeError, IndexError, ValueError)):
+    with pytest.raises((RuntimeError, IndexError, ValueError)) as of_the_batch:
         tl.vmap(f)(x)
     assert tl.current_stack() == ()
+    if all(f is not BAD[name] for name in IN_OTHER_WORDS):
+        assert str(of_a_sample.value).rstrip(".") in str(of_the_batch.value)
 
 
 def test_solve_of_matrices_of_two_ranks() -> None:

@@ -61,8 +61,9 @@ def jvp_of(function: Any) -> Callable[..., Any]:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         if function.jvp is Function.jvp:
             raise MissingDerivativeError(
-                f"torchlayers: {name} has no jvp staticmethod, which forward mode "
-                "(jvp, jacfwd, hessian, linearize) needs. Give it one, or use reverse mode: vjp, "
+                f"torchlayers: {name} has no jvp staticmethod. You must implement the jvp function "
+                "for custom autograd.Function to use it with forward mode AD. Give it one, or "
+                "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, "
                 "jacrev, or jacrev(jacrev(f)) for hessian(f)."
             )
         return function.jvp(ctx, *tangents)

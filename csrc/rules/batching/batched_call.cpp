@@ -1,6 +1,7 @@
 #include "batched_call.h"
 
 #include "../../args.h"
+#include "../../batched.h"
 
 namespace torchlayers {
 
@@ -85,19 +86,43 @@ at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
   return tensor.expand(sizes);
 }
 
+at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
+  while (value.dim() < rank + 1) {
+    value = value.unsqueeze(1);
+  }
+  return value;
+}
+
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
-  {
+  try {
     const WithoutTop below(layer_);
-    change_tensors(
-        args_, op_.num_args, [&](const at::Tensor& tensor, size_t) { return value(tensor); });
+    change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t i) {
+      batched_[i] = is_batched(tensor);
+      return value(tensor);
+    });
     const PastAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
+  } catch (...) {
+    put_back();
+    throw;
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
-    return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+    return batched(result, /*dim=*/0, layer_);
   });
   return true;
+}
+
+void BatchedCall::put_back() {
+  if (args_.size() < size()) {
+    return;
+  }
+  change_tensors(args_, size(), [&](const at::Tensor& tensor, size_t i) {
+    return batched_[i] ? batched(tensor, /*dim=*/0, layer_) : tensor;
+  });
+  for (auto& [i, value] : changed_) {
+    args_[first_ + i] = value;
+  }
 }
 
 bool BatchedCall::may_go_past_autograd() const {
@@ -144,8 +169,7 @@ at::Tensor BatchedCall::call(Args args) const {
 void BatchedCall::finish(const std::vector<at::Tensor>& results) {
   args_.resize(first_);
   for (const at::Tensor& result : results) {
-    args_.emplace_back(
-        result.defined() ? at::functorch::makeBatched(result, /*bdim=*/0, layer_.level()) : result);
+    args_.emplace_back(result.defined() ? batched(result, /*dim=*/0, layer_) : result);
   }
 }
 

@@ -4,8 +4,11 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
+#include <c10/util/SmallVector.h>
 
+#include <bitset>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "../../layer.h"
@@ -48,6 +51,9 @@ class BatchedCall {
   int64_t rank(size_t i) const {
     return tensor(i).dim();
   }
+  std::string layer_name() const {
+    return layer_.name();
+  }
   int64_t batch_size() const {
     return *layer_.batch_size().maybe_as_int();
   }
@@ -86,8 +92,12 @@ class BatchedCall {
     return has_tensor(i) ? expanded(tensor(i)) : at::Tensor();
   }
 
+  // A value with dimensions of one between the batch and the sample's own, to have as many of a
+  // sample as this.
+  static at::Tensor raised(at::Tensor value, int64_t rank);
+
   void set(size_t i, c10::IValue value) {
-    args_[first_ + i] = std::move(value);
+    changed_.emplace_back(i, std::exchange(args_[first_ + i], std::move(value)));
   }
   // Calls the operator, as it now is, on the layer below.
   bool run();
@@ -133,6 +143,8 @@ class BatchedCall {
     return results;
   }
   void finish(const std::vector<at::Tensor>& results);
+  // Puts the arguments back as they were, for an error's sake.
+  void put_back();
   // To be asked on the layer below.
   bool may_go_past_autograd() const;
 
@@ -140,6 +152,9 @@ class BatchedCall {
   Args& args_;
   const VmapLayer& layer_;
   size_t first_;
+  // For put_back: arguments as they were, and those whose tensors were batched.
+  c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
+  std::bitset<64> batched_;
 };
 
 // op(x, ..., dim, ...), x alone batched: the rule of most views and of some reductions.

@@ -1,0 +1,8 @@
+// Our nodes as Python sees them.
+#pragma once
+
+namespace torchlayers {
+
+void supply_names_of_nodes();
+
+} // namespace torchlayers
