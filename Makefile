@@ -24,10 +24,10 @@ demo: $(VENV)/built
 test: $(VENV)/built
 	$(BIN)/python -m pytest -n 2
 
-# In processes of their own: what a package replaces in torch.func stays replaced.
+# Packages in a process each: what one of them replaces in torch.func stays replaced.
 test-full: $(VENV)/packages
 	$(BIN)/python -m pytest -n 2 --full
-	$(BIN)/python -m pytest -n 2 -rs tests/packages
+	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Packages that use torch.func, or that torch.func's transforms meet, with ours in its place.
 
-`make test-full` installs them and runs these tests, in processes of their own: what some of them
-replace in torch.func stays replaced. A package that can't be imported is skipped, and says so.
+`make test-full` installs them, and runs each file in a process of its own: what a package replaces
+in torch.func stays replaced, and some of them don't go together.
 """
 
 import contextlib
@@ -12,40 +12,32 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-import functorch
 import pytest
 import torch
-import torch.func
 
 import torchlayers
 from tests.helpers import assert_same
+from torchlayers import torch_func
 
-NAMES = (
-    *("grad", "grad_and_value", "vjp", "jvp", "vmap", "jacrev", "jacfwd", "hessian"),
-    *("functionalize", "linearize", "functional_call", "stack_module_state"),
-)
-THEIRS = {id(getattr(torch.func, name)): name for name in NAMES}
+THEIRS = {id(getattr(torch_func, name)): name for name in torch_func.__all__}
 
 
 def package(name: str) -> Any:
     """The package, or one of its modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        try:
-            return importlib.import_module(name)
-        except ImportError as error:
-            pytest.skip(f"{name}: {error}; `make test-full` installs it", allow_module_level=True)
+        return importlib.import_module(name)
 
 
 @contextlib.contextmanager
 def ours_in(*modules: ModuleType) -> Iterator[None]:
-    """Inside, each of torch.func's transforms is ours: in torch, and in the packages' modules."""
+    """Inside, torch.func's transforms are ours, in the packages too that took them out of torch."""
     names = tuple(module.__name__.partition(".")[0] for module in modules)
     users = [
         module for name, module in list(sys.modules.items()) if name.partition(".")[0] in names
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (torch, torch.func, functorch, *users):
+    with torchlayers.install(), pytest.MonkeyPatch.context() as patch:
+        for module in users:
             for name, value in list(vars(module).items()):
                 if id(value) in THEIRS:
                     patch.setattr(module, name, getattr(torchlayers, THEIRS[id(value)]))
