@@ -24,8 +24,10 @@ demo: $(VENV)/built
 test: $(VENV)/built
 	$(BIN)/python -m pytest -n 2
 
-test-full: $(VENV)/built
+# In processes of their own: what a package replaces in torch.func stays replaced.
+test-full: $(VENV)/packages
 	$(BIN)/python -m pytest -n 2 --full
+	$(BIN)/python -m pytest -n 2 -rs tests/packages
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .
@@ -38,14 +40,22 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
-# The extra by its names: installing the package again would build it again.
-BENCH_EXTRA := from importlib.metadata import requires; \
-  print(*(name.split(';')[0] for name in requires('torchlayers') if 'bench' in name))
+# Extras by their names: installing the package again would build it again.
+NAMES := import sys; from importlib.metadata import requires; \
+  print(*(name for name, _, extra in (line.partition(';') for line in requires('torchlayers')) \
+          if any(wanted in extra for wanted in sys.argv[1:])))
+CURVATURE := backpack-for-pytorch curvlinops-for-pytorch
 
 # Where a peer can't be installed the benchmarks run without it, and say so.
 $(VENV)/peers: $(VENV)/built
-	-$(BIN)/pip install --quiet $$($(BIN)/python -c "$(BENCH_EXTRA)")
-	-$(BIN)/pip install --quiet --no-deps backpack-for-pytorch curvlinops-for-pytorch
+	-$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" bench curvature)
+	-$(BIN)/pip install --quiet --no-deps $(CURVATURE)
+	touch $@
+
+# What tests/packages runs. Named beside them, torch stays the one that is installed.
+$(VENV)/packages: $(VENV)/built
+	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature)
+	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
 bench: $(VENV)/peers

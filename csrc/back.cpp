@@ -2,11 +2,13 @@
 #include "fallbacks.h"
 #include "keys.h"
 #include "stack.h"
+#include "trace.h"
 
 namespace torchlayers {
 
 void back(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   Layer* layer = top_layer();
+  trace_state("back", Operator::of(handle));
   if (layer == nullptr || is_bypassed(kTorchFuncBack) || Processing::of(*layer) == nullptr) {
     step_aside(handle, keys, kBack, args); // NOTE [Stepping aside]
     return;

@@ -13,6 +13,7 @@
 #include "python_entry.h"
 #include "python_nodes.h"
 #include "python_operators.h"
+#include "python_steps.h"
 #include "stack.h"
 #include "trace.h"
 #include "transforms.h"
@@ -125,6 +126,7 @@ class DualLevel {
       return names_[name_].cast<int64_t>();
     }
     void set(int64_t value) {
+      const WritesNoStep quiet(names_);
       names_[name_] = value;
     }
 
@@ -224,6 +226,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
   bind_entries(m);
   bind_calls(m);
+  bind_steps(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)
@@ -242,7 +245,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("top_batch", wrap_pybind_function(&top_batch));
   m.def("keeps_views", wrap_pybind_function(&keeps_views));
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
-          return lift(tensor, *top_layer());
+          return lift(tensor, entered_layer());
         }));
 
   // Whether it is a wrapper that was made of a tensor from outside the transform.
@@ -252,7 +255,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
 
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
-          check_from_outside(tensor, *top_layer());
+          check_from_outside(tensor, entered_layer());
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));

@@ -4,6 +4,7 @@
 #include <ATen/autocast_mode.h>
 #include <c10/core/AutogradState.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "errors.h"
@@ -45,7 +46,18 @@ int64_t Entry::enter() {
 
 void Entry::leave() {
   TORCH_CHECK(layer_, "torchlayers: this entry has not been entered");
-  const int64_t left_behind = pop(*layer_);
+  const bool is_open_here =
+      std::any_of(open_entries.begin(), open_entries.end(), [this](const auto& entry) {
+        return entry.get() == this;
+      });
+  const bool is_taken_off =
+      is_open_here && !is_on_stack(*layer_) && Processing::of(*layer_) == nullptr;
+  int64_t left_behind = 0;
+  if (is_taken_off) {
+    forget(*layer_);
+  } else {
+    left_behind = pop(*layer_);
+  }
   const auto layer = std::move(layer_);
   // Entries inside this one that were not left are put back with it, innermost first.
   // They keep their layers: leaving them later says that those are gone.
@@ -57,6 +69,15 @@ void Entry::leave() {
   if (autocast_is_on()) {
     // Autocast keeps casts of weights, and has kept some of this layer's wrappers.
     at::autocast::clear_cache();
+  }
+  if (is_taken_off) {
+    raise(
+        layer->name(),
+        " is not on the stack any more on leaving it: the stack is ",
+        describe_stack(),
+        ". A kernel or program inside has popped torch.func's stack and has not pushed back what "
+        "it "
+        "popped.");
   }
   if (left_behind > 0) {
     raise(

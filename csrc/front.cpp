@@ -3,6 +3,7 @@
 #include "errors.h"
 #include "fallbacks.h"
 #include "function.h"
+#include "hidden.h"
 #include "keys.h"
 #include "stack.h"
 #include "trace.h"
@@ -78,6 +79,7 @@ void step_aside(
 void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   Layer* layer = top_layer();
   const Operator& op = Operator::of(handle);
+  trace_state("front", op);
   if (layer != nullptr && is_bypassed(kTorchFuncFront)) {
     layer->bypassed(op, *args);
     layer = nullptr;
@@ -88,6 +90,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
       return;
     }
     if ((casts || layer->takes_apart(op)) && take_apart(op, handle, keys, args)) {
+      return;
+    }
+    if ((!op.hidden_args.empty() || op.hides_results) && run_hidden(op, keys, args, *layer)) {
       return;
     }
   }
@@ -102,6 +107,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   trace("process", op, *layer);
   Processing processing(*layer);
   layer->process(op, *args);
+  if (C10_UNLIKELY(stacks_left_dirty.load(std::memory_order_relaxed) > 0)) {
+    refuse_dirt_of(op);
+  }
 }
 
 } // namespace torchlayers

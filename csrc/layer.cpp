@@ -4,6 +4,17 @@
 
 namespace torchlayers {
 
+namespace {
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+} // namespace
+
+Layer::Layer(Kind kind) : kind_(kind), number_(next_number()) {}
+
 const char* kind_name(Layer::Kind kind) {
   switch (kind) {
     case Layer::Kind::Grad:

@@ -29,7 +29,7 @@ class Layer {
  public:
   enum class Kind { Grad, Jvp, Vmap, Functionalize };
 
-  explicit Layer(Kind kind) : kind_(kind) {}
+  explicit Layer(Kind kind);
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -50,6 +50,10 @@ class Layer {
     return false;
   }
 
+  // Whether the transform keeps account of this tensor, and would lose something where a kernel
+  // takes it for a plain one.
+  virtual bool follows(const at::Tensor& tensor) const = 0;
+
   // The operator passes this layer by. NOTE [Bypassing the stack].
   virtual void bypassed(const Operator&, const Args&) const {}
 
@@ -67,6 +71,10 @@ class Layer {
   const bool* life() const {
     return life_;
   }
+  // The same for what does not hold the handle: no other layer of the process ever has it.
+  uint64_t number() const {
+    return number_;
+  }
   void begin(int64_t level, const bool* life) {
     level_ = level;
     life_ = life;
@@ -76,6 +84,7 @@ class Layer {
 
  private:
   Kind kind_;
+  uint64_t number_;
   int64_t level_ = 0;
   const bool* life_ = nullptr;
 };
@@ -88,6 +97,7 @@ class AutogradLayer : public Layer {
  public:
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
+  bool follows(const at::Tensor& tensor) const override;
 
   // The modes for the layers below, of those that hold here. NOTE [no_grad inside and
   // outside].
@@ -98,7 +108,9 @@ class AutogradLayer : public Layer {
 
   // The modes for the layers below while this operator runs there.
   Modes modes_below_caller(const Operator& op) const;
-  void refuse_to_mutate_captured(const Operator& op, const Args& args) const;
+  // Throws where the target of an in-place operator, not lifted yet, is not the transform's. A dead
+  // wrapper is as good as the value in it, which takes its place.
+  void refuse_to_mutate_captured(const Operator& op, Args& args) const;
   void lift(const Operator& op, Args& args) const;
 };
 
@@ -183,6 +195,7 @@ class VmapLayer final : public Layer {
   VmapLayer(c10::SymInt batch_size, Randomness randomness);
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
+  bool follows(const at::Tensor& tensor) const override;
   // Above the layer its parts meet our rules; torch's rule would see them through to the end.
   bool takes_apart(const Operator& op) const override {
     return op.is_composite_under_vmap && op.batch_rule == nullptr;
@@ -213,6 +226,11 @@ class FunctionalizeLayer final : public Layer {
       : Layer(Kind::Functionalize), keeps_views_(keeps_views) {}
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
+  bool follows(const at::Tensor& tensor) const override;
+  // torch's kernels take its own operators apart.
+  bool takes_apart(const Operator& op) const override {
+    return op.is_composite && op.is_custom;
+  }
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
   bool keeps_views() const {

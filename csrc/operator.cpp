@@ -83,6 +83,41 @@ bool is_any_of(const std::string& name, std::initializer_list<std::string_view> 
   return false;
 }
 
+// Whether the dispatcher looks into an argument of this type for tensors.
+bool is_seen(const c10::TypePtr& type) {
+  return type->isSubtypeOf(*c10::TensorType::get()) ||
+         type->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+         type->isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type->isSubtypeOf(*c10::ListType::ofOptionalTensors());
+}
+
+bool may_hold_tensors(const c10::TypePtr& type) {
+  const auto kind = type->kind();
+  if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::AnyType) {
+    return true;
+  }
+  const auto inner = type->containedTypes();
+  return std::any_of(inner.begin(), inner.end(), &may_hold_tensors);
+}
+
+bool may_hide_tensors(const c10::Argument& argument) {
+  return !is_seen(argument.type()) && may_hold_tensors(argument.type());
+}
+
+bool is_users(const c10::OperatorHandle& op) {
+  const auto name = op.schema().getNamespace();
+  return name != "aten" && name != "prims";
+}
+
+bool is_users_without(const c10::OperatorHandle& op, DispatchKey key) {
+  return is_users(op) && !op.hasKernelForDispatchKey(key);
+}
+
+bool has_autograd_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
+         op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
+}
+
 bool find_pointwise(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const bool is_made_of_others = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
@@ -93,7 +128,7 @@ bool find_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
          schema.returns().size() == 1 &&
          schema.returns()[0].type()->isSubtypeOf(*c10::TensorType::get()) && !is_made_of_others &&
-         !asks_for_more;
+         !asks_for_more && BatchTable::find(op.operator_name()) == nullptr;
 }
 
 // All operators met so far. NOTE [Operators come and go]: torch.library can
@@ -167,19 +202,25 @@ Operator::Operator(const c10::OperatorHandle& op)
       has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_composite_under_vmap(
-          is_composite && op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition)),
+          is_composite && (op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition) ||
+                           is_users_without(op, DispatchKey::FuncTorchBatched))),
       is_custom(op.schema().getNamespace() != "aten"),
-      has_custom_autograd(
-          is_custom && op.schema().getNamespace() != "prims" &&
-          op.hasKernelForDispatchKey(DispatchKey::Autograd)),
+      has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
+      lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
       is_pointwise(find_pointwise(op)),
       is_constant(Table::is_constant(op.operator_name())),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       rule(Table::find(op.operator_name())),
       pull_rule(Table::find_pull(op.operator_name())),
       batch_rule(BatchTable::find(op.operator_name())),
+      hides_results(
+          std::any_of(
+              op.schema().returns().begin(), op.schema().returns().end(), &may_hide_tensors)),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
+    if (may_hide_tensors(schema().arguments()[i])) {
+      hidden_args.push_back(i);
+    }
     if (is_written(schema().arguments()[i])) {
       written_args.push_back(i);
     }

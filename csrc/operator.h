@@ -57,6 +57,8 @@ struct Operator {
   bool is_custom;
   // Not of aten or prims, and with a derivative of its own.
   bool has_custom_autograd;
+  // Not of aten or prims, with no derivative and not made of others.
+  bool lacks_autograd;
   // torch's own, of one result whose elements come from the arguments' at their places.
   bool is_pointwise;
   // Its results have no derivative by any argument.
@@ -72,6 +74,11 @@ struct Operator {
   mutable std::atomic<const PullRule*> pull_rule;
   // How it runs on a batch; null where torch's batching rule is to tell.
   mutable std::atomic<const BatchRule*> batch_rule;
+
+  // The arguments, and whether there are results, that may hold tensors where the dispatcher does
+  // not look for any. NOTE [Hidden tensors].
+  std::vector<size_t> hidden_args;
+  bool hides_results;
 
   // The arguments whose sizes or strides this operator may change.
   std::vector<size_t> written_args;

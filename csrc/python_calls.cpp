@@ -11,6 +11,7 @@
 
 #include "python_entry.h"
 #include "python_nest.h"
+#include "python_steps.h"
 #include "transforms.h"
 #include "wrapper.h"
 
@@ -52,6 +53,11 @@ std::optional<int64_t> plain_int(PyObject* object) {
 // A mode sees torch's functions that the general way calls.
 bool any_mode() {
   return at::impl::torch_function_mode_enabled();
+}
+
+// Whether a call may do all steps itself.
+bool may_be_one_step(Transform transform) {
+  return !any_mode() && !has_replaced_steps(transform);
 }
 
 PyObject* not_plain() {
@@ -176,7 +182,8 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *kwargs = given[2], *out_dims = given[4], *unbatch = given[6];
   const auto out_dim = plain_int(out_dims);
-  const auto batch = out_dim && !any_mode() ? Batch::of(given[1], given[3]) : std::nullopt;
+  const auto batch =
+      out_dim && may_be_one_step(Transform::vmap) ? Batch::of(given[1], given[3]) : std::nullopt;
   if (!batch) {
     return not_plain();
   }
@@ -292,7 +299,8 @@ struct Chosen {
 PyObject* call_grad(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *argnums = given[2], *otherwise = given[3];
-  const auto chosen = any_mode() ? std::nullopt : Chosen::of(given[1], argnums);
+  const auto chosen =
+      may_be_one_step(Transform::grad) ? Chosen::of(given[1], argnums) : std::nullopt;
   if (!chosen) {
     return not_plain();
   }
@@ -360,7 +368,7 @@ std::optional<py::object> split_all(const py::object& result, int64_t level) {
 PyObject* call_jvp(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   PyObject *func = given[0], *split = given[3];
-  const bool may_be = PyTuple_CheckExact(given[1]) && !any_mode();
+  const bool may_be = PyTuple_CheckExact(given[1]) && may_be_one_step(Transform::jvp);
   const auto primals = may_be ? Nest::of(given[1]) : std::nullopt;
   const auto tangents = primals ? Nest::of(given[2]) : std::nullopt;
   if (!tangents || !have_tangents(*primals, *tangents)) {

@@ -361,6 +361,20 @@ const Operator& operator_named(const std::string& name, const std::string& overl
   return Operator::of(*handle);
 }
 
+// What a rule would have to know of and does not, in words; "" where there is nothing such. NOTE
+// [Hidden tensors].
+std::string hidden_tensors(const std::string& name, const std::string& overload) {
+  const Operator& op = operator_named(name, overload);
+  if (op.hides_results) {
+    return "its results";
+  }
+  if (op.hidden_args.empty()) {
+    return "";
+  }
+  const c10::Argument& argument = op.schema().arguments()[op.hidden_args[0]];
+  return "its argument '" + argument.name() + "' (" + argument.type()->str() + ")";
+}
+
 bool has_rule(const std::string& name, const std::string& overload) {
   return operator_named(name, overload).rule != nullptr;
 }
@@ -439,6 +453,7 @@ bool decompose_in_python(const Operator& op, Args& args) {
 
 void bind_operators(py::module_& m) {
   decompose = &decompose_in_python;
+  m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));
   m.def("jvp_rules", wrap_pybind_function(&Table::names));

@@ -114,6 +114,10 @@ class Plan {
   uint32_t num_cotangents() const {
     return num_cotangents_;
   }
+  // Whether a node of torch's own is among them.
+  bool has_nodes_of_torchs() const {
+    return has_nodes_of_torchs_;
+  }
   bool leads_on(const Goal& goal) const {
     return goal.kind == Goal::Input || (goal.kind == Goal::Step && steps_[goal.index].is_needed);
   }
@@ -140,6 +144,7 @@ class Plan {
       if (rule == nullptr && (is_inside_engine_ || is_python_function(*node))) {
         return false;
       }
+      has_nodes_of_torchs_ = has_nodes_of_torchs_ || rule == nullptr;
       goal = {Goal::Step, static_cast<uint32_t>(steps_.size())};
       steps_.push_back({node, rule, 0, 0, false});
     }
@@ -191,6 +196,7 @@ class Plan {
   std::vector<Edge> roots_;
   std::vector<uint32_t> order_;
   uint32_t num_cotangents_ = 0;
+  bool has_nodes_of_torchs_ = false;
 };
 
 // While it lives, the thread is below the layer, if there is one.
@@ -236,8 +242,11 @@ class Pass {
   std::vector<at::Tensor> run(std::vector<at::Tensor> given) {
     go_below();
     for (size_t i = 0; i < task_.outputs.size(); ++i) {
-      at::Tensor cotangent =
-          given.empty() ? at::ones_like(value_of(task_.outputs[i])) : std::move(given[i]);
+      const at::Tensor output = value_of(task_.outputs[i]);
+      at::Tensor cotangent = given.empty() ? at::ones_like(output) : std::move(given[i]);
+      if (plan_.has_nodes_of_torchs()) {
+        cotangent = batched_like(cotangent, output);
+      }
       deliver(plan_.root_goal(i), plan_.root(i), std::move(cotangent));
     }
     for (uint32_t i : plan_.order()) {
@@ -327,7 +336,32 @@ class Pass {
   std::optional<BelowLayer> below_;
 };
 
+// The levels that a tensor is batched at, a bit each.
+uint64_t batched_levels(const at::Tensor& tensor) {
+  uint64_t levels = 0;
+  at::Tensor value = tensor;
+  while (true) {
+    if (const auto* batched = at::functorch::maybeGetBatchedImpl(value)) {
+      levels |= uint64_t{1} << batched->level();
+      value = at::Tensor(batched->value()); // a copy: `batched` lives in `value`
+    } else if (const auto* wrapper = wrapper_of(value)) {
+      value = at::Tensor(wrapper->value());
+    } else {
+      return levels;
+    }
+  }
+}
+
 } // namespace
+
+at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
+  const uint64_t levels = batched_levels(output);
+  if (levels == 0 || (levels & ~batched_levels(cotangent)) == 0 ||
+      cotangent.scalar_type() != output.scalar_type() || output.layout() != at::kStrided) {
+    return cotangent;
+  }
+  return cotangent + at::full_like(output, -0.0); // which leaves a zero's sign as it is
+}
 
 std::optional<std::vector<at::Tensor>> pull_back_below(const PullBack& task) {
   std::vector<at::Tensor> given;

@@ -31,6 +31,10 @@ struct PullBack {
   GradLayer* layer; // null where it has ended
 };
 
+// A cotangent that is batched wherever its output is. What torch's own nodes do to it may write to
+// it what is batched so: that of a write to a view does.
+at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output);
+
 // The gradients by the inputs, undefined where an output does not depend on one; values of
 // the layers below. None of this where the engine has to run.
 std::optional<std::vector<at::Tensor>> pull_back_below(const PullBack& task);

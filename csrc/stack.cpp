@@ -1,10 +1,17 @@
 #include "stack.h"
 
+#include <exception>
 #include <mutex>
 #include <sstream>
 #include <unordered_map>
+#include <utility>
+
+#include "errors.h"
 
 namespace torchlayers {
+
+std::atomic<int> stacks_left_dirty{0};
+
 namespace {
 
 using LifeHandle = std::shared_ptr<bool>;
@@ -44,6 +51,7 @@ struct Known {
 
 thread_local std::vector<Known> known;
 thread_local Processing* innermost = nullptr;
+thread_local std::string dirt; // what was wrong with it. NOTE [A stack left dirty]
 
 const LifeHandle& handle_of(const at::functorch::DynamicLayer& entry) {
   return entry.interpreter().is_alive_ptr();
@@ -86,6 +94,17 @@ void forget(const LifeHandle& handle) {
   }
 }
 
+// Its place, which is its level's as a rule. NOTE [A stack left dirty].
+std::optional<size_t> find(const Layer& layer) {
+  const auto& entries = mirror();
+  for (size_t i = entries.size(); i-- > 0;) {
+    if (know(entries[i], i).layer.get() == &layer) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
 bool any_ours(const std::vector<at::functorch::DynamicLayer>& entries) {
   for (size_t i = entries.size(); i-- > 0;) {
     if (know(entries[i], i).layer) {
@@ -100,14 +119,98 @@ void include_our_keys(bool included) {
   keys.set_included(included ? keys.included() | kOurKeys : keys.included() - kOurKeys);
 }
 
+std::string describe(const std::vector<at::functorch::DynamicLayer>& entries) {
+  std::ostringstream out;
+  out << "[";
+  for (size_t i = 0; i < entries.size(); ++i) {
+    out << (i ? " " : "");
+    if (const Layer* layer = know(entries[i], i).layer.get()) {
+      out << *layer;
+    } else {
+      out << i + 1 << ":torch.func";
+    }
+  }
+  out << "]";
+  return out.str();
+}
+
+// What was wrong with this thread's stack, if that has not been said yet; it has been then.
+std::string take_dirt() {
+  stacks_left_dirty -= dirt.empty() ? 0 : 1;
+  return std::exchange(dirt, {});
+}
+
+[[noreturn]] void raise_out_of_place(const Layer& layer) {
+  const std::string found = take_dirt();
+  raise(
+      layer.name(),
+      " is not at its level any more: the stack is ",
+      describe_stack(),
+      found.empty() ? ". A kernel or program has popped torch.func's stack and has not pushed back "
+                      "what it popped, or the other way round."
+                    : ". A kernel" + found + ".");
+}
+
+// Takes off what was left above `depth`, and keeps what was wrong for the front to say.
+void clean_up(size_t depth) {
+  const std::string found = describe(mirror());
+  const bool lacks = mirror().size() < depth;
+  while (mirror().size() > depth) {
+    const auto entry = at::functorch::popDynamicLayerAndDeleteMetadata();
+    forget(handle_of(entry));
+  }
+  if (std::uncaught_exceptions() > 0) {
+    return; // which tells more
+  }
+  std::ostringstream words;
+  words << " left the stack below it as " << found
+        << (lacks ? ", and took off what was there" : ", and found it as " + describe(mirror()));
+  stacks_left_dirty += dirt.empty() ? 1 : 0;
+  dirt = words.str();
+}
+
 } // namespace
+
+void refuse_dirt_of(const Operator& op) {
+  if (dirt.empty()) {
+    return; // another thread's
+  }
+  raise(
+      "a kernel of ",
+      op.name(),
+      take_dirt(),
+      ". What enters a transform, or pushes to torch.func's stack, has to leave it, or to pop "
+      "that, "
+      "before it returns, and no more than that.");
+}
 
 Layer* top_layer() {
   const auto& entries = at::functorch::getDynamicLayerStack();
   if (entries.empty()) {
     return nullptr;
   }
-  return know(entries.back(), entries.size() - 1).layer.get();
+  Layer* layer = know(entries.back(), entries.size() - 1).layer.get();
+  if (C10_UNLIKELY(layer != nullptr && layer->level() != static_cast<int64_t>(entries.size()))) {
+    raise_out_of_place(*layer);
+  }
+  return layer;
+}
+
+Layer& entered_layer() {
+  Layer* layer = top_layer();
+  if (layer == nullptr) {
+    raise(
+        "a transform's layer is not on top of the stack any more, which is ",
+        describe_stack(),
+        ": its function has entered or left layers of torch.func's and has not undone that.");
+  }
+  return *layer;
+}
+
+Layer* layer_at(int64_t level) {
+  const auto& entries = mirror();
+  const auto place = static_cast<size_t>(level - 1);
+  return place < entries.size() ? know(entries[place], place).layer.get() : nullptr;
 }
 
 bool any_layer() {
@@ -115,6 +218,11 @@ bool any_layer() {
 }
 
 void push(const std::shared_ptr<Layer>& layer) {
+  if (mirror().empty()) {
+    take_dirt(); // of a call that is over, and that an error ended which came first
+  } else {
+    top_layer(); // which has to be at its level
+  }
   const auto level = static_cast<int64_t>(mirror().size()) + 1;
   auto entry = layer->mirrored(level);
   entry.interpreter().set_is_alive(true);
@@ -127,9 +235,9 @@ void push(const std::shared_ptr<Layer>& layer) {
 }
 
 int64_t pop(const Layer& layer) {
-  const auto place = static_cast<size_t>(layer.level() - 1);
+  const auto found = find(layer);
   TORCH_CHECK(
-      place < mirror().size() && know(mirror()[place], place).layer.get() == &layer,
+      found,
       "torchlayers: ",
       layer.name(),
       " is left on a thread whose stack is ",
@@ -138,13 +246,29 @@ int64_t pop(const Layer& layer) {
       "layers around it: do not suspend (yield, await) inside a transformed function and resume it "
       "elsewhere.");
   int64_t left_behind = -1;
-  while (mirror().size() > place) {
+  while (mirror().size() > *found) {
     auto entry = at::functorch::popDynamicLayerAndDeleteMetadata();
     forget(handle_of(entry));
     ++left_behind;
   }
   include_our_keys(any_ours(mirror()));
   return left_behind;
+}
+
+bool is_on_stack(const Layer& layer) {
+  return find(layer).has_value();
+}
+
+void forget(const Layer& layer) {
+  for (size_t i = known.size(); i-- > 0;) {
+    if (known[i].layer.get() == &layer) {
+      const LifeHandle handle = known[i].handle;
+      *handle = false;
+      forget(handle);
+      break;
+    }
+  }
+  include_our_keys(any_ours(mirror()));
 }
 
 std::vector<std::shared_ptr<Layer>> layers_on_stack() {
@@ -157,19 +281,7 @@ std::vector<std::shared_ptr<Layer>> layers_on_stack() {
 }
 
 std::string describe_stack() {
-  std::ostringstream out;
-  out << "[";
-  const auto layers = layers_on_stack();
-  for (size_t i = 0; i < layers.size(); ++i) {
-    out << (i ? " " : "");
-    if (layers[i]) {
-      out << *layers[i];
-    } else {
-      out << i + 1 << ":torch.func";
-    }
-  }
-  out << "]";
-  return out.str();
+  return describe(mirror());
 }
 
 Processing::Processing(Layer& layer)
@@ -200,13 +312,14 @@ void allow_only(DispatchKeySet keys, DispatchKeySet include) {
 WithoutTop::WithoutTop(const Layer& layer)
     : entry_(std::move(mirror().back())), keys_inside_(thread_keys()) {
   // The guard's own frame is the only place the entry lives meanwhile.
-  mirror().pop_back();
+  auto& below = mirror();
+  below.pop_back();
+  depth_ = below.size();
   const auto* processing = Processing::of(layer);
   TORCH_INTERNAL_ASSERT(processing != nullptr);
   auto keys = processing->keys_outside();
   // NOTE [Autocast happens once]
   keys.set_excluded(keys.excluded() | kAutocastKeys);
-  const auto& below = mirror();
   if (below.empty()) {
     keys.set_included(keys.included() - kOurKeys - kTorchFuncKeys);
   } else if (!any_ours(below)) {
@@ -216,6 +329,9 @@ WithoutTop::WithoutTop(const Layer& layer)
 }
 
 WithoutTop::~WithoutTop() {
+  if (C10_UNLIKELY(mirror().size() != depth_)) {
+    clean_up(depth_);
+  }
   mirror().push_back(std::move(entry_));
   thread_keys() = keys_inside_;
 }

@@ -3,6 +3,7 @@
 
 #include <ATen/functorch/DynamicLayer.h>
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -26,8 +27,25 @@ inline std::vector<at::functorch::DynamicLayer>& mirror() {
       at::functorch::getDynamicLayerStack());
 }
 
+// NOTE [A stack left dirty]
+// torch.func's stack is anybody's to push to and pop from: a kernel, or a program that uses
+// torch._C._functorch, may leave it unlike it was. An operator's call below a layer is looked at
+// when it is over (WithoutTop): what was left on the stack is taken off, and the front says which
+// operator it was. A layer that is not at its level any more is noticed by the next operator or
+// entry, and one that was taken off the stack when it is left.
+extern std::atomic<int> stacks_left_dirty; // of all threads, and not said yet
+// Throws if this thread's is one of them.
+void refuse_dirt_of(const Operator& op);
+
 // The layer on top, or null where there is none or it is torch.func's.
 Layer* top_layer();
+
+// The same for a transform that has entered its layer, which is on top unless its function has
+// left the stack dirty: throws then.
+Layer& entered_layer();
+
+// The layer of this level on the thread's stack, or null where there is none of ours.
+Layer* layer_at(int64_t level);
 
 // Whether any layer on the stack is ours.
 bool any_layer();
@@ -39,6 +57,9 @@ void push(const std::shared_ptr<Layer>& layer);
 // behind by code that did not leave them, go with it; their number is returned.
 // Throws where the layer is not on this thread's stack.
 int64_t pop(const Layer& layer);
+// The same of a layer that somebody else has taken off.
+bool is_on_stack(const Layer& layer);
+void forget(const Layer& layer);
 
 // The layer of each entry, outermost first; null for those of torch.func.
 std::vector<std::shared_ptr<Layer>> layers_on_stack();
@@ -87,6 +108,7 @@ class WithoutTop {
 
  private:
   at::functorch::DynamicLayer entry_;
+  size_t depth_; // below
   c10::impl::PODLocalDispatchKeySet keys_inside_;
 };
 

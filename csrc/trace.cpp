@@ -4,23 +4,33 @@
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
+#include <sstream>
 #include <string_view>
+
+#include "keys.h"
+#include "stack.h"
 
 namespace torchlayers {
 namespace {
 
-bool asked_for_by_environment() {
+enum class Printing { Nothing, Steps, StepsAndState };
+
+Printing asked_for_by_environment() {
   const char* value = std::getenv("TORCHLAYERS_TRACE");
-  return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+  const std::string_view asked = value != nullptr ? value : "";
+  if (asked.empty() || asked == "0") {
+    return Printing::Nothing;
+  }
+  return asked == "2" ? Printing::StepsAndState : Printing::Steps;
 }
 
-const bool printing = asked_for_by_environment();
+const Printing printing = asked_for_by_environment();
 std::mutex mutex;
 std::vector<std::vector<TraceEvent>> recordings;
 
 void record(const TraceEvent& event) {
   std::lock_guard<std::mutex> lock(mutex);
-  if (printing) {
+  if (printing != Printing::Nothing) {
     const auto indent = static_cast<size_t>(2 * std::max<int64_t>(event.level - 1, 0));
     std::cerr << std::string(indent, ' ') << event.layer << " " << event.step << " " << event.op
               << "\n";
@@ -32,10 +42,23 @@ void record(const TraceEvent& event) {
 
 } // namespace
 
-bool tracing = printing;
+bool tracing = printing != Printing::Nothing;
 
 void trace_step(const char* step, const Operator& op, const Layer& layer) {
   record({step, op.name(), layer.name(), layer.level()});
+}
+
+void print_state(const char* where, const Operator& op) {
+  if (printing != Printing::StepsAndState) {
+    return;
+  }
+  const auto keys = thread_keys();
+  std::ostringstream lines; // printed at once: other threads print too
+  lines << where << " " << op.name() << " stack " << describe_stack() << "\n  included "
+        << c10::toString(keys.included()) << "\n  excluded " << c10::toString(keys.excluded())
+        << "\n";
+  std::lock_guard<std::mutex> lock(mutex);
+  std::cerr << lines.str();
 }
 
 void trace_pull_back(const char* who, const Layer* layer) {
@@ -57,7 +80,7 @@ std::vector<TraceEvent> stop_recording() {
   TORCH_CHECK(!recordings.empty(), "torchlayers: no recording is under way");
   auto events = std::move(recordings.back());
   recordings.pop_back();
-  tracing = printing || !recordings.empty();
+  tracing = printing != Printing::Nothing || !recordings.empty();
   return events;
 }
 

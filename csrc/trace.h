@@ -17,13 +17,23 @@ struct TraceEvent {
 };
 
 // Where the steps go while it is set: recorded by `torchlayers.trace()`, or
-// printed to stderr with TORCHLAYERS_TRACE=1 in the environment.
+// printed to stderr with TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each
+// step is preceded by the stack and the thread's keys as the front and the back find them.
 extern bool tracing;
 void trace_step(const char* step, const Operator& op, const Layer& layer);
 
 inline void trace(const char* step, const Operator& op, const Layer& layer) {
   if (C10_UNLIKELY(tracing)) {
     trace_step(step, op, layer);
+  }
+}
+
+void print_state(const char* where, const Operator& op);
+
+// `where`: "front" or "back".
+inline void trace_state(const char* where, const Operator& op) {
+  if (C10_UNLIKELY(tracing)) {
+    print_state(where, op);
   }
 }
 

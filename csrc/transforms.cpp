@@ -4,6 +4,7 @@
 #include <ATen/ops/_unpack_dual.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "batched.h"
 #include "errors.h"
 #include "layer.h"
 #include "modes.h"
@@ -16,11 +17,10 @@
 namespace torchlayers {
 
 at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked) {
-  const Layer* layer = top_layer();
-  TORCH_INTERNAL_ASSERT(layer != nullptr);
+  const Layer& layer = entered_layer();
   const at::Tensor value = without_dead_wrappers(tensor);
-  check_from_outside(value, *layer);
-  at::Tensor wrapped = wrap(value, *layer, /*is_immutable=*/false);
+  check_from_outside(value, layer);
+  at::Tensor wrapped = wrap(value, layer, /*is_immutable=*/false);
   if (tracked) {
     wrapped.set_requires_grad(true);
   }
@@ -50,16 +50,22 @@ at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
 }
 
 at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
-  const Layer* layer = top_layer();
-  TORCH_INTERNAL_ASSERT(layer != nullptr);
-  check_from_outside(primal, *layer);
-  check_from_outside(tangent, *layer);
+  const Layer& layer = entered_layer();
+  check_from_outside(primal, layer);
+  check_from_outside(tangent, layer);
   const at::Tensor value = without_dead_wrappers(primal);
-  if (!fits(value, tangent) || !is_laid_out_like(tangent, value)) {
+  const bool is_fitting = fits(value, tangent);
+  at::Tensor fitting = tangent;
+  if (is_fitting && (value.is_conj() || value.is_neg()) && !is_laid_out_like(tangent, value)) {
+    // torch takes the dual of a dual that is conjugated or negated for a view whose tangent is
+    // none.
+    fitting = unwrap(copy_like(tangent, value), layer.level());
+  }
+  if (!is_fitting || !is_laid_out_like(fitting, value)) {
     return at::_make_dual(primal, tangent, kDualLevel);
   }
-  at::Tensor dual = wrap(value, *layer, /*is_immutable=*/false);
-  give_tangent(dual, without_dead_wrappers(tangent));
+  at::Tensor dual = wrap(value, layer, /*is_immutable=*/false);
+  give_tangent(dual, without_dead_wrappers(fitting));
   return dual;
 }
 
@@ -82,7 +88,7 @@ std::vector<at::Tensor> pull_back(
     bool in_layer) {
   GradLayer* layer = nullptr;
   if (in_layer) {
-    layer = dynamic_cast<GradLayer*>(top_layer());
+    layer = dynamic_cast<GradLayer*>(&entered_layer());
     TORCH_INTERNAL_ASSERT(layer != nullptr);
   }
   InBackward phase(layer);
@@ -95,21 +101,27 @@ std::vector<at::Tensor> pull_back(
   if (C10_UNLIKELY(tracing)) {
     trace_pull_back("autograd", layer);
   }
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < cotangents.size(); ++i) {
+    given.push_back(batched_like(cotangents[i], without_dead_wrappers(outputs[i])));
+  }
   return torch::autograd::grad(
-      outputs, inputs, cotangents, retain_graph, create_graph, /*allow_unused=*/true);
+      outputs, inputs, given, retain_graph, create_graph, /*allow_unused=*/true);
 }
 
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
-  const auto* layer = dynamic_cast<VmapLayer*>(top_layer());
+  const auto* layer = dynamic_cast<VmapLayer*>(&entered_layer());
   TORCH_INTERNAL_ASSERT(layer != nullptr);
   check_from_outside(tensor, *layer);
-  return at::functorch::addBatchDim(tensor, dim, layer->level());
+  return batched(tensor, c10::maybe_wrap_dim(dim, tensor.dim()), *layer);
 }
 
 at::Tensor remove_batch_dim(
     const at::Tensor& tensor, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  check_not_escaped(tensor, *top_layer());
+  if (const Layer* layer = layer_at(level)) {
+    check_not_escaped(tensor, *layer);
+  }
   const bool is_batched = batched && batched->level() == level;
   const int64_t dims = is_batched ? batched->value().dim() : tensor.dim() + 1;
   TORCH_CHECK_INDEX(

@@ -1,6 +1,7 @@
 #include "wrapper.h"
 
 #include "args.h"
+#include "batched.h"
 #include "errors.h"
 #include "stack.h"
 
@@ -39,11 +40,15 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
       ", outside that transform. Return it from the inner function instead of keeping it.");
 }
 
-// A batched tensor has no life handle, so the one sign that it comes from a vmap that
-// has ended, at a level that another vmap has now, is the wrong batch size.
-bool is_of_another_batch(const at::functorch::BatchedTensorImpl& batched, const VmapLayer& layer) {
-  return batched.level() == layer.level() &&
-         batched.value().sym_size(batched.bdim()) != layer.batch_size();
+// Whether it is of the layer that has its level on this thread's stack. NOTE [Whose batch].
+bool is_of(const at::functorch::BatchedTensorImpl& batched, const Layer* layer) {
+  if (const uint64_t number = number_of(batched)) {
+    return layer != nullptr && layer->number() == number;
+  }
+  // torch's kind, which tells no more of its vmap; which may be torch.func's.
+  return layer == nullptr || (layer->kind() == Layer::Kind::Vmap &&
+                              batched.value().sym_size(batched.bdim()) ==
+                                  static_cast<const VmapLayer*>(layer)->batch_size());
 }
 
 } // namespace
@@ -128,9 +133,10 @@ bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
     return false;
   }
   // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
-  const bool is_vmap = layer.kind() == Layer::Kind::Vmap;
-  return batched->level() > layer.level() - (is_vmap ? 0 : 1) ||
-         (is_vmap && is_of_another_batch(*batched, static_cast<const VmapLayer&>(layer)));
+  if (batched->level() == layer.level()) {
+    return layer.kind() != Layer::Kind::Vmap || !is_of(*batched, &layer);
+  }
+  return batched->level() > layer.level() || !is_of(*batched, layer_at(batched->level()));
 }
 
 void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
@@ -142,7 +148,8 @@ void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
 
 void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  if (batched && batched->level() >= layer.level()) {
+  if (batched &&
+      (batched->level() >= layer.level() || !is_of(*batched, layer_at(batched->level())))) {
     raise_escaped("a tensor batched by vmap", batched->level(), layer);
   }
   const auto* wrapper = wrapper_of(tensor);
@@ -153,6 +160,12 @@ void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
   if (level && !is_of_this_stack(*wrapper, *level)) {
     raise_of_another_thread(*level, layer);
   }
+}
+
+void take_off_dead_wrappers(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
+    return without_dead_wrappers(tensor);
+  });
 }
 
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
@@ -172,9 +185,7 @@ void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
     }
   });
   if (any_dead) {
-    change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
-      return without_dead_wrappers(tensor);
-    });
+    take_off_dead_wrappers(op, args);
   }
 }
 

@@ -28,6 +28,9 @@ bool is_of_layer(const at::functorch::TensorWrapper& wrapper, const Layer& layer
 // The value inside wrappers whose transform has ended; other tensors as they are.
 at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 
+// The same of all arguments.
+void take_off_dead_wrappers(const Operator& op, Args& args);
+
 // A wrapper of this layer's level, which has to be on top of the stack. It is
 // immutable if the value belongs to someone outside the transform.
 at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable);
@@ -48,7 +51,7 @@ const at::Tensor& holder_of(const at::Tensor& tensor);
 
 // Whether the tensor was batched by another vmap than those of this layer and the
 // layers below it, which means that it escaped: that vmap has ended, or is not where
-// the operator runs.
+// the operator runs. NOTE [Whose batch].
 bool has_escaped(const at::Tensor& tensor, const Layer& layer);
 
 // Throws if it has.

@@ -5,6 +5,8 @@ import torch
 
 torch.set_num_threads(1)  # the tests run in parallel processes
 
+collect_ignore = ["packages"]  # unless named: they are run apart (make test-full)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long sweeps in full")

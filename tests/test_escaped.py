@@ -271,8 +271,101 @@ def test_a_live_wrapper_used_around_its_transform_is_refused_by_level(outer, nam
     assert tl.current_stack() == ()
 
 
-def test_a_batched_tensor_of_an_ended_vmap_is_told_by_its_batch_size():
-    escaped = kept_by_vmap(tl)
-    for use in (lambda x: x + escaped, lambda x: escaped):
-        with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in vmap"):
-            tl.vmap(use)(torch.ones(7, 2))
+def kept_from_torchs_rule():
+    kept = []
+    tl.vmap(lambda y: kept.append(torch.linalg.cross(y, y.flip(0))) or y)(torch.ones(3, 3))
+    return kept[0]
+
+
+@pytest.mark.parametrize("size", [3, 7])
+@pytest.mark.parametrize("keep", [lambda: kept_by_vmap(tl), kept_from_torchs_rule])
+def test_a_batched_tensor_of_an_ended_vmap_is_not_taken_for_one_of_a_later_vmap(keep, size):
+    """Of its own size or another."""
+    escaped = keep()
+    uses = {
+        "without boxes": lambda x: x * escaped,
+        "a rule of ours": lambda x: torch.stack([x[0], escaped.sum()]),
+        "torch's rule": lambda x: torch.linalg.cross(x.sum().expand(3), escaped.expand(3)),
+        "below": lambda x: tl.grad(lambda y: (y * escaped.sum()).sum())(x),
+        "argument of grad": lambda x: tl.grad(torch.sum)(escaped),
+        "returned": lambda x: escaped,
+    }
+    for use in uses.values():
+        with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in"):
+            tl.vmap(use)(torch.ones(size, 2))
+    assert tl.current_stack() == ()
+
+
+def test_a_batched_tensor_that_torch_made_is_told_by_the_size_of_its_batch():
+    """One made by torch's own functions says nothing more of its vmap."""
+    kept = []
+    tl.vmap(lambda x: kept.append(torch._C._functorch._add_batch_dim(X, 0, 1)) or x)(X)
+    with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in vmap"):
+        tl.vmap(lambda x: x + kept[0])(torch.ones(7, 2))
+
+
+# Writes. Each is made to the wrapper, and to its value, which is to make no difference.
+WRITES = {
+    "add_": lambda t: t.add_(1),
+    "mul_ by itself": lambda t: t.mul_(t),
+    "copy_": lambda t: t.copy_(X),
+    "a view's": lambda t: t[1:].exp_(),
+    "by index": lambda t: t.__setitem__(1, 5.0),
+    "by mask": lambda t: t.masked_fill_(X > 0.7, 2.0),
+    "without a rule": lambda t: t.index_reduce_(0, torch.tensor([0, 2]), X[:2], "amax"),
+    "out=": lambda t: torch.mul(X, 3, out=t),
+    "a list's": lambda t: torch._foreach_add_([t], 2.0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:index_reduce")
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@pytest.mark.parametrize(
+    "outer",
+    [
+        lambda f: tl.grad(f)(X),
+        lambda f: tl.vjp(f, X)[0],
+        lambda f: tl.jvp(f, (X,), (torch.ones(3),)),
+        lambda f: tl.vmap(f)(torch.stack([X, 2 * X])),
+        lambda f: tl.vmap(tl.grad(f))(torch.stack([X, 2 * X])),
+        lambda f: tl.jvp(tl.grad(f), (X,), (torch.ones(3),)),
+        lambda f: f(X),
+    ],
+    ids=["grad", "vjp", "jvp", "vmap", "vmap(grad)", "jvp(grad)", "nothing"],
+)
+@pytest.mark.parametrize("keep", ["grad", "jvp", "grad of grad"])
+def test_a_write_to_a_wrapper_is_a_write_to_its_value(outer, write, keep):
+    def keeper(z, kept):
+        kept.append(z)
+        return z.sum()
+
+    inner = {
+        "grad": lambda kept: tl.grad(lambda z: keeper(z, kept)),
+        "jvp": lambda kept: lambda y: tl.jvp(lambda z: keeper(z, kept), (y,), (y,)),
+        "grad of grad": lambda kept: tl.grad(lambda z: tl.grad(lambda w: keeper(w, kept))(z).sum()),
+    }[keep]
+
+    def f(x, through_wrapper):
+        kept, y = [], x * 2
+        inner(kept)(y)
+        write(kept[0] if through_wrapper else y)
+        return (y * y).sum()
+
+    expected = outcome(outer, lambda x: f(x, False))
+    if isinstance(expected, str):
+        assert outcome(outer, lambda x: f(x, True)) == expected
+    else:
+        assert_same(outcome(outer, lambda x: f(x, True)), expected)
+
+
+def outcome(outer, f):
+    try:
+        return outer(f)
+    except RuntimeError as error:
+        return str(error).split(" In ")[0]
+
+
+def test_a_write_to_a_wrapper_of_a_captured_tensor_is_refused_as_to_the_tensor():
+    escaped = kept_argument(tl, X.clone())
+    with pytest.raises(RuntimeError, match="mutate a captured tensor"):
+        tl.grad(lambda x: (escaped.add_(x) * x).sum())(X)

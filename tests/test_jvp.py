@@ -108,8 +108,10 @@ def test_primals_of_any_layout(primal):
     agree(pushed(torch.sin, primal, tangents=(torch.rand(primal.shape),)))
 
 
-def test_a_tangent_of_another_dtype_is_kept_as_it_is():
-    agree(pushed(torch.sin, X, tangents=(T.double(),)))
+def test_a_tangent_of_another_dtype_gives_one_of_the_results():
+    _, expected = tl.jvp(torch.sin, (X,), (T,))
+    _, found = tl.jvp(torch.sin, (X,), (T.double(),))
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("f", [lambda x: x * 2, torch.clone, lambda x: X])

@@ -1,6 +1,7 @@
 """linearize: the value, and jvp as a function of the tangents alone."""
 
 import functools
+import threading
 
 import pytest
 import torch
@@ -250,6 +251,93 @@ def test_plain_autograd_goes_through():
     _, jvp_fn = tl.linearize(torch.exp, x)
     (gradient,) = torch.autograd.grad(jvp_fn(T).sum(), x)
     torch.testing.assert_close(gradient, T * X.exp())
+
+
+# Subclasses of tensors
+
+
+class Holding(torch.Tensor):
+    """Holds a tensor, and computes with it."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, held.shape, dtype=held.dtype, device=held.device, strides=held.stride()
+        )
+
+    def __init__(self, held):
+        self.held = held
+
+    def __repr__(self):
+        return f"Holding({self.held})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = pytree.tree_map_only(cls, lambda t: t.held, (args, kwargs or {}))
+        return pytree.tree_map_only(torch.Tensor, cls, func(*args, **kwargs))
+
+
+class Named(torch.Tensor):
+    """Has functions of its own, by the default of every subclass."""
+
+
+def held(value):
+    return getattr(value, "held", value)
+
+
+ZEROS, ONES = torch.zeros(3), Holding(torch.ones(3))
+# Each gives the derivative of a function at X along T.
+KINDS = {
+    "a primal that holds a tensor": lambda f: tl.linearize(f, Holding(X))[1](Holding(T)),
+    "among others": lambda f: tl.linearize(lambda y, x: f(x), Y, Holding(X))[1](Y, Holding(T)),
+    "with a plain tangent": lambda f: tl.linearize(f, Holding(X))[1](T),
+    "a tangent that holds a tensor": lambda f: tl.linearize(f, X)[1](Holding(T)),
+    "a captured one": lambda f: tl.linearize(lambda x: f(x) * ONES, X)[1](T),
+    "one made inside": lambda f: tl.linearize(lambda x: f(Holding(ZEROS) + x), X)[1](T),
+    "with functions of its own": lambda f: tl.linearize(f, X.as_subclass(Named))[1](T),
+    "a parameter": lambda f: tl.linearize(f, nn.Parameter(X))[1](T).detach(),
+}
+
+
+@pytest.mark.parametrize("f", [torch.sin, lambda x: x.sin() * x, lambda x: x.sum() * x])
+@pytest.mark.parametrize("call", KINDS.values(), ids=KINDS)
+def test_subclasses(call, f):
+    expected = tl.jvp(f, (X,), (T,))[1]
+    for _ in range(3):
+        junk = torch.full((3,), 7e30)  # what uninitialised memory would hold
+        del junk
+        result = held(call(f)).as_subclass(torch.Tensor)
+        torch.testing.assert_close(result, expected)
+
+
+def test_the_point_of_a_subclass_is_kept():
+    point = Holding(X.clone())
+    _, jvp_fn = tl.linearize(torch.exp, point)
+    point.held.zero_()
+    torch.testing.assert_close(jvp_fn(Holding(T)).held, T * X.exp())
+
+
+# On several threads
+
+
+def test_on_several_threads():
+    errors, start = [], threading.Barrier(8)
+
+    def work(n):
+        start.wait()
+        try:
+            for i in range(20):
+                x = X + n + i
+                torch.testing.assert_close(tl.linearize(torch.sin, x)[1](T), T * x.cos())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
 
 
 # Misuse

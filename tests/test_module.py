@@ -188,3 +188,16 @@ def test_debug_unwrap_of_one_level(transform):
     }[transform]()
     assert torch.equal(seen[0], X)
     assert level_of(seen[0]) == -1
+
+
+@pytest.mark.parametrize("pattern", ["a b -> b a", "a b -> (a b)", "a (b c) -> c a b"])
+def test_rearrange_under_transforms(pattern):
+    sizes = {"c": 2} if "c" in pattern else {}
+    x = X.reshape(5, 2, 2).expand(3, 5, 2, 2).flatten(2) * torch.arange(1.0, 4.0).view(3, 1, 1)
+
+    def rearranged(tf):
+        return lambda x: tf.rearrange(x.sin(), pattern, **sizes)
+
+    agree(lambda tf: tf.vmap(rearranged(tf))(x))
+    agree(lambda tf: tf.grad(lambda x: rearranged(tf)(x).square().sum())(x[0]))
+    agree(lambda tf: tf.jvp(rearranged(tf), (x[0],), (x[1],)))

@@ -270,6 +270,119 @@ def test_entries_left_out_of_order_are_cleaned_up_and_reported():
     assert ambient() == before
 
 
+# NOTE [A stack left dirty]: what pushes to torch.func's stack or pops from it, and leaves it so.
+
+
+def push_one():
+    torch._C._functorch._grad_increment_nesting()
+
+
+def pop_one():
+    torch._C._functorch.pop_dynamic_layer_stack()
+
+
+def dirty_operator(action, rule_action=lambda: None):
+    """op(x) = 2 x, whose kernel does one, and whose batching rule, if any, the other."""
+    library = torch.library.Library("torchlayers_dirty", "FRAGMENT")
+    library.define("op(Tensor x) -> Tensor")
+    library.impl("op", lambda x: (action(), x * 2)[1], "CompositeExplicitAutograd")
+    if rule_action is not None:
+        torch.library.register_vmap(
+            "torchlayers_dirty::op",
+            lambda info, in_dims, x: (rule_action(), x * 2)[1:] + in_dims,
+            lib=library,
+        )
+    return library
+
+
+@pytest.fixture
+def clean():
+    before = ambient()
+    yield
+    assert ambient() == before
+    assert second_derivative_of_cube(2.0) == 12.0
+
+
+def second_derivative_of_cube(x):
+    return tl.grad(tl.grad(lambda y: y**3))(torch.tensor(x)).item()
+
+
+@pytest.fixture
+def make_dirty():
+    """Makes the operator, for one test."""
+    made = []
+
+    def make(*actions):
+        made.append(dirty_operator(*actions))
+        return torch.ops.torchlayers_dirty.op
+
+    yield make
+    for library in made:
+        library._destroy()
+    torch.ops.__dict__.pop("torchlayers_dirty", None)
+
+
+@pytest.mark.parametrize("around", ["grad", "vmap"])
+def test_a_kernel_that_leaves_a_layer_on_the_stack_is_named(clean, make_dirty, around):
+    op = make_dirty(push_one)
+    with pytest.raises(
+        RuntimeError,
+        match=r"torchlayers: a kernel of torchlayers_dirty::op left the stack below it as "
+        r"\[1:torch.func\], and found it as \[\]",
+    ):
+        getattr(tl, around)(lambda x: (x * op(torch.ones(2))).sum())(torch.ones(2))
+
+
+def test_a_batching_rule_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean, make_dirty):
+    op = make_dirty(lambda: None, pop_one)
+
+    def f(x):
+        return tl.vmap(lambda y: op(y) * x)(torch.ones(2)).sum()
+
+    message = (
+        r"vmap \(level 2\) is not on the stack any more on leaving it: the stack is \[1:grad\]"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        tl.grad(f)(torch.tensor(1.0))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operator(
+    clean, make_dirty
+):
+    op = make_dirty(pop_one, None)
+    said = []
+
+    def f(x, y):
+        for use in (lambda: op(x * y), lambda: y + 1):
+            with pytest.raises(RuntimeError) as error:
+                use()
+            said.append(str(error.value))
+        return torch.ones(2)
+
+    # vmap is off the stack while the kernel runs, and grad is on it.
+    with pytest.raises(RuntimeError, match=r"grad \(level 1\) is not on the stack any more"):
+        tl.grad(lambda x: tl.vmap(lambda y: f(x, y))(torch.ones(2)).sum())(torch.tensor(3.0))
+    words = (
+        "torchlayers: vmap (level 2) is not at its level any more: the stack is [2:vmap]. A kernel"
+    )
+    assert said[0].startswith(f"{words} left the stack below it as [], and took off what was")
+    assert said[1].startswith(f"{words} or program has popped torch.func's stack")
+
+
+def test_a_program_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean):
+    with pytest.raises(
+        RuntimeError,
+        match=r"grad \(level 1\) is not on the stack any more on leaving it: the stack is \[\]",
+    ):
+        tl.grad(lambda x: (pop_one(), x.sum())[1])(torch.ones(2))
+
+
+def test_a_program_that_leaves_a_layer_on_the_stack_is_told_on_leaving_the_one_around(clean):
+    with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\), 1 layer\(s\)"):
+        tl.vmap(lambda x: (push_one(), x)[1])(torch.ones(2))
+
+
 def test_an_entry_can_not_be_left_on_another_thread():
     entry = _C.GradEntry()
     failures = []

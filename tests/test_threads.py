@@ -122,18 +122,8 @@ def test_a_transform_on_another_thread_refuses_this_threads_tensors(outer, inner
     assert tl.current_stack() == ()
 
 
-# A batched tensor has no life handle: what shows is its level and the size of its batch.
-BLIND = pytest.mark.xfail(reason="two vmaps of one level and size can't be told apart", strict=True)
-
-
-@pytest.mark.parametrize(
-    ("outer", "inner"),
-    [
-        pytest.param(outer, inner, marks=BLIND if (outer, inner) == ("vmap", "vmap") else ())
-        for outer in ("grad", "jvp", "vmap")
-        for inner in TRANSFORMS
-    ],
-)
+@outers
+@pytest.mark.parametrize("inner", TRANSFORMS)
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_function_on_another_thread_refuses_to_capture_this_threads_tensors(outer, inner, depth):
     def f(x):
@@ -150,6 +140,47 @@ def test_a_function_on_another_thread_refuses_to_capture_this_threads_tensors(ou
 
     with pytest.raises(RuntimeError, match=REFUSED):
         TRANSFORMS[outer](tl, f, torch.ones(2, 3))
+    assert tl.current_stack() == ()
+
+
+# What a vmap's tensor meets on the thread of a vmap of the same level and size: without boxes,
+# batched alike, a rule of ours, and torch's.
+OPERATORS = {
+    "typed": lambda x, y: x * y,
+    "along a dimension": lambda x, y: x.sum(0) + y,
+    "batched alike": lambda x, y: torch.heaviside(x, y),
+    "a rule": lambda x, y: torch.cat([y, x]),
+    "torch's rule": torch.linalg.cross,
+    "in place": lambda x, y: y.clone().add_(x),
+    "returned": lambda x, y: x,
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+@pytest.mark.parametrize(
+    "made",
+    [lambda x: x, torch.sin, lambda x: torch.linalg.cross(x, x.flip(0))],
+    ids=["the argument", "sin", "cross"],
+)
+@pytest.mark.parametrize("around", ["vmap", "vmap(grad)"])
+def test_two_vmaps_of_one_level_and_size_are_told_apart(operator, made, around):
+    """`made` by no operator, a rule of ours or torch's batching rule."""
+
+    def f(x):
+        kept = made(x)
+
+        def g(y):
+            return operator(kept, y)
+
+        def work():
+            if around == "vmap":
+                return tl.vmap(g)(torch.ones(2, 3))
+            return tl.vmap(tl.grad(lambda y: g(y).sum()))(torch.ones(2, 3))
+
+        return on_a_thread(work)
+
+    with pytest.raises(RuntimeError, match=r"torchlayers: a tensor batched by vmap \(level 1\)"):
+        tl.vmap(f)(torch.ones(2, 3))
     assert tl.current_stack() == ()
 
 

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 
 import torchlayers as tl
+from torchlayers import _C
 
 
 def test_each_step_of_each_operator_is_recorded():
@@ -51,16 +53,46 @@ def test_recordings_nest():
     assert len(inner) == 2
 
 
-def test_the_environment_variable_prints_the_steps():
-    program = "import torch, torchlayers as tl; tl.vmap(torch.neg)(torch.ones(2))"
+def printed(how_much, function):
+    """The lines that a process prints with TORCHLAYERS_TRACE in its environment."""
+    program = f"import torch, torchlayers as tl; {function}(torch.ones(2))"
     run = subprocess.run(
         [sys.executable, "-c", program],
-        env={"TORCHLAYERS_TRACE": "1", "PATH": ""},
+        env={"TORCHLAYERS_TRACE": how_much, "PATH": ""},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert run.stderr.splitlines() == [
+    return run.stderr.splitlines()
+
+
+@pytest.mark.parametrize("nothing", ["", "0"])
+def test_the_environment_variable_may_say_no(nothing):
+    assert printed(nothing, "tl.vmap(torch.neg)") == []
+
+
+def test_the_environment_variable_prints_the_steps():
+    assert printed("1", "tl.vmap(torch.neg)") == [
         "vmap (level 1) process aten::neg",
         "vmap (level 1) send_down aten::neg",
     ]
+
+
+def test_the_environment_variable_prints_the_stack_and_the_keys_at_front_and_back():
+    # renorm has no rule, so autograd's kernel records it and sends it on to the back.
+    lines = printed("2", "tl.grad(lambda x: x.view(1, 2).renorm(2, 0, 1.0).sum())")
+    assert "grad (level 1) send_down aten::renorm" in lines
+    at = {where: lines.index(f"{where} aten::renorm stack [1:grad]") for where in ("front", "back")}
+    assert at["front"] < at["back"]
+    keys = {
+        (where, which): next(
+            line for line in lines[place:] if line.startswith(f"  {which} DispatchKeySet(")
+        )
+        for where, place in at.items()
+        for which in ("included", "excluded")
+    }
+    assert _C.FRONT_KEY in keys["front", "included"]
+    assert _C.FRONT_KEY not in keys["back", "included"]
+    assert _C.BACK_KEY in keys["back", "included"]
+    assert "FuncTorchBatched" in keys["back", "excluded"]
+    assert "FuncTorchBatched" not in keys["front", "excluded"]

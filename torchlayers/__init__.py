@@ -9,6 +9,8 @@ from torchlayers.grad import grad as grad
 from torchlayers.grad import grad_and_value as grad_and_value
 from torchlayers.grad import vjp as vjp
 from torchlayers.hvp import hvp as hvp
+from torchlayers.install import install as install
+from torchlayers.install import uninstall as uninstall
 from torchlayers.jacobian import hessian as hessian
 from torchlayers.jacobian import jacfwd as jacfwd
 from torchlayers.jacobian import jacrev as jacrev
@@ -16,6 +18,7 @@ from torchlayers.jvp import jvp as jvp
 from torchlayers.linearize import linearize as linearize
 from torchlayers.module import debug_unwrap as debug_unwrap
 from torchlayers.module import functional_call as functional_call
+from torchlayers.module import rearrange as rearrange
 from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
 from torchlayers.module import stack_module_state as stack_module_state
 from torchlayers.stack import current_stack as current_stack
@@ -36,13 +39,16 @@ __all__ = [
     "graph",
     "hessian",
     "hvp",
+    "install",
     "jacfwd",
     "jacrev",
     "jvp",
     "linearize",
+    "rearrange",
     "replace_all_batch_norm_modules_",
     "stack_module_state",
     "trace",
+    "uninstall",
     "vjp",
     "vmap",
 ]

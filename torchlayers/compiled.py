@@ -1,20 +1,70 @@
-"""torch.compile: what our transforms do while Dynamo traces them.
+"""torch.compile and torch.export: what our transforms do while these trace them.
 
 NOTE [Under torch.compile]
 Dynamo can't see into our C++ layers, and what it compiles has no use for them: no operator is
 dispatched one by one any more. It does understand torch.func's transforms. So while it traces,
-each of ours calls its namesake there, with which it agrees.
+each of ours calls its namesake there (torch_func.py), with which it agrees.
+
+NOTE [Under torch.export]
+torch.export, where it is not strict, does without Dynamo: it runs the program, and writes down
+each operator where it is called, above all layers. There the tensors are our wrappers, of which
+it knows nothing. So that place is passed by while our layers are active, and the operators that
+reach the bottom of the stack are shown to it from there: what it writes down is what the
+transforms have come to.
 """
 
 import contextlib
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.errors import TransformError
 
+Result = TypeVar("Result")
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
+
 is_tracing = torch.compiler.is_dynamo_compiling
+
+
+def is_exporting() -> bool:
+    """Whether operators are written down where they are called, as torch.export does it."""
+    return bool(
+        _torch._C._len_torch_function_stack() > 0  # nearly always there is none
+        and (_torch._C._dispatch_tls_local_include_set() & _PRE_DISPATCH) == _PRE_DISPATCH
+        and (_torch._C._dispatch_tls_local_exclude_set() & _PRE_DISPATCH) != _PRE_DISPATCH
+    )
+
+
+def exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    """The call's result, its operators written down below the layers: where is_exporting()."""
+    with _torch._C._ExcludeDispatchKeyGuard(_PRE_DISPATCH), _ShownAtTheBottom():  # type: ignore[no-untyped-call]
+        return call(*args, **kwargs)
+
+
+class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Calls each operator again where it is written down."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        included = _torch._C._dispatch_tls_local_include_set()
+        excluded = _torch._C._dispatch_tls_local_exclude_set()
+        with _torch._C._ForceDispatchKeyGuard(included | _PRE_DISPATCH, excluded - _PRE_DISPATCH):
+            return func(*args, **(kwargs or {}))
+
+
+def refuse_strict_export(api: str) -> None:
+    """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
+    if torch.compiler.is_exporting():
+        raise TransformError(
+            f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
+            "gradients of torch.func. Leave strict=False, its default."
+        )
 
 
 def refuse(api: str, **options: Any) -> None:
@@ -22,8 +72,9 @@ def refuse(api: str, **options: Any) -> None:
     for name, value in options.items():
         if value:
             raise TransformError(
-                f"torchlayers: {api}: {name}={value!r} does not work in torch.compile. Leave it "
-                "out there, or compile the function inside the transform instead."
+                f"torchlayers: {api}: {name}={value!r} does not work in torch.compile and "
+                "torch.export. Leave it out there, or compile the function inside the transform "
+                "instead."
             )
 
 

@@ -34,8 +34,8 @@ def jvp_rule(
         operator's result (a tuple where it has several) and its tangent, of its shape, or
         None for zeros.
     Raises:
-        RuleError: op is no operator, has several overloads, writes to its arguments, or has a
-            rule already.
+        RuleError: op is no operator, has several overloads, writes to its arguments, takes or
+            returns a dict or nested list of tensors, or has a rule already.
     Example:
         >>> import torch, torchlayers
         >>> @torch.library.custom_op("mylib::cube", mutates_args=())
@@ -74,7 +74,8 @@ def vjp_rule(
         one argument the tuple may be left out.
     Raises:
         RuleError: op is no operator, has several overloads, writes to its arguments or returns
-            views of them, or has a rule already.
+            views of them, takes or returns a dict or nested list of tensors, or has a rule
+            already.
     Example:
         >>> import torch, torchlayers
         >>> @torch.library.custom_op("mylib::quartic", mutates_args=())
@@ -111,6 +112,12 @@ def _decorator(
             "autograd's to follow. Give a rule to an operator that returns a new tensor."
         )
     name = schema.name, schema.overload_name
+    if hidden := _C.hidden_tensors(*name):
+        raise RuleError(
+            f"torchlayers: {api}: {overload} may hold tensors where PyTorch's dispatcher does not "
+            f"look into: {hidden}. Give a rule to an operator of Tensor and Tensor[] arguments and "
+            "results, and call that from this one, registered as CompositeImplicitAutograd."
+        )
     if has_rule(*name) and not replace:
         raise RuleError(
             f"torchlayers: {api}: {overload} has a rule already. Pass replace=True to take "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, compiled, tree
+from torchlayers import _C, compiled, steps, tree
 from torchlayers.errors import TransformError
 from torchlayers.stack import FunctionalizeEntry, transformed
 
@@ -54,8 +54,9 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     keeps_views = remove == "mutations"
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
+        if compiled.is_tracing() or compiled.is_exporting():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
+        steps.replaced(steps.FUNCTIONALIZE)  # none can be, but refused
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with compiled.run_eagerly():

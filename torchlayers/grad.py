@@ -8,14 +8,16 @@ its second result is called.
 """
 
 import contextlib
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 
-from torchlayers import _C, compiled, tree
+from torchlayers import _C, compiled, steps, torch_func, tree
 from torchlayers.errors import (
     CallError,
     DtypeError,
@@ -26,8 +28,10 @@ from torchlayers.errors import (
     instead,
 )
 from torchlayers.stack import GradEntry, transformed
+from torchlayers.steps import Replaced
 
 _torch: Any = torch  # what it keeps for its own use has no types
+_eager_transforms: Any = eager_transforms
 _no_modes = _torch._C.DisableTorchFunction
 
 
@@ -63,7 +67,8 @@ def grad(
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
-            return torch.func.grad(func, argnums, has_aux)(*args, **kwargs)
+            compiled.refuse_strict_export("grad")
+            return torch_func.grad(func, argnums, has_aux)(*args, **kwargs)
         gradients, _, aux = _differentiate("grad", func, argnums, has_aux, args, kwargs)
         return (gradients, aux) if has_aux else gradients
 
@@ -88,7 +93,8 @@ def grad_and_value(
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
-            return torch.func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
+            compiled.refuse_strict_export("grad_and_value")
+            return torch_func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
         gradients, value, aux = _differentiate(
             "grad_and_value", func, argnums, has_aux, args, kwargs
         )
@@ -124,41 +130,13 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     Source: torch.func.vjp.
     """
     if compiled.is_tracing():
-        return torch.func.vjp(func, *primals, has_aux=has_aux)
-    output, vjp_fn, aux = vjp_by_argnums("vjp", func, primals, None, has_aux)
-    return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
-
-
-def vjp_by_argnums(
-    api: str,
-    func: Callable[..., Any],
-    primals: tuple[Any, ...],
-    argnums: int | tuple[int, ...] | None,
-    has_aux: bool,
-    for_rows: bool = False,
-) -> tuple[Any, Callable[..., Any], Any]:
-    """vjp by some of the primals; by all where argnums is None.
-
-    vjp_fn for the rows of a Jacobian takes None for the cotangent of an output whose rows they
-    are not. An output without dimensions has one row: it is pulled back here, as grad does it,
-    so that no graph is kept, and vjp_fn gives that row whatever the cotangent.
-    """
-    everything = tuple(range(len(primals)))
-    places = everything if argnums is None else tree.positions(api, argnums, len(primals))
-    with GradEntry() as level:
-        args, tracked, spec = _wrap(api, primals, places)
-        output = func(*args)
-        output, aux = tree.split_aux(api, output) if has_aux else (output, None)
-        outputs, output_spec = tree.flatten(output)
-        _check_outputs(api, outputs)
-        result = tree.unflatten([_C.unwrap(leaf, level) for leaf in outputs], output_spec)
-        aux = _unwrap_all(aux, level)
-        if for_rows and _is_real_scalar(output):
-            gradients = _pull_back(
-                outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
-            )
-            row = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
-            return result, lambda cotangent: _by_argnums(row, argnums), aux
+        compiled.refuse_strict_export("vjp")
+        return torch_func.vjp(func, *primals, has_aux=has_aux)
+    if compiled.is_exporting():
+        recorded, aux = compiled.exported(record, "vjp", func, primals, None, has_aux)
+    else:
+        recorded, aux = record("vjp", func, primals, None, has_aux)
+    outputs, output_spec = recorded.outputs, recorded.output_spec
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -172,32 +150,91 @@ def vjp_by_argnums(
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
         if cotangents is None and len(outputs) == 1 and outputs[0].numel() == 1:
-            cotangents = tree.unflatten([torch.ones_like(outputs[0])], output_spec)
-        flat, cotangent_spec = tree.flatten(cotangents)
-        if cotangent_spec != output_spec:
-            raise StructureError(
-                "torchlayers: vjp: the cotangents must have the structure of the output: got "
-                f"{tree.describe(cotangent_spec)} for {tree.describe(output_spec)} (* stands for "
-                "a leaf)."
-            )
-        pulled = outputs
-        if for_rows:
-            pulled = [
-                leaf for leaf, cotangent in zip(outputs, flat, strict=True) if cotangent is not None
-            ]
-            flat = [cotangent for cotangent in flat if cotangent is not None]
-        _check_cotangents(pulled, flat)
-        try:
-            gradients = _pull_back(
-                pulled, tracked, flat, retain_graph, create_graph, in_layer=False
-            )
-        except RuntimeError:
-            _explain_cotangents(pulled, flat)
-            raise
-        return _by_argnums(tree.unflatten(gradients, spec), argnums)
+            flat = [torch.ones_like(outputs[0])]
+        else:
+            flat, cotangent_spec = tree.flatten(cotangents)
+            if cotangent_spec != output_spec:
+                raise StructureError(
+                    "torchlayers: vjp: the cotangents must have the structure of the output: got "
+                    f"{tree.describe(cotangent_spec)} for {tree.describe(output_spec)} (* stands "
+                    "for a leaf)."
+                )
+            _check_cotangents(outputs, flat)
+        gradients = recorded.pull_back(flat, retain_graph, create_graph)
+        return tree.unflatten(gradients, recorded.primal_spec)
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
-    return result, vjp_fn, aux
+    output = tree.unflatten(recorded.values, output_spec)
+    return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
+
+
+@dataclasses.dataclass
+class Recorded:
+    """A function that has run under a grad layer, and can be pulled back.
+
+    Leaves are told apart by their places, never put into the user's pytrees for that: these may
+    drop or refuse what is not there.
+    """
+
+    api: str
+    outputs: list[Tensor]  # at the layer's level
+    values: list[Tensor]  # what they hold
+    output_spec: tree.TreeSpec
+    tracked: list[Tensor]
+    primal_spec: tree.TreeSpec  # of the chosen primals, as a tuple
+    row: list[Tensor] | None = None  # the gradients of an only output, where they are known
+
+    def pull_back(
+        self, cotangents: Sequence[Tensor | None], retain_graph: bool, create_graph: bool
+    ) -> list[Tensor]:
+        """The gradients by the chosen primals' leaves. An output may have no cotangent."""
+        if self.row is not None:
+            return self.row
+        if compiled.is_exporting():
+            return compiled.exported(self.pull_back, cotangents, retain_graph, create_graph)
+        pairs = zip(self.outputs, cotangents, strict=True)
+        pulled = [(output, given) for output, given in pairs if given is not None]
+        outputs, given = [output for output, _ in pulled], [given for _, given in pulled]
+        try:
+            return _pull_back(
+                outputs, self.tracked, given, retain_graph, create_graph, in_layer=False
+            )
+        except RuntimeError:
+            _explain_cotangents(self.api, outputs, given)
+            raise
+
+
+def record(
+    api: str,
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    argnums: int | tuple[int, ...] | None,
+    has_aux: bool,
+    for_rows: bool = False,
+) -> tuple[Recorded, Any]:
+    """The function, run to be pulled back to some of the primals, or all of them; and its aux.
+
+    For the rows of a Jacobian, an output without dimensions has one: it is pulled back here, as
+    grad does it, so that no graph is kept.
+    """
+    everything = tuple(range(len(primals)))
+    places = everything if argnums is None else tree.positions(api, argnums, len(primals))
+    replaced = steps.replaced(steps.GRAD)
+    with GradEntry() as level:
+        args, tracked, spec = _wrap(api, primals, places, level, replaced)
+        output = func(*args)
+        output, aux = tree.split_aux(api, output) if has_aux else (output, None)
+        outputs, output_spec = tree.flatten(output)
+        _check_outputs(api, outputs)
+        row = None
+        if for_rows and _is_real_scalar(output):
+            gradients = _pull_back(
+                outputs, tracked, [], retain_graph=False, create_graph=True, in_layer=True
+            )
+            row = steps.unwrap_leaves(gradients, level, replaced)
+        values = steps.unwrap_leaves(outputs, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
+    return Recorded(api, outputs, values, output_spec, tracked, spec, row), aux
 
 
 def _differentiate(
@@ -213,21 +250,24 @@ def _differentiate(
         result = _C.call_grad(func, args, argnums, partial(_gradients, api))
         if result is not NotImplemented:
             return (*result, None)
+    if compiled.is_exporting():
+        return compiled.exported(_differentiate, api, func, argnums, has_aux, args, kwargs)
     places = tree.positions(api, argnums, len(args))
+    replaced = steps.replaced(steps.GRAD)
     with GradEntry() as level:
-        wrapped, tracked, spec = _wrap(api, args, places)
+        wrapped, tracked, spec = _wrap(api, args, places, level, replaced)
         if kwargs:
-            kwargs = tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), kwargs)
+            kwargs = steps.wrap(kwargs, level, replaced)
         value = func(*wrapped, **kwargs)
         value, aux = tree.split_aux(api, value) if has_aux else (value, None)
         gradients = _gradients(api, func, value, tracked)
-        chosen = tree.unflatten([_C.unwrap(leaf, level) for leaf in gradients], spec)
-        value = _C.unwrap(value, level)
-        aux = _unwrap_all(aux, level)
-    return _by_argnums(chosen, argnums), value, aux
+        chosen = tree.unflatten(steps.unwrap_leaves(gradients, level, replaced), spec)
+        value = steps.unwrap(value, level, replaced)
+        aux = steps.unwrap(aux, level, replaced)
+    return by_argnums(chosen, argnums), value, aux
 
 
-def _by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...] | None) -> Any:
+def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
     """One argument's gradient, or the tuple of them, as the caller asked for it."""
     return chosen[0] if isinstance(argnums, int) else chosen
 
@@ -247,19 +287,32 @@ def _gradients(
 
 
 def _wrap(
-    api: str, args: tuple[Any, ...], places: tuple[int, ...]
+    api: str,
+    args: tuple[Any, ...],
+    places: tuple[int, ...],
+    level: int,
+    replaced: Replaced,
 ) -> tuple[tuple[Any, ...], list[Tensor], tree.TreeSpec]:
     """The arguments at the layer's level; the tracked leaves of the chosen ones, and their spec."""
     flat, spec = tree.flatten(tree.pick(args, places))
-    tracked = [_track(api, args, places, leaf) for leaf in flat]
-    rest = tuple(
-        None if i in places else tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), arg)
-        for i, arg in enumerate(args)
-    )
-    return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    for leaf in flat:
+        _check_differentiable(api, args, places, leaf)
+    if not replaced:
+        tracked = [_C.wrap_argument(leaf, True) for leaf in flat]
+        rest = tuple(
+            None if i in places else steps.wrap(arg, level, replaced) for i, arg in enumerate(args)
+        )
+        return tree.replace(rest, places, tree.unflatten(tracked, spec)), tracked, spec
+    wrapped = steps.wrap(args, level, replaced)
+    tracked, spec = tree.flatten(tree.pick(wrapped, places))
+    for leaf in tracked:
+        _eager_transforms._create_differentiable(leaf, level)
+    return wrapped, tracked, spec
 
 
-def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> Tensor:
+def _check_differentiable(
+    api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any
+) -> None:
     if not isinstance(leaf, Tensor):
         raise NotTensorError(
             f"torchlayers: {api}: {_name(args, places, leaf)} must be a tensor to differentiate "
@@ -271,7 +324,6 @@ def _track(api: str, args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) 
             f"{leaf.dtype}: only floating-point and complex tensors have gradients. Convert it, "
             f"or {instead(api)}."
         )
-    return _C.wrap_argument(leaf, True)
 
 
 def _name(args: tuple[Any, ...], places: tuple[int, ...], leaf: Any) -> str:
@@ -330,19 +382,19 @@ def _check_cotangents(outputs: list[Tensor], cotangents: list[Any]) -> None:
             )
 
 
-def _explain_cotangents(outputs: list[Tensor], cotangents: list[Tensor]) -> None:
+def _explain_cotangents(api: str, outputs: list[Tensor], cotangents: list[Tensor]) -> None:
     """Raises what is wrong where autograd has refused to pull the cotangents back."""
     for i, (output, cotangent) in enumerate(zip(outputs, cotangents, strict=True)):
         if not output.requires_grad:
             continue
         if cotangent.is_complex() != output.is_complex():
             raise StructureError(
-                f"torchlayers: vjp: cotangent {i} is {cotangent.dtype}, its output "
+                f"torchlayers: {api}: cotangent {i} is {cotangent.dtype}, its output "
                 f"{output.dtype}: both must be real, or both complex."
             ) from None
         if cotangent.device != output.device:
             raise StructureError(
-                f"torchlayers: vjp: cotangent {i} is on {cotangent.device}, its output on "
+                f"torchlayers: {api}: cotangent {i} is on {cotangent.device}, its output on "
                 f"{output.device}: they must be on one device."
             ) from None
 
@@ -365,6 +417,9 @@ def _pull_back(
     in_layer: bool,
 ) -> list[Tensor]:
     """The gradients by the inputs: zeros where no output depends on one."""
+    if _C.replaced_steps(steps.GRAD) and "_autograd_grad" in steps.replaced(steps.GRAD):
+        pull = _eager_transforms._autograd_grad
+        return list(pull(outputs, inputs, cotangents or None, retain_graph, create_graph))
     connected = [i for i, output in enumerate(outputs) if output.requires_grad]
     if not connected:
         return [torch.zeros_like(leaf) for leaf in inputs]
@@ -382,7 +437,3 @@ def _pull_back(
         torch.zeros_like(leaf) if gradient is None else gradient
         for gradient, leaf in zip(gradients, inputs, strict=True)
     ]
-
-
-def _unwrap_all(aux: Any, level: int) -> Any:
-    return None if aux is None else tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)

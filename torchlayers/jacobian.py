@@ -17,11 +17,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchlayers import chunks, compiled, tree
+from torchlayers import chunks, compiled, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
-from torchlayers.grad import vjp_by_argnums
-from torchlayers.jvp import jvp_by_argnums
+from torchlayers.grad import by_argnums, record
+from torchlayers.jvp import jvp_by_argnums, jvp_of_leaves
 from torchlayers.stack import transformed
 from torchlayers.vmap import vmap_at_once
 
@@ -73,20 +73,34 @@ def jacrev(
 
     def wrapper(*args: Any) -> Any:
         if compiled.is_tracing():
+            compiled.refuse_strict_export(_api)
             compiled.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch.func.jacrev(
+            theirs = torch_func.jacrev(
                 func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args)
+        if compiled.is_exporting():
+            return compiled.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
-        output, vjp_fn, aux = vjp_by_argnums(_api, func, args, argnums, has_aux, for_rows=True)
-        outputs, output_spec = tree.flatten(output)
+        recorded, aux = record(_api, func, args, argnums, has_aux, for_rows=True)
+        outputs, primals = recorded.values, tree.leaves(_chosen(_api, args, argnums))
         _refuse_complex(_api, "output", tuple(outputs))
-        if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
-            row = tree.map_tensors(lambda leaf: _as_only_row(leaf, outputs[0]), vjp_fn(None))
-            jacobian = tree.unflatten([row], output_spec)
+
+        def shaped(by_output: list[list[Tensor]]) -> Any:
+            """The Jacobian, from its leaves by the primals for each output."""
+            rows = [
+                by_argnums(tree.unflatten(leaves, recorded.primal_spec), argnums)
+                for leaves in by_output
+            ]
+            jacobian = tree.unflatten(rows, recorded.output_spec)
             return (jacobian, aux) if has_aux else jacobian
-        primals, primal_spec = tree.flatten(_chosen(_api, args, argnums))
+
+        def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
+            return recorded.pull_back(cotangents, True, torch.is_grad_enabled())
+
+        if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
+            row = pull_one([torch.ones_like(outputs[0])])
+            return shaped([[_as_only_row(leaf, outputs[0]) for leaf in row]])
 
         def pull(start: int, size: int) -> list[Tensor]:
             if not size:
@@ -94,13 +108,14 @@ def jacrev(
             blocks = _basis(outputs, start, size)
             basis = tuple(block for block in blocks if block is not None)
 
-            def pull_one(*rows: Tensor) -> Any:
-                return vjp_fn(tree.unflatten(_at_their_places(rows, blocks), output_spec))
+            def pull_rows(*rows: Tensor) -> list[Tensor]:
+                return pull_one(_at_their_places(rows, blocks))
 
             if size == 1:
-                row = pull_one(*(block.squeeze(0) for block in basis))
-                return [leaf.unsqueeze(0) for leaf in tree.flatten(row)[0]]
-            return tree.flatten(vmap_at_once(pull_one, 0, 0, "error", basis, {}))[0]
+                row = pull_rows(*(block.squeeze(0) for block in basis))
+                return [leaf.unsqueeze(0) for leaf in row]
+            pulled: list[Tensor] = vmap_at_once(pull_rows, 0, 0, "error", basis, {})
+            return pulled
 
         if _preallocate_and_copy and chunk_size is not None:
             rows = sum(leaf.numel() for leaf in outputs)
@@ -115,11 +130,7 @@ def jacrev(
 
         parts = _run(work, outputs, chunk_size, memory_budget, progress, _api)
         whole = whole or chunks.joined(parts, torch.cat)
-        by_output = _split_by_output(whole, outputs, primals)
-        jacobian = tree.unflatten(
-            [tree.unflatten(row, primal_spec) for row in by_output], output_spec
-        )
-        return (jacobian, aux) if has_aux else jacobian
+        return shaped(_split_by_output(whole, outputs, primals))
 
     return transformed(func, wrapper)
 
@@ -161,12 +172,16 @@ def jacfwd(
 
     def wrapper(*args: Any) -> Any:
         if compiled.is_tracing():
+            compiled.refuse_strict_export(_api)
             compiled.refuse(_api, chunk_size=chunk_size, progress=progress)
             places = tuple(range(len(args))) if argnums is None else argnums
-            return torch.func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+            return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+        if compiled.is_exporting():
+            return compiled.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
-        chosen = args if argnums is None else _chosen(_api, args, argnums, as_tuple=True)
-        primals, primal_spec = tree.flatten(chosen)
+        everything = tuple(range(len(args)))
+        places = everything if argnums is None else tree.positions(_api, argnums, len(args))
+        primals, primal_spec = tree.flatten(tree.pick(args, places))
         _require_tensors(_api, primals, args, argnums)
         total = sum(leaf.numel() for leaf in primals)
         seen: dict[str, Any] = {}
@@ -174,10 +189,17 @@ def jacfwd(
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
         ) -> tuple[Tensor, ...]:
-            tangents = tree.unflatten(_at_their_places(columns, blocks), primal_spec)
-            output, output_tangents, aux = jvp_by_argnums(
-                _api, func, inputs, tangents, argnums, False, has_aux, for_columns=True
-            )
+            if len(columns) == len(blocks):
+                tangents = tree.unflatten(columns, primal_spec)
+                output, output_tangents, aux = jvp_by_argnums(
+                    _api, func, inputs, tangents, argnums, False, has_aux
+                )
+            else:
+                given = _at_their_places(columns, blocks)
+                leaves = tree.leaves(tree.pick(inputs, places))
+                output, output_tangents, aux = jvp_of_leaves(
+                    _api, func, inputs, places, leaves, primal_spec, given, False, has_aux
+                )
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = tree.flatten(output_tangents)
             # aux is the same for every column, and may hold other things than tensors.
@@ -256,8 +278,9 @@ def hessian(
     def wrapper(*args: Any) -> Any:
         if compiled.is_tracing():
             # Dynamo (2.13) can't trace forward over reverse inside vmap or jvp.
+            compiled.refuse_strict_export("hessian")
             compiled.refuse("hessian", chunk_size=chunk_size, progress=progress)
-            return torch.func.jacrev(torch.func.jacrev(func, argnums), argnums)(*args)
+            return torch_func.jacrev(torch_func.jacrev(func, argnums), argnums)(*args)
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)

@@ -5,18 +5,21 @@ layer's level; the function runs on the duals, and its results are split again i
 values and tangents.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
-from torchlayers import _C, compiled, tree
+from torchlayers import _C, compiled, steps, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
 from torchlayers.stack import JvpEntry
+from torchlayers.steps import Replaced
 
+_eager_transforms: Any = eager_transforms
 # Some of torch's tangent formulas are decompositions in Python, registered by an import.
 _load_decompositions = cache(cast(Any, forward_ad)._maybe_load_decompositions)
 
@@ -57,7 +60,7 @@ def jvp(
         Derivatives" (2008), chapter 3.
     """
     if compiled.is_tracing():
-        return torch.func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+        return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     output, output_tangents, aux = jvp_by_argnums(
         "jvp", func, primals, tangents, None, strict, has_aux
     )
@@ -72,12 +75,8 @@ def jvp_by_argnums(
     argnums: int | tuple[int, ...] | None,
     strict: bool,
     has_aux: bool,
-    for_columns: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None.
-
-    For the columns of a Jacobian a tangent may be None: the columns are not its primal's.
-    """
+    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None."""
     if not isinstance(primals, tuple):
         raise StructureError(
             f"torchlayers: {api}: primals must be a tuple, so that func(*primals) can be called; "
@@ -95,62 +94,100 @@ def jvp_by_argnums(
             raise
         if result is not NotImplemented:
             return (*result, None)
-    flat_primals, spec = tree.flatten(primals if argnums is None else tree.pick(primals, places))
+    if compiled.is_exporting():
+        return compiled.exported(
+            jvp_by_argnums, api, func, primals, tangents, argnums, strict, has_aux
+        )
+    flat_primals, spec = tree.flatten(tree.pick(primals, places))
     flat_tangents, tangent_spec = tree.flatten(tangents)
     if spec != tangent_spec:
         raise StructureError(
             f"torchlayers: {api}: tangents must have the structure of the primals: got "
             f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a leaf)."
         )
-    given = flat_tangents
-    if for_columns:  # a primal stands in for the tangent that it has not
-        given = [
-            primal if tangent is None else tangent
-            for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
-        ]
-    _check_pairs(api, primals, places, flat_primals, given)
+    _check_pairs(api, primals, places, flat_primals, flat_tangents)
+    return jvp_of_leaves(
+        api, func, primals, places, flat_primals, spec, flat_tangents, strict, has_aux
+    )
+
+
+def jvp_of_leaves(
+    api: str,
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    places: tuple[int, ...],
+    flat_primals: list[Tensor],
+    spec: tree.TreeSpec,
+    flat_tangents: Sequence[Tensor | None],
+    strict: bool,
+    has_aux: bool,
+) -> tuple[Any, Any, Any]:
+    """jvp along the leaves of tangents for the primals at these places, whose leaves are given.
+
+    A primal may have no tangent. The user's pytrees, which may drop or refuse what is not there,
+    never see that.
+    """
     _load_decompositions()
+    replaced = steps.replaced(steps.JVP)
     with JvpEntry() as level:
         rest = primals
         if len(places) < len(primals):
-            rest = tree.map_tensors(
-                lambda leaf: _C.wrap_argument(leaf, False),
+            rest = steps.wrap(
                 tuple(None if i in places else primal for i, primal in enumerate(primals)),
+                level,
+                replaced,
             )
         try:
             flat_duals = [
-                _C.wrap_argument(p, False) if t is None else _make_dual(p, t)
+                steps.wrap(p, level, replaced) if t is None else _make_dual(p, t, replaced)
                 for p, t in zip(flat_primals, flat_tangents, strict=True)
             ]
             output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
         except RuntimeError as error:
+            given = [
+                primal if tangent is None else tangent
+                for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
+            ]
             _explain(error, api, primals, places, flat_primals, given)
             raise
         aux = None
         if has_aux:
             output, aux = tree.split_aux(api, output)
-            aux = tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), aux)
-        values, output_tangents = _split_all(api, output, level, strict)
+            aux = steps.unwrap(aux, level, replaced)
+        values, output_tangents = _split_all(api, output, level, strict, replaced)
     return values, output_tangents, aux
 
 
-def _make_dual(primal: Tensor, tangent: Tensor) -> Tensor:
+def _make_dual(primal: Tensor, tangent: Tensor, replaced: Replaced) -> Tensor:
+    if make := replaced.get("make_dual"):
+        return cast(Tensor, make(primal, tangent, level=0))
     if type(primal) is Tensor:
         return _C.make_dual(primal, tangent)
     dual: Tensor = torch._VF._make_dual(primal, tangent, level=0)
     return dual  # of primal's class, if that asks for it by __torch_function__
 
 
-def _split_all(api: str, output: Any, level: int, strict: bool = False) -> tuple[Any, Any]:
+def _split_all(
+    api: str,
+    output: Any,
+    level: int,
+    strict: bool = False,
+    replaced: Replaced = steps.NONE,
+) -> tuple[Any, Any]:
     """What the function returned, as values and as tangents; inside the layer."""
     outputs, spec = tree.flatten(output)
     tree.check_outputs(api, outputs)
-    pairs = [_split(i, dual, level, strict) for i, dual in enumerate(outputs)]
+    pairs = [_split(i, dual, level, strict, replaced) for i, dual in enumerate(outputs)]
     values, tangents = zip(*pairs, strict=True)
     return tree.unflatten(values, spec), tree.unflatten(tangents, spec)
 
 
-def _split(i: int, dual: Tensor, level: int, strict: bool) -> tuple[Tensor, Tensor]:
+def _split(
+    i: int, dual: Tensor, level: int, strict: bool, replaced: Replaced
+) -> tuple[Tensor, Tensor]:
+    if replaced:
+        pair = _eager_transforms.safe_unpack_dual(dual, strict)
+        return steps.unwrap(pair[0], level, replaced), steps.unwrap(pair[1], level, replaced)
     primal, tangent = _C.split_dual(dual, level)
     if tangent is None:
         if strict:

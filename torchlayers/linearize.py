@@ -4,6 +4,7 @@ The function runs once under jvp on symbolic tangents while make_fx records; wha
 depend on the tangents is folded to constants, and the graph that is left is the linear map.
 """
 
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,11 +16,15 @@ from torch.fx import GraphModule
 from torch.fx.experimental import const_fold
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers import compiled, tree
+from torchlayers import compiled, torch_func, tree
 from torchlayers.errors import NotTensorError, StructureError
-from torchlayers.jvp import jvp
+from torchlayers.jvp import jvp_by_argnums
 from torchlayers.stack import current_stack
+
+# torch.fx patches modules for as long as it records, for all threads.
+_recording = threading.RLock()
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
@@ -27,7 +32,8 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     Calling the derivative many times costs less than as many jvps: what depends on the primals
     alone is computed once, and kept. func is run twice, once for its value and once recorded.
-    Inside another transform nothing is recorded, and each call is a jvp.
+    Inside another transform, and where func computes with a tensor subclass that has a
+    ``__torch_dispatch__``, nothing is recorded, and each call is a jvp.
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors.
@@ -95,19 +101,24 @@ def _linear_map(
 
     def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
         def by_jvp(*flat: Tensor) -> list[Any]:
-            _, tangents = jvp(func, point, tree.unflatten(list(flat), spec))
+            given = tree.unflatten(flat, spec)
+            if compiled.is_tracing():
+                return tree.leaves(torch_func.jvp(func, point, given)[1])
+            _, tangents, _ = jvp_by_argnums("linearize", func, point, given, None, False, False)
             return tree.leaves(tangents)
 
         return by_jvp
 
     # A recording holds plain tensors, so it would lose what the layers around it track, and a
     # compiler records on its own.
-    if compiled.is_tracing() or current_stack():
+    if compiled.is_tracing() or compiled.is_exporting() or current_stack():
         return jvp_at(primals)
     # What the linear map keeps must not change when the primals are written to.
     kept = tree.map_tensors(torch.clone, primals)
-    with compiled.run_eagerly():
-        recorded = make_fx(jvp_at(kept))(*[torch.empty_like(leaf) for leaf in leaves])
+    try:
+        recorded = _record(jvp_at(kept), leaves)
+    except _SubclassSeen:
+        return jvp_at(kept)
     if not _can_fold(recorded):
         return recorded
     with warnings.catch_warnings():
@@ -118,6 +129,41 @@ def _linear_map(
     return lambda *flat: tree.map_tensors(
         lambda leaf: leaf.detach() if isinstance(leaf, Parameter) else leaf, folded(*flat)
     )
+
+
+def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModule:
+    """The function of tangents as a graph.
+
+    Raises:
+        _SubclassSeen: it computes with tensors of a class of the user's.
+    """
+    if not all(type(leaf) in (Tensor, Parameter) for leaf in leaves):
+        raise _SubclassSeen
+
+    def watched(*flat: Tensor) -> list[Any]:
+        with _Watch():  # type: ignore[no-untyped-call]
+            return linear(*flat)
+
+    with _recording, compiled.run_eagerly():
+        return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
+
+
+class _SubclassSeen(BaseException):
+    """What a subclass computes with it hides: in a recording that would seem constant.
+
+    No Exception, so that the function that is recorded does not catch it.
+    """
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises _SubclassSeen at the first operator that is called with a subclass."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if types:
+            raise _SubclassSeen
+        return func(*args, **(kwargs or {}))
 
 
 def _can_fold(recorded: GraphModule) -> bool:

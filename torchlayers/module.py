@@ -1,14 +1,16 @@
 """What is not about the dispatcher is torch's own, re-exported: modules as functions of their
-parameters, and looking inside a wrapped tensor."""
+parameters, looking inside a wrapped tensor, and einops' rearrange."""
 
 from torch.func import debug_unwrap as debug_unwrap
 from torch.func import functional_call as functional_call
+from torch.func import rearrange as rearrange
 from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
 from torch.func import stack_module_state as stack_module_state
 
 __all__ = [
     "debug_unwrap",
     "functional_call",
+    "rearrange",
     "replace_all_batch_norm_modules_",
     "stack_module_state",
 ]

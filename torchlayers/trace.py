@@ -14,7 +14,9 @@ def trace() -> Iterator[list[TraceEvent]]:
     """Records each step of each operator inside the ``with`` block, on every thread.
 
     With ``TORCHLAYERS_TRACE=1`` in the environment the steps are also printed to stderr as
-    they happen. While nothing is recorded, tracing costs nothing.
+    they happen, and with ``TORCHLAYERS_TRACE=2`` the stack and the thread's included and excluded
+    dispatch keys too, as the front and the back find them. While nothing is recorded, tracing
+    costs nothing.
 
     Yields:
         A list that is filled when the block ends. An event has ``step`` ("process": a layer

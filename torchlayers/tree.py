@@ -1,13 +1,14 @@
 """Arguments and pytrees: flattened, picked and matched in one place for all transforms."""
 
+import collections
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import (
-    _broadcast_to_and_flatten,
     keystr,
     tree_flatten,
     tree_flatten_with_path,
@@ -133,7 +134,42 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     """
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves
-    return _broadcast_to_and_flatten(prefix, spec)
+    values, prefix_spec = tree_flatten(prefix)
+    return _spread(prefix_spec, values, spec)
+
+
+def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
+    """broadcast, from the prefix's spec and leaves: no tree of the user's is made for it."""
+    if prefix.is_leaf():
+        return values * spec.num_leaves
+    ends = itertools.accumulate(child.num_leaves for child in prefix.children())
+    parts = [
+        (child, values[end - child.num_leaves : end])
+        for child, end in zip(prefix.children(), ends, strict=True)
+    ]
+    keys, prefix_keys = _keys(spec), _keys(prefix)
+    if keys is not None and prefix_keys is not None:  # in any order
+        if set(keys) != set(prefix_keys):
+            return None
+        parts = [parts[prefix_keys.index(key)] for key in keys]
+    elif (prefix.type, prefix.num_children) != (spec.type, spec.num_children) or (
+        prefix.context != spec.context and spec.type is not collections.deque
+    ):
+        return None
+    found = []
+    for (child, its_values), subspec in zip(parts, spec.children(), strict=True):
+        below = _spread(child, its_values, subspec)
+        if below is None:
+            return None
+        found += below
+    return found
+
+
+def _keys(spec: TreeSpec) -> list[Any] | None:
+    """The keys of a dict of the standard library's, in the order of its leaves."""
+    if spec.type in (dict, collections.OrderedDict):
+        return list(spec.context)
+    return list(spec.context[1]) if spec.type is collections.defaultdict else None
 
 
 def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch._functorch.predispatch import lazy_load_decompositions
 
-from torchlayers import _C, chunks, compiled, tree
+from torchlayers import _C, chunks, compiled, steps, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import VmapEntry, transformed
+from torchlayers.steps import Replaced
 
 
 def vmap(
@@ -75,7 +76,7 @@ def vmap(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if compiled.is_tracing():
             compiled.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch.func.vmap(
+            theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
@@ -112,8 +113,11 @@ def vmap_at_once(
     result = _C.call_vmap(func, args, kwargs, in_dims, out_dims, randomness, _unbatch)
     if result is not NotImplemented:
         return result
-    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
-    return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs)
+    if compiled.is_exporting():
+        return compiled.exported(vmap_at_once, func, in_dims, out_dims, randomness, args, kwargs)
+    replaced = steps.replaced(steps.VMAP)
+    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args, replaced)
+    return _run(func, leaves, spec, dims, batch_size, out_dims, randomness, kwargs, replaced)
 
 
 def _vmap_in_chunks(
@@ -125,23 +129,38 @@ def _vmap_in_chunks(
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
 ) -> Any:
-    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args)
+    if compiled.is_exporting():
+        return compiled.exported(
+            _vmap_in_chunks, func, in_dims, out_dims, randomness, args, kwargs, run_chunks
+        )
+    steps.replaced(steps.CHUNKS)  # none can be, but refused
+    replaced = steps.replaced(steps.VMAP)
+    leaves, spec, dims, batch_size = _prepare(func, in_dims, out_dims, args, replaced)
     draw_again = _restart_random(leaves) if randomness == "same" else lambda: None
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
         draw_again()
         chunk = _narrow(leaves, dims, start, size)
-        return tree.flatten(_run(func, chunk, spec, dims, size, out_dims, randomness, kwargs))
+        return tree.flatten(
+            _run(func, chunk, spec, dims, size, out_dims, randomness, kwargs, replaced)
+        )
 
     return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), out_dims)
 
 
 def _prepare(
-    func: Callable[..., Any], in_dims: Any, out_dims: Any, args: tuple[Any, ...]
+    func: Callable[..., Any],
+    in_dims: Any,
+    out_dims: Any,
+    args: tuple[Any, ...],
+    replaced: Replaced,
 ) -> tuple[list[Any], tree.TreeSpec, list[int | None], int]:
     # torch.func registers some of torch's batching rules at its first vmap.
     lazy_load_decompositions()
     _check_out_dims(func, out_dims)
+    if process := replaced.get("_process_batched_inputs"):
+        batch_size, dims, leaves, spec = process(in_dims, args, func)
+        return leaves, spec, dims, batch_size
     return _batch(func, in_dims, args)
 
 
@@ -154,13 +173,22 @@ def _run(
     out_dims: Any,
     randomness: str,
     kwargs: dict[str, Any],
+    replaced: Replaced,
 ) -> Any:
     with VmapEntry(batch_size, randomness) as level:
-        batched = [
-            leaf if dim is None else _C.add_batch_dim(leaf, dim)
-            for leaf, dim in zip(leaves, dims, strict=True)
-        ]
-        outputs = func(*tree.unflatten(batched, spec), **kwargs)
+        if create := replaced.get("_create_batched_inputs"):
+            batched = create(dims, leaves, level, spec)
+        else:
+            batched = tree.unflatten(
+                [
+                    leaf if dim is None else _C.add_batch_dim(leaf, dim)
+                    for leaf, dim in zip(leaves, dims, strict=True)
+                ],
+                spec,
+            )
+        outputs = func(*batched, **kwargs)
+        if unwrap := replaced.get("_unwrap_batched"):
+            return unwrap(outputs, out_dims, level, batch_size, func)
         return _unbatch(func, outputs, out_dims, level, batch_size)
 
 

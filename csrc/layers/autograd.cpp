@@ -1,6 +1,9 @@
 // What grad and jvp share: torch's autograd works on wrappers of their level; the values inside
 // the wrappers belong to the layers below.
+#include <c10/core/GradMode.h>
 #include <c10/util/SmallVector.h>
+
+#include <algorithm>
 
 #include "../args.h"
 #include "../errors.h"
@@ -9,11 +12,106 @@
 #include "../layer.h"
 #include "../plain.h"
 #include "../stack.h"
+#include "../tangent.h"
 #include "../trace.h"
 #include "../wrapper.h"
 
 namespace torchlayers {
 namespace {
+
+bool holds_none(const c10::IValue& value) {
+  if (!value.isList()) {
+    return false;
+  }
+  const auto members = value.toListRef();
+  return std::any_of(
+      members.begin(), members.end(), [](const c10::IValue& member) { return member.isNone(); });
+}
+
+bool is_ours_to_write(const at::Tensor& tensor, int64_t level) {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && wrapper->level() == level && !wrapper->is_immutable();
+}
+
+[[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
+  raise(
+      layer.name(),
+      " can't let the in-place operator ",
+      op.name(),
+      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
+      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
+      "statistics "
+      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+}
+
+// Tensors that an operator writes to and that are not the transform's, after they were lifted.
+// Some operators write statistics to those, which have no derivatives (batch norm); others, of
+// lists and users' own, leave a derivative there that nobody ever gets to see.
+class CapturedTargets {
+ public:
+  CapturedTargets(const Operator& op, const Args& args, const Layer& layer)
+      : op_(op), layer_(layer) {
+    for (const size_t i : op.written_args) {
+      visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
+        if (!is_ours_to_write(target, layer.level())) {
+          targets_.push_back(target);
+        }
+      });
+    }
+  }
+  void check_have_no_derivatives() const {
+    for (const at::Tensor& target : targets_) {
+      if (layer_.follows(target)) {
+        raise_mutates_captured(op_, layer_);
+      }
+    }
+  }
+
+ private:
+  const Operator& op_;
+  const Layer& layer_;
+  c10::SmallVector<at::Tensor, 2> targets_;
+};
+
+// NOTE [Operators without a derivative]
+// Of a user's operator that no derivative is registered for, plain autograd sees what its kernel
+// is made of, and differentiates that. So the layer runs a kernel that is made for any backend at
+// the front, and its operators come to the layer one by one. A backend's own kernel may as well
+// read memory, and is not looked into: where a derivative is lost with it, that is an error. Nor do
+// derivatives that torch.library registers reach tensors of a list that holds None.
+bool may_lose_derivatives(const Operator& op, const Args& args, const Layer& layer) {
+  if (!op.lacks_autograd && !op.has_custom_autograd) {
+    return false;
+  }
+  bool any = false;
+  bool any_reached = false;
+  for (size_t i = 0; i < op.num_args; ++i) {
+    const c10::IValue& value = args[args.size() - op.num_args + i];
+    const bool is_reached = op.has_custom_autograd && !holds_none(value);
+    visit_tensors_of(value, [&](const at::Tensor& tensor) {
+      const bool is_followed = layer.follows(without_dead_wrappers(tensor));
+      any = any || is_followed;
+      any_reached = any_reached || (is_followed && is_reached);
+    });
+  }
+  return any && !any_reached;
+}
+
+bool is_made_for_any_backend(const Operator& op) {
+  return op.lacks_autograd &&
+         (op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
+          op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional));
+}
+
+bool has_lost_derivatives(const Operator& op, const Args& results, const Layer& layer) {
+  bool any = !op.written_args.empty();
+  bool any_followed = false;
+  visit_tensors(results, op.num_returns, [&](const at::Tensor& result) {
+    any = any || result.is_floating_point() || result.is_complex();
+    any_followed = any_followed || layer.follows(result);
+  });
+  return any && (op.lacks_autograd || !any_followed);
+}
 
 // The results that share memory with a tensor from outside the transform, and so
 // are immutable too.
@@ -22,17 +120,14 @@ c10::SmallVector<size_t, 2> results_of_immutable(
   c10::SmallVector<size_t, 2> results;
   const size_t first = args.size() - op.num_args;
   for (size_t i = 0; i < op.num_args; ++i) {
-    if (!op.aliased_result[i] || !args[first + i].isTensor()) {
+    if (!op.aliased_result[i]) {
       continue;
     }
-    const at::Tensor& tensor = args[first + i].toTensor();
-    if (!tensor.defined()) {
-      continue;
-    }
-    auto* wrapper = wrapper_of(tensor);
-    if (!wrapper || wrapper->level() != level || wrapper->is_immutable()) {
-      results.push_back(*op.aliased_result[i]);
-    }
+    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
+      if (!is_ours_to_write(tensor, level)) {
+        results.push_back(*op.aliased_result[i]);
+      }
+    });
   }
   return results;
 }
@@ -45,24 +140,21 @@ void AutogradLayer::lift(const Operator& op, Args& args) const {
   });
 }
 
-void AutogradLayer::refuse_to_mutate_captured(const Operator& op, const Args& args) const {
+bool AutogradLayer::follows(const at::Tensor& tensor) const {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && is_of_layer(*wrapper, *this) &&
+         ((tensor.requires_grad() && at::GradMode::is_enabled()) ||
+          tangent_of(tensor, level()).defined());
+}
+
+void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) const {
+  take_off_dead_wrappers(op, args);
   const at::Tensor& target = args[args.size() - op.num_args].toTensor();
-  if (!target.defined()) {
-    return;
-  }
-  auto* wrapper = wrapper_of(target);
-  if (wrapper && wrapper->level() == level() && !wrapper->is_immutable()) {
+  if (!target.defined() || is_ours_to_write(target, level())) {
     return;
   }
   check_not_escaped(target, *this);
-  raise(
-      name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+  raise_mutates_captured(op, *this);
 }
 
 // Of the modes that the operator was called with. A custom operator's own autograd kernel,
@@ -76,16 +168,39 @@ Modes AutogradLayer::modes_below_caller(const Operator& op) const {
 }
 
 void AutogradLayer::process(const Operator& op, Args& args) {
+  const bool may_lose = may_lose_derivatives(op, args, *this);
+  if (may_lose && is_made_for_any_backend(op)) {
+    op.handle.redispatchBoxed(DispatchKeySet(), &args);
+    return;
+  }
   if (op.is_in_place) {
     refuse_to_mutate_captured(op, args);
   }
   lift(op, args);
+  std::optional<CapturedTargets> captured;
+  if (!op.is_in_place && !op.written_args.empty()) {
+    captured.emplace(op, args, *this);
+  }
   allow_only(kAutogradLayerKeys);
   std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {
     allowed.emplace();
   }
   op.handle.callBoxed(&args);
+  if (captured) {
+    captured->check_have_no_derivatives();
+  }
+  if (may_lose && has_lost_derivatives(op, args, *this)) {
+    raise_not_implemented(
+        name(),
+        " can't differentiate ",
+        op.name(),
+        ": no derivative that reaches these arguments is registered for it, and it would be taken "
+        "for zero. Register one with torch.library.register_autograd",
+        kind() == Kind::Jvp ? " and torchlayers.extend.jvp_rule"
+                            : " or torchlayers.extend.vjp_rule",
+        ", or detach() the arguments if that is meant.");
+  }
 }
 
 // Sending down, in six steps.
@@ -101,10 +216,9 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   // 2. Keep the arguments whose sizes the operator may change.
   c10::SmallVector<at::Tensor, 2> written;
   for (size_t i : op.written_args) {
-    const auto& value = args[args.size() - op.num_args + i];
-    if (value.isTensor() && value.toTensor().defined()) {
-      written.push_back(value.toTensor());
-    }
+    visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
+      written.push_back(target);
+    });
   }
   // 3. Unwrap.
   change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {

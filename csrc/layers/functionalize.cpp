@@ -37,6 +37,10 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   });
 }
 
+bool FunctionalizeLayer::follows(const at::Tensor& tensor) const {
+  return functionalization::isFunctionalTensor(tensor);
+}
+
 void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
   WithoutTop below(*this);

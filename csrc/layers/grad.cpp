@@ -32,24 +32,13 @@ struct AskedOfGrad {
   AskedOfGrad(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
     const size_t first = args.size() - op.num_args;
     for (size_t i = 0; i < op.num_args; ++i) {
-      const c10::IValue& value = args[first + i];
-      if (value.isTensor()) {
-        look_at(value.toTensor(), i, rule, layer);
-      } else if (value.isList()) {
-        for (const c10::IValue& member : value.toListRef()) {
-          if (member.isTensor()) {
-            look_at(member.toTensor(), i, rule, layer);
-          }
-        }
-      }
+      visit_tensors_of(
+          args[first + i], [&](const at::Tensor& tensor) { look_at(tensor, i, rule, layer); });
     }
   }
 
  private:
   void look_at(const at::Tensor& tensor, size_t arg, const PullRule* rule, const Layer& layer) {
-    if (!tensor.defined()) {
-      return;
-    }
     const auto* wrapper = wrapper_of(tensor);
     if (wrapper != nullptr && !wrapper->is_alive()) {
       any_dead_wrapper = true;
@@ -127,9 +116,7 @@ void GradLayer::process(const Operator& op, Args& args) {
   }
   const AskedOfGrad asked(args, op, rule, *this);
   if (asked.any_dead_wrapper) {
-    change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
-      return without_dead_wrappers(tensor);
-    });
+    take_off_dead_wrappers(op, args);
   }
   const bool is_recorded = asked.any_tracked && c10::GradMode::is_enabled();
   if (!asked.is_plain) {

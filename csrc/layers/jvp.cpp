@@ -177,7 +177,8 @@ void JvpLayer::process(const Operator& op, Args& args) {
 
 void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
   trace("rule", op, *this);
-  const at::Tensor base = op.aliases ? args[args.size() - op.num_args].toTensor() : at::Tensor();
+  const at::Tensor base =
+      op.aliases ? without_dead_wrappers(args[args.size() - op.num_args].toTensor()) : at::Tensor();
   unwrap_all(op, args, level());
   Call call(op, args, tangents);
   Tangents results;

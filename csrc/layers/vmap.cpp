@@ -1,8 +1,14 @@
 // vmap. Where no rule of ours (rules/) fits, torch's batching rules do the work; they
 // read the batch size and the randomness from this layer's entry in the mirror.
+#include <algorithm>
+
+#include "../args.h"
+#include "../batched.h"
+#include "../errors.h"
 #include "../keys.h"
 #include "../layer.h"
 #include "../rules/batching/batched_call.h"
+#include "../rules/batching/in_place.h"
 #include "../rules/batching/masked.h"
 #include "../rules/batching/pointwise.h"
 #include "../stack.h"
@@ -15,12 +21,40 @@ namespace torchlayers {
 namespace {
 
 bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
-  const BatchRule* rule = op.batch_rule;
+  static const BatchRule of_pointwise{line_up};
+  const BatchRule* rule = op.is_pointwise ? &of_pointwise : op.batch_rule.load();
   if (rule == nullptr) {
     return false;
   }
   BatchedCall call(op, args, layer);
   return call.is_plain() && rule->follow(call, rule->arg);
+}
+
+// A batching rule registered for the operator finds the batch among hidden tensors too, which
+// the dispatcher would not call it for. NOTE [Hidden tensors].
+void call(const Operator& op, Args& args) {
+  if (!op.hidden_args.empty() && op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched)) {
+    op.handle.redispatchBoxed(DispatchKeySet(DispatchKey::FuncTorchBatched), &args);
+  } else {
+    op.handle.callBoxed(&args);
+  }
+}
+
+// Whether neither a batching rule nor torch's loop over the samples can run a user's operator: a
+// loop takes no lists and returns no views. Then the operators are run that its kernel is made of,
+// if it is made for any backend.
+bool is_to_be_looked_into(const Operator& op, const Args& args) {
+  if (!op.is_custom || op.schema().getNamespace() == "prims" ||
+      op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) ||
+      !op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
+    return false;
+  }
+  return op.aliases || std::any_of(
+                           args.end() - static_cast<std::ptrdiff_t>(op.num_args),
+                           args.end(),
+                           [](const c10::IValue& value) {
+                             return value.isTensorList() || value.isOptionalTensorList();
+                           });
 }
 
 } // namespace
@@ -41,18 +75,38 @@ void VmapLayer::process(const Operator& op, Args& args) {
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
     if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
-        fill_by_mask(op, args, *this)) {
+        fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
+      return;
+    }
+    if (is_to_be_looked_into(op, args)) {
+      op.handle.redispatchBoxed(DispatchKeySet(), &args);
       return;
     }
     if (op.is_in_place || has_rule_for(op)) {
       given = args;
     }
     allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
-    op.handle.callBoxed(&args);
+    call(op, args);
   } catch (const c10::Error& error) {
     say_again(error, op, given.empty() ? args : given, *this); // NOTE [An error under vmap]
     throw;
   }
+  change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
+    if (has_escaped(result, *this)) { // by the size of its batch
+      raise(
+          name(),
+          " can't run ",
+          op.name(),
+          ": it asks for more dimensions than a sample has, and would take the batch for one of "
+          "them.");
+    }
+    return adopted(result, *this);
+  });
+}
+
+bool VmapLayer::follows(const at::Tensor& tensor) const {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  return batched != nullptr && batched->level() == level();
 }
 
 // torch.tensor([x[0], x[1]]) reads numbers of batched tensors past every layer.

@@ -209,6 +209,14 @@ void explain(
         "). Make the tensor from the sample (x.new_empty, torch.empty_like), or give vmap "
         "randomness='same'.");
   }
+  if (op.is_custom && says(error, "Batching rule not implemented")) {
+    raise(
+        layer.name(),
+        " can't run ",
+        op.name(),
+        ": it has no batching rule, and can't be called sample by sample. Give it a rule with "
+        "torch.library.register_vmap, or register its kernel as CompositeImplicitAutograd.");
+  }
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
     raise(
         layer.name(),

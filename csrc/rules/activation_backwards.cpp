@@ -15,20 +15,19 @@ using at::Tensor;
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
 template <class T>
 T tanh_curvature(const T& t, const T& g, const T& y) {
-  return -2 * g * conjugated(y * t);
+  return conjugated(t) * (-2 * conjugated(y) * g);
 }
 
 template <class T>
 T sigmoid_curvature(const T& t, const T& g, const T& y) {
-  return g * conjugated(t * (1 - 2 * y));
+  return conjugated(t) * g * (1 - 2 * conjugated(y));
 }
 
 template <class T, class Parameter>
 T softplus_curvature(
     const T& t, const T& g, const T& x, const Parameter& beta, const Parameter& threshold) {
   const T scaled = x * beta;
-  const T s = sigmoid(scaled);
-  return where(scaled > threshold, 0, t * g * s * (1 - s) * beta);
+  return where(scaled > threshold, 0, sigmoid_backward(t * g, sigmoid(scaled)) * beta);
 }
 
 template <class T>
@@ -65,9 +64,12 @@ Tensor elu_curvature(const Tensor& t, const Operands& call) {
   const Scalar scale = call.scalar(2);
   const Scalar rate = call.scalar(3);
   const bool is_result = call.flag(4);
-  const Tensor slope =
-      is_result ? g * t * rate : g * t * rate * rate * scale * alpha * (of * rate).exp();
-  return at::where(of < 0, slope, 0);
+  if (is_result) {
+    return at::where(of < 0, g * t * rate, 0);
+  }
+  // Of what is positive the exponential may be infinite, and zero times that is nan; of nan it is.
+  const Tensor power = (of.clamp_max(0) * rate).exp();
+  return at::where(of >= 0, 0, g * t * rate * rate * scale * alpha * power);
 }
 
 constexpr double kInverseSqrtTwoPi = M_2_SQRTPI * M_SQRT1_2 * 0.5;

@@ -83,8 +83,12 @@ void log_sigmoid(Call& call) {
 }
 
 // _prelu_kernel(x, weight), the weight broadcast to x.
+Tensor prelu_of_input(const Tensor& t, const Tensor& x, const Tensor& weight) {
+  return t * at::where(x > 0, 1, weight);
+}
+
 Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
-  return at::where(x >= 0, 0, x * t);
+  return at::where(x > 0, 0, x * t);
 }
 
 } // namespace
@@ -111,8 +115,7 @@ void add_activations(Table& rules) {
   POINTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
   TERMS("glu", {0, TANGENT(at::glu_jvp(y, x, t, c.integer(1)))});
   PULLS("glu", {0, PULL(at::glu_backward(g, x, c.integer(1)))});
-  TERMS(
-      "_prelu_kernel", {0, TERM(at::where(x >= 0, t, c[1] * t))}, {1, TERM(prelu_of_weight(t, x))});
+  TERMS("_prelu_kernel", {0, TERM(prelu_of_input(t, x, c[1]))}, {1, TERM(prelu_of_weight(t, x))});
   WRITTEN("log_sigmoid_forward", log_sigmoid);
   PULLS("log_sigmoid_forward", {0, PULL(at::log_sigmoid_backward(g, x, c.result(1)))});
 }

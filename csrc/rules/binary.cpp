@@ -1,4 +1,8 @@
 // Elementwise functions of several arguments, which broadcast.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
 #include "../errors.h"
 #include "families.h"
 #include "forms.h"
@@ -75,8 +79,8 @@ void quotient_with_mode(Call& call) {
 
 template <class T>
 IfNumber<T> times_slope_of_power(T t, T x, const Scalar& exponent) {
-  const T order = exponent.to<T>();
-  return order == 2 ? 2 * t * x : t * order * std::pow(x, order - 1);
+  const double order = exponent.toDouble();
+  return order == 2 ? 2 * t * x : t * (static_cast<T>(order) * pow(x, order - 1));
 }
 
 Tensor times_slope_of_power(const Tensor& t, const Tensor& x, const Scalar& exponent) {
@@ -100,8 +104,16 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
       [&](const auto& t, const auto& x) { return times_slope_of_power(t, x, exponent); }, t, x);
 }
 
+// Any number to the power of 0 is 1, and has no slope. But the slope has one by the exponent, which
+// is what base ** -1 is, for any base that has powers near.
 Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
-  return at::where(exponent == 0, 0, t * (exponent * base.pow(exponent - 1)));
+  Tensor is_constant = exponent == 0;
+  if (is_differentiated_below({exponent})) {
+    const Tensor is_positive = base.is_complex() ? base != 0 : base > 0;
+    const Tensor has_powers = is_positive.logical_and(base.isfinite());
+    is_constant = is_constant.logical_and(has_powers.logical_not());
+  }
+  return at::where(is_constant, 0, t * (exponent * base.pow(exponent - 1)));
 }
 
 // 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied.
@@ -119,9 +131,38 @@ Tensor scalar_power_exponent(
   return power_exponent(t, as_tensor, exponent, power);
 }
 
-// The share of the first argument in the tangent of maximum: a half where they are equal.
-Tensor share_of_larger(const Tensor& a, const Tensor& b, at::ScalarType dtype) {
-  return at::where(a == b, at::scalar_tensor(0.5, a.options().dtype(dtype)), (a > b).to(dtype));
+// t / (of^2 + other^2) * of, of the angle between two coordinates. The squares would underflow or
+// overflow long before it does. The origin has no angle: zero is taken there. No distance is taken
+// for less than a normal number, also where denormals are flushed to zero.
+template <class T>
+IfNumber<T> turned(T t, T of, T other) {
+  const T distance = std::max(std::hypot(of, other), std::numeric_limits<T>::min());
+  return t * (of / distance) / distance;
+}
+
+double smallest_normal(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return std::numeric_limits<double>::min();
+    case at::kHalf:
+      return std::numeric_limits<c10::Half>::min();
+    case at::kBFloat16:
+      return std::numeric_limits<c10::BFloat16>::min();
+    default:
+      return std::numeric_limits<float>::min();
+  }
+}
+
+// Its derivatives at the origin are zero too: they are made of what is there instead of 0 / 0.
+Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
+  Tensor distance = at::hypot(of, other);
+  if (!is_differentiated_below({of, other})) {
+    distance = distance.clamp_min(smallest_normal(distance.scalar_type()));
+    return t * (of / distance) / distance;
+  }
+  const Tensor is_origin = distance == 0;
+  distance = at::hypot(at::where(is_origin, 1, of), other);
+  return (t * (of / distance) / distance).masked_fill(is_origin, 0);
 }
 
 void choose(Call& call) {
@@ -234,13 +275,13 @@ void add_binary(Table& rules) {
   SYMMETRIC("mul.Tensor", {0, ONE_PASS(t * c[1])}, {1, ONE_PASS(c[0] * t)});
   POINTWISE("mul.Scalar", t * c.scalar(1));
   WRITTEN("div.Tensor", quotient);
-  SYMMETRIC("div.Tensor", {0, ONE_PASS(t / c[1])}, {1, ONE_PASS(-t * (c[0] / c[1]) / c[1])});
+  SYMMETRIC("div.Tensor", {0, ONE_PASS(t / c[1])}, {1, ONE_PASS(-t * (c[0] / c[1] / c[1]))});
   POINTWISE("div.Scalar", t / c.scalar(1));
   WRITTEN("div.Tensor_mode", quotient_with_mode);
   SYMMETRIC(
       "div.Tensor_mode",
       {0, TERM(c.arg(2).isNone() ? t / c[1] : Tensor())},
-      {1, TERM(c.arg(2).isNone() ? -t * (c[0] / c[1]) / c[1] : Tensor())});
+      {1, TERM(c.arg(2).isNone() ? -t * (c[0] / c[1] / c[1]) : Tensor())});
   ELEMENTWISE("div.Scalar_mode", c.arg(2).isNone() ? t / c.scalar(1) : Tensor());
   TERMS(
       "addcmul",
@@ -251,7 +292,7 @@ void add_binary(Table& rules) {
       "addcdiv",
       {0, TERM(t)},
       {1, ONE_PASS(times(t / c[2], c.scalar(3)))},
-      {2, ONE_PASS(-times(t * (c[1] / c[2]) / c[2], c.scalar(3)))});
+      {2, ONE_PASS(-times(t * (c[1] / c[2] / c[2]), c.scalar(3)))});
   TERMS("lerp.Scalar", {0, ONE_PASS(t - t * c.scalar(2))}, {1, ONE_PASS(t * c.scalar(2))});
   TERMS(
       "lerp.Tensor", {0, TERM(t * (1 - c[2]))}, {1, TERM(t * c[2])}, {2, TERM(t * (c[1] - c[0]))});
@@ -262,10 +303,7 @@ void add_binary(Table& rules) {
       {0, TERM(power_base(t, c[0], c[1]))},
       {1, TERM(power_exponent(t, c[0], c[1], y))});
   TERMS("pow.Scalar", {1, TERM(scalar_power_exponent(t, c.scalar(0), c[1], y))});
-  TERMS(
-      "atan2",
-      {0, ONE_PASS(t * c[1] / (c[0] * c[0] + c[1] * c[1]))},
-      {1, ONE_PASS(-t * c[0] / (c[0] * c[0] + c[1] * c[1]))});
+  TERMS("atan2", {0, ONE_PASS(turned(t, c[1], c[0]))}, {1, ONE_PASS(-turned(t, c[0], c[1]))});
   TERMS("hypot", {0, ONE_PASS(t * (c[0] / y))}, {1, ONE_PASS(t * (c[1] / y))});
   TERMS(
       "logaddexp", {0, TERM(by_logistic(t, c[0] - c[1]))}, {1, TERM(by_logistic(t, c[1] - c[0]))});
@@ -281,17 +319,18 @@ void add_binary(Table& rules) {
   TERMS("fmod.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "trunc"))});
   ELEMENTWISE("remainder.Scalar", t);
   ELEMENTWISE("fmod.Scalar", t);
-  TERMS("copysign.Tensor", {0, TERM((t * (y / c[0])).masked_fill(c[0] == 0, 0))});
-  ELEMENTWISE("copysign.Scalar", (t * (y / x)).masked_fill(x == 0, 0));
+  TERMS("copysign.Tensor", {0, TERM(t * (y / x).masked_fill(x == 0, 0))});
+  ELEMENTWISE("copysign.Scalar", t * (y / x).masked_fill(x == 0, 0));
 
+  // A half each where they are equal, and all of it each where one is nan.
   TERMS(
       "maximum",
-      {0, TERM(t * share_of_larger(c[0], c[1], t.scalar_type()))},
-      {1, TERM(t * (1 - share_of_larger(c[0], c[1], t.scalar_type())))});
+      {0, ONE_PASS(where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t)))},
+      {1, ONE_PASS(where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t)))});
   TERMS(
       "minimum",
-      {0, TERM(t * share_of_larger(c[1], c[0], t.scalar_type()))},
-      {1, TERM(t * (1 - share_of_larger(c[1], c[0], t.scalar_type())))});
+      {0, ONE_PASS(where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t)))},
+      {1, ONE_PASS(where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t)))});
   TERMS(
       "fmax",
       {0, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))},

@@ -7,16 +7,8 @@ namespace torchlayers {
 namespace {
 
 size_t count_tensors(const c10::IValue& value) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? 1 : 0;
-  }
-  if (!value.isList()) {
-    return 0;
-  }
   size_t count = 0;
-  for (const c10::IValue& member : value.toListRef()) {
-    count += member.isTensor() && member.toTensor().defined() ? 1 : 0;
-  }
+  visit_tensors_of(value, [&](const at::Tensor&) { ++count; });
   return count;
 }
 
@@ -109,10 +101,11 @@ at::Tensor Call::fitted(at::Tensor tangent, const at::Tensor& result) const {
   if (op_.aliases) {
     return tangent; // the same view as its primal
   }
-  // A tangent may be of a wider dtype than its primal from the start, and stays so.
-  const auto dtype = c10::promoteTypes(tangent.scalar_type(), result.scalar_type());
-  if (tangent.scalar_type() != dtype) {
-    tangent = tangent.to(dtype);
+  // Where an argument without dimensions has a wider dtype, so may terms by it. A complex tangent
+  // of a real result is the user's, along a complex direction.
+  if (tangent.scalar_type() != result.scalar_type() &&
+      (result.is_complex() || !tangent.is_complex())) {
+    tangent = tangent.to(result.scalar_type());
   }
   const bool is_own = !is_of_argument(tangent);
   const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();

@@ -121,22 +121,27 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64
   return product_before(factors, dim) * recurrence_back(g, factors, dim);
 }
 
-// What each sum of exponentials is of the next one, and none of the first. Where the next is zero
-// or infinite, it is none either: 0 / 0 and inf / inf would be nan.
-Tensor shares_of_sums(const Tensor& y, int64_t dim) {
-  const c10::SymInt rest = y.sym_size(dim) - 1;
-  const Tensor next = y.narrow_symint(dim, 1, rest);
-  const Tensor difference = y.narrow_symint(dim, 0, rest) - next;
-  const Tensor share =
-      difference.masked_fill(at::real(next).isinf(), -std::numeric_limits<double>::infinity())
-          .exp();
-  return at::cat({at::zeros_like(y.narrow(dim, 0, 1)), share}, dim);
-}
+constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
 // What the exponential of each element is of the sum that ends with it.
 Tensor shares_of_elements(const Tensor& x, const Tensor& y) {
-  constexpr double nothing = -std::numeric_limits<double>::infinity();
-  return (x - y).masked_fill(at::real(y) == nothing, nothing).exp();
+  return (x - y).masked_fill(at::real(y) == kNothing, kNothing).exp();
+}
+
+// What each sum of exponentials is of the next one, and none of the first. Where the next is zero
+// or infinite, it is none either: 0 / 0 and inf / inf would be nan. A large share is what the
+// element leaves of it, so that the two add up to one: they are multiplied along the whole
+// dimension, and what is amiss in each would add up.
+Tensor shares_of_sums(const Tensor& y, const Tensor& shares_of_elements, int64_t dim) {
+  const c10::SymInt rest = y.sym_size(dim) - 1;
+  const Tensor next = y.narrow_symint(dim, 1, rest);
+  const Tensor none = at::real(next).isinf();
+  Tensor share = (y.narrow_symint(dim, 0, rest) - next).masked_fill(none, kNothing).exp();
+  if (!y.is_complex()) {
+    const Tensor left = 1 - shares_of_elements.narrow_symint(dim, 1, rest);
+    share = at::where((left > 0.5).logical_and(none.logical_not()), left, share);
+  }
+  return at::cat({at::zeros_like(y.narrow(dim, 0, 1)), share}, dim);
 }
 
 // logcumsumexp(x, dim): y'[k] = e[k] x'[k] + s[k] y'[k-1], with the shares of elements and of sums.
@@ -145,15 +150,17 @@ Tensor logcumsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, i
   if (x.dim() == 0 || x.sym_numel() == 0) {
     return t;
   }
-  return recurrence(shares_of_elements(x, y) * t, shares_of_sums(y, dim), dim);
+  const Tensor elements = shares_of_elements(x, y);
+  return recurrence(elements * t, shares_of_sums(y, elements, dim), dim);
 }
 
 Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim) {
   if (x.dim() == 0 || x.sym_numel() == 0) {
     return g;
   }
-  const Tensor carried = recurrence_back(g, conjugated(shares_of_sums(y, dim)), dim);
-  return conjugated(shares_of_elements(x, y)) * carried;
+  const Tensor elements = shares_of_elements(x, y);
+  const Tensor carried = recurrence_back(g, conjugated(shares_of_sums(y, elements, dim)), dim);
+  return conjugated(elements) * carried;
 }
 
 } // namespace

@@ -258,12 +258,13 @@ void pull_group_norm(Pullback& call) {
   const Tensor& g_scale = call.cotangents()[2];
   const bool is_plain = g.defined() && !g_mean.defined() && !g_scale.defined();
   if (is_plain && !is_differentiated_below({g, x, call[1]})) {
+    const auto layout = x.is_cpu() ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
     give_each(
         call,
         {0, 1, 2},
         at::native_group_norm_backward_symint(
-            g.contiguous(),
-            x.contiguous(),
+            g.contiguous(layout),
+            x.contiguous(layout),
             call.result(1).contiguous(),
             call.result(2).contiguous(),
             call.optional(1),
@@ -291,7 +292,7 @@ void pull_group_norm(Pullback& call) {
       const Tensor along = standard.scale * standard.scale * standard.x;
       sum = sum_of({sum, -g_scale.unsqueeze(-1) * along / count});
     }
-    call.give(0, sum.reshape_symint(x.sym_sizes()));
+    call.give(0, sum.reshape_symint(x.sym_sizes()).contiguous(x.suggest_memory_format()));
   }
   if (g.defined()) {
     give_by_channel(call, g, standard.x.reshape_symint(x.sym_sizes()));

@@ -26,6 +26,25 @@ IfNumber<T> rsqrt(T x) {
   return 1 / std::sqrt(x);
 }
 
+// With the exponents that ATen has kernels for, which differ from std::pow at zeros and infinities
+// (the square root of -0 is -0, and of -inf nan) and where a square overflows.
+template <class T>
+IfNumber<T> pow(T x, double exponent) {
+  if (exponent == 0.5) {
+    return std::sqrt(x);
+  }
+  if (exponent == -0.5) {
+    return rsqrt(x);
+  }
+  if (exponent == 2) {
+    return x * x;
+  }
+  if (exponent == -2) {
+    return 1 / (x * x);
+  }
+  return std::pow(x, static_cast<T>(exponent));
+}
+
 template <class T>
 IfNumber<T> sigmoid(T x) {
   return 1 / (1 + std::exp(-x));
@@ -74,7 +93,8 @@ IfNumber<T> leaky_relu_backward(T g, T x, T slope, bool /*self_is_result*/) {
 
 template <class T>
 IfNumber<T> softplus_backward(T g, T x, T beta, T threshold) {
-  return x * beta > threshold ? g : g * sigmoid(x * beta);
+  const T z = std::exp(x * beta); // no sigmoid: where exp(-x) overflows, this is denormal
+  return x * beta > threshold ? g : g * z / (z + 1);
 }
 
 } // namespace torchlayers

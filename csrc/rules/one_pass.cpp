@@ -3,6 +3,7 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include "../batched.h"
 #include "../fallbacks.h"
 #include "../plain.h"
 #include "../stack.h"
@@ -206,7 +207,10 @@ at::Tensor OnePass::make_result(at::IntArrayRef sizes) const {
 
 at::Tensor OnePass::as_batched(at::Tensor result) const {
   return batch_size_ < 0 ? result
-                         : at::functorch::makeBatched(std::move(result), /*bdim=*/0, level_);
+                         : batched(
+                               std::move(result),
+                               /*dim=*/0,
+                               static_cast<const VmapLayer&>(*top_layer()));
 }
 
 } // namespace torchlayers

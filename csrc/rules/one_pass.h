@@ -23,7 +23,8 @@ struct Reads;
 // takes a microsecond to be dispatched, to compare its arguments and to make its result, however
 // small they are. Where nobody can see those operators, and the tensors are so small that this is
 // what takes the time, the expression is computed of numbers instead, an element at a time. The
-// two agree up to rounding.
+// two agree up to rounding, and in what is nan, infinite or zero to the bit: what numbers.h has
+// does as ATen's kernels do, which tests/special_values holds them to.
 // Nobody sees them where no layer, mode or autograd is below. One vmap may be: then the values
 // that it batches are computed with, as its own rules would.
 // Only what a derivative is made of is computed so. The operators that a user calls are torch's.

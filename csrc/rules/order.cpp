@@ -62,10 +62,9 @@ Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
       [](const auto& sum, const auto& count) { return sum / count; }, sum, count_chosen(x, value));
 }
 
+// The same along dimensions. nan equals nothing, itself included: where it is the extreme one,
+// the tangent is 0 / 0, and so is the gradient of all that it was chosen from.
 Tensor shared_along(const Tensor& t, const Tensor& x, const Tensor& value, const Dims& over) {
-  if (x.dim() == 0) {
-    return t;
-  }
   const Tensor is_chosen = x == over.kept(value, x.dim());
   return over.sum(at::where(is_chosen, t, 0)) / over.sum(is_chosen);
 }
@@ -93,12 +92,9 @@ Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
 }
 
 Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, const Dims& over) {
-  if (x.dim() == 0) {
-    return g;
-  }
   const Tensor is_chosen = x == over.kept(value, x.dim());
   const Dims kept{over.dims, /*keepdim=*/true};
-  return at::where(is_chosen, over.kept(g, x.dim()) / kept.sum(is_chosen), 0);
+  return over.kept(g, x.dim()) / kept.sum(is_chosen) * is_chosen;
 }
 
 void pull_aminmax(Pullback& call) {

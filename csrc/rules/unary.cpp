@@ -1,4 +1,5 @@
 // Elementwise functions of one argument.
+#include <cfloat>
 #include <cmath>
 
 #include "families.h"
@@ -29,9 +30,44 @@ IfNumber<T> sigmoid_tangent(T t, T y) {
   return t * (1 - y) * y;
 }
 
-// Where x is zero, the difference quotient's limit instead of 0/0.
-Tensor at_zero(const Tensor& x, double limit, const Tensor& elsewhere) {
-  return at::where(x == 0, at::scalar_tensor(limit, elsewhere.options()), elsewhere);
+// i1(x) / x is 1/2 where x is nothing beside one, though the quotient of denormals may be anything.
+Tensor is_tiny(const Tensor& x) {
+  return x.abs() <= (x.scalar_type() == at::kDouble ? DBL_EPSILON : FLT_EPSILON);
+}
+
+Tensor i1_slope(const Tensor& x, const Tensor& y) {
+  const Tensor tiny = is_tiny(x);
+  return at::where(tiny, 0.5, at::i0(x) - y / x.masked_fill(tiny, 1));
+}
+
+Tensor i1e_slope(const Tensor& x, const Tensor& y) {
+  const Tensor tiny = is_tiny(x);
+  const Tensor inverse = x.masked_fill(tiny, 1).reciprocal();
+  return at::where(tiny, 0.5, at::special_i0e(x) - y * (x.sgn() + inverse));
+}
+
+// (cos(pi x) - sinc(x)) / x; near zero, where that is 0 / 0, the first terms of its series.
+Tensor sinc_slope(const Tensor& x) {
+  constexpr double kNear = 0.03; // the terms left out are beyond double precision
+  const Tensor is_near = x.abs() < kNear;
+  const Tensor inside = at::where(is_near, x * M_PI, 0);
+  const Tensor square = inside * inside;
+  const Tensor series =
+      inside * M_PI * (-1.0 / 3 + square * (1.0 / 30 + square * (-1.0 / 840 + square / 45360)));
+  const Tensor quotient = ((x * M_PI).cos() - x.sinc()) / x.masked_fill(is_near, 1);
+  return at::where(is_near, series, quotient);
+}
+
+// The normal density over the share below x. Where it is differentiated again, by another way for
+// positive x, where erfcx is infinite soon.
+Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
+  if (!is_differentiated_below({x})) {
+    return std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2);
+  }
+  const Tensor negative = std::sqrt(2 / M_PI) / at::special_erfcx(x.clamp_max(0) * -M_SQRT1_2);
+  const Tensor above = x.clamp_min(0);
+  const Tensor positive = (above * above * -0.5 - y.clamp_min(-M_LN2)).exp() / std::sqrt(2 * M_PI);
+  return at::where(x > 0, positive, negative);
 }
 
 Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
@@ -113,17 +149,16 @@ void add_unary(Table& rules) {
   ELEMENTWISE("special_erfcx", t * (2 * x * y - 2 / kSqrtPi));
   ELEMENTWISE("special_entr", -t * (x.log() + 1));
   ELEMENTWISE("special_ndtri", t * std::sqrt(2 * M_PI) * (y * y / 2).exp());
-  ELEMENTWISE("special_log_ndtr", t * std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2));
+  ELEMENTWISE("special_log_ndtr", t * log_ndtr_slope(x, y));
   ELEMENTWISE("lgamma", t * x.digamma());
   ELEMENTWISE("digamma", t * at::polygamma(1, x));
   TERMS("polygamma", {1, TERM(t * at::polygamma(c.integer(0) + 1, c[1]))});
   ELEMENTWISE("mvlgamma", t * multivariate_digamma(x, c.integer(1)));
   ELEMENTWISE("i0", t * at::special_i1(x));
   ELEMENTWISE("special_i0e", t * (at::special_i1e(x) - x.sgn() * y));
-  ELEMENTWISE("special_i1", t * at_zero(x, 0.5, at::i0(x) - y / x));
-  ELEMENTWISE(
-      "special_i1e", t * at_zero(x, 0.5, at::special_i0e(x) - y * (x.sgn() + x.reciprocal())));
-  ELEMENTWISE("sinc", t * at_zero(x, 0, ((x * M_PI).cos() - x.sinc()) / x));
+  ELEMENTWISE("special_i1", t * i1_slope(x, y));
+  ELEMENTWISE("special_i1e", t * i1e_slope(x, y));
+  ELEMENTWISE("sinc", t * sinc_slope(x));
 
   POINTWISE("neg", -t);
   TRANSPOSED("deg2rad", at::deg2rad(g));

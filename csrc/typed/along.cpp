@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 
+#include "../batched.h"
 #include "../plain.h"
 #include "typed.h"
 
@@ -14,12 +15,12 @@ using at::Tensor;
 
 // What is batched, if the tensor is so in front, at this layer's level; else null.
 const Tensor* value_behind_front(const Tensor& tensor, const VmapLayer& layer) {
-  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  if (batched == nullptr || batched->level() != layer.level() || batched->bdim() != 0 ||
-      tensor.dim() == 0 || has_escaped(tensor, layer)) {
+  const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
+  if (impl == nullptr || impl->level() != layer.level() || impl->bdim() != 0 || tensor.dim() == 0 ||
+      has_escaped(tensor, layer)) {
     return nullptr;
   }
-  const Tensor& value = batched->value();
+  const Tensor& value = impl->value();
   return value.layout() == at::kStrided && !value.is_nested() ? &value : nullptr;
 }
 
@@ -79,7 +80,7 @@ class Along final : public c10::OperatorKernel {
               const PastAutograd past(!is_view_ && nothing_is_below() && is_plain(*value));
               result = typed_.call(*value, moved, rest...);
             }
-            return at::functorch::makeBatched(std::move(result), /*bdim=*/0, layer->level());
+            return batched(std::move(result), /*dim=*/0, *layer);
           } catch (const c10::Error&) { // raised again in boxes
           }
         }

@@ -23,6 +23,7 @@ SQUARE, CUBE = values(3, 3) + 3 * torch.eye(3), values(2, 3, 4)
 CUBES = values(2, 3, 3) + 3 * torch.eye(3)
 IMAGE, IMAGES = values(2, 5, 5), values(2, 2, 5, 5)
 PLACES, ROWS = torch.tensor([2, 0]), torch.tensor([[0, 1, 1], [1, 0, 1]])
+MASK = torch.tensor([[True, False, True], [False, True, True]])
 CLASS, CLASSES = torch.tensor(1), torch.tensor([2, 0])
 CONV = ([2, 1], [1, 0], [1, 1])
 MEAN, SUM, NONE = 1, 2, 0
@@ -81,6 +82,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "t": [(torch.t, [X]), (torch.t, [V])],
     "unsqueeze": [(lambda x, d=d: x.unsqueeze(d), [X]) for d in (0, -1, 2, -3)],
     "constant_pad_nd": [(lambda x: A.constant_pad_nd(x, [1, 2, 0, 1], 3.0), [X])],
+    "unfold_backward": [(lambda g: A.unfold_backward(g, [2, 5], 1, 3, 2), [values(2, 2, 3)])],
     "select_backward": [(lambda g: A.select_backward(g, [2, 3], -1, 2), [values(2)])],
     "slice_backward": [(lambda g: A.slice_backward(g, [2, 5], 1, 1, 5, 2), [values(2, 2)])],
     "select_scatter": [(lambda x, y: A.select_scatter(x, y, -1, 2), [X, values(2)])],
@@ -135,6 +137,20 @@ SAMPLES: dict[str, list[Sample]] = {
     "hardtanh_backward": [(lambda g, x: A.hardtanh_backward(g, x, -1, 1), [X, Y])],
     "leaky_relu_backward": [(lambda g, x: A.leaky_relu_backward(g, x, 0.1, False), [X, Y])],
     "log_sigmoid_backward": [(lambda x: A.log_sigmoid_backward(x, x, x.detach()), [X])],
+    # torch has no derivative of these by x.
+    "mish_backward": [(lambda g, x: A.mish_backward(g.detach(), x.detach()) * g, [X, Y])],
+    "silu_backward": [(lambda g, x: A.silu_backward(g.detach(), x.detach()) * g, [X, Y])],
+    "gelu_backward": [
+        (lambda g, x, a=a: A.gelu_backward(g, x, approximate=a), [given, Y])
+        for a in ("none", "tanh")
+        for given in (X, V)
+    ],
+    "rrelu_with_noise_backward": [
+        (
+            lambda g, x, n: A.rrelu_with_noise_backward(g, x, n.detach(), 0.1, 0.3, True, False),
+            [X, Y, Y],
+        )
+    ],
     "softplus_backward": [(lambda g, x: A.softplus_backward(g, x, 1, 20), [X, Y])],
     "softshrink_backward": [(lambda g, x: A.softshrink_backward(g, x, 0.5), [X, Y])],
     "pixel_shuffle": [(lambda x: A.pixel_shuffle(x, 2), [values(4, 2, 3)])],
@@ -317,6 +333,21 @@ SAMPLES: dict[str, list[Sample]] = {
     "binary_cross_entropy_with_logits": [
         (lambda x, y, w: A.binary_cross_entropy_with_logits(x, y, None, w), [X, Y, V])
     ],
+    **{
+        f"{name}_backward": [
+            (
+                lambda g, x, y, op=op, r=r, rest=rest: op(g, x, y.detach(), r, *rest),
+                [X if r == NONE else values(), X, Y],
+            )
+            for r in (MEAN, SUM, NONE)
+        ]
+        for name, op, *rest in (
+            ("mse_loss", A.mse_loss_backward),
+            ("smooth_l1_loss", A.smooth_l1_loss_backward, 0.5),
+            ("huber_loss", A.huber_loss_backward, 0.5),
+            ("soft_margin_loss", A.soft_margin_loss_backward),
+        )
+    },
     "nll_loss_forward": [
         (lambda x, t=t, r=r, i=i: A.nll_loss_forward(x, t, None, r, i)[0], [x])
         for x, t in ((V, CLASS), (X, CLASSES))
@@ -384,6 +415,26 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda w: A.embedding(w, ROWS, 1), [SQUARE]),
         (lambda x: A.embedding(SQUARE, (2 * x).long()), [X]),
     ],
+    "masked_scatter": [
+        (lambda x, y: A.masked_scatter(x, MASK, y), [X, values(4)]),
+        (lambda x, y: A.masked_scatter(x, MASK, y), [V, Y]),
+        (lambda x, y: A.masked_scatter(x, x > 0.5, y), [X, Y]),
+        (lambda x, y: A.masked_scatter(x, y[0] > 0.5, y), [X, Y]),
+        (lambda x, y: A.masked_scatter(x, y > 0.5, y), [values(), values()]),
+    ],
+    "masked_fill.Tensor": [
+        (lambda x, y, v: x.masked_fill(y > 0.5, v), given)
+        for given in ([X, Y, values()], [V, Y, values()], [X, V, values()])
+    ],
+    "masked_scatter_backward": [
+        (lambda g: A.masked_scatter_backward(g, MASK, [2, 2]), [X]),
+        (lambda g, y: A.masked_scatter_backward(g, y > 0.5, [2, 3]), [X, Y]),
+    ],
+    "index_fill.int_Tensor": [
+        (lambda x, y, at=at: x.index_fill(0, torch.tensor(at), y), [given, values()])
+        for at, given in ((0, values()), ([0], values(1)), ([1, 0], X), ([1], X))
+    ]
+    + [(lambda x, y: x.index_fill(-1, PLACES, y), [X, values()])],
     "cat": [(lambda x, y: torch.cat([x, y, x], -1), [X, Y]), (lambda x: torch.cat([x, V]), [W])],
     "stack": [(lambda x, y, d=d: torch.stack([x, y], d), [X, Y]) for d in (0, 2, -1)],
 }

@@ -146,3 +146,78 @@ def test_columns_of_a_jacobian_are_not_copied() -> None:
     names = {event.name for event in profiled.events()}
     assert "aten::exp" in names
     assert not names & {"aten::copy_", "aten::_new_zeros_with_same_feature_meta", "aten::clone"}
+
+
+WIDER = {
+    "maximum": torch.maximum,
+    "fmax": torch.fmax,
+    "masked_fill": lambda x, number: x.masked_fill(x > 0, number),
+    "clamp": lambda x, number: torch.clamp(x, max=number),
+    "add": torch.add,
+    "mul": torch.mul,
+    "div": torch.div,
+    "where": lambda x, number: torch.where(x > 0, x, number),
+    "lerp": lambda x, number: torch.lerp(x, x.sin(), number.float()),
+    "index_fill": lambda x, number: x.index_fill(0, torch.tensor([1]), number.float()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("length", [5, 300])
+@pytest.mark.parametrize("name", WIDER)
+def test_a_tangent_has_the_dtype_of_its_result(name, length) -> None:
+    x = torch.linspace(-1, 1, length)
+    number = torch.tensor(0.3, dtype=torch.float64)
+    f = WIDER[name]
+    for value, tangent in (
+        tl.jvp(f, (x, number), (x, number)),
+        tl.jvp(lambda x: f(x, number), (x,), (x,)),
+        tl.jvp(lambda number: f(x, number), (number,), (number,)),
+    ):
+        assert value.dtype == tangent.dtype == torch.float32
+    columns = tl.jacfwd(f, (0, 1))(x, number)
+    assert [column.dtype for column in columns] == [torch.float32, torch.float32]
+    assert_close(columns, torch.func.jacfwd(f, (0, 1))(x, number), check_dtype=False)
+
+
+def test_what_is_computed_with_a_tangent_is_of_its_dtype() -> None:
+    x, number, weight = torch.rand(5), torch.tensor(0.5, dtype=torch.float64), torch.rand(5, 2)
+    _, tangent = tl.jvp(lambda number: torch.maximum(x, number) @ weight, (number,), (number,))
+    assert tangent.dtype == torch.float32
+
+
+def test_a_real_part_has_a_real_tangent() -> None:
+    x = torch.tensor([1.0, -2.0])
+    factor = torch.tensor(0.5 + 1j, dtype=torch.complex128)
+    value, tangent = tl.jvp(lambda c: (x * c).real, (factor,), (factor,))
+    assert (value.dtype, tangent.dtype) == (torch.float32, torch.float32)
+
+
+NEGATED = torch.tensor([1 + 2j, 3 - 1j, 0.5j]).conj().imag
+CONJUGATED = torch.tensor([[1 + 2j, 3 - 1j], [0.5j, 2 + 0j]]).mH
+NESTS = {
+    "jvp(jvp)": lambda tf, f, t: lambda x: tf.jvp(lambda x: tf.jvp(f, (x,), (t,))[1], (x,), (t,)),
+    "jvp(grad(jvp))": lambda tf, f, t: (
+        lambda x: tf.jvp(tf.grad(lambda x: tf.jvp(f, (x,), (t,))[1].abs().sum()), (x,), (t,))
+    ),
+    "vmap(jvp(jvp))": lambda tf, f, t: tf.vmap(
+        lambda x: tf.jvp(lambda x: tf.jvp(f, (x,), (x,))[1], (x,), (x,))
+    ),
+    "jvp(jacfwd)": lambda tf, f, t: lambda x: tf.jvp(tf.jacfwd(f), (x,), (t,)),
+    "jvp(jvp), with aux": lambda tf, f, t: (
+        lambda x: tf.jvp(
+            lambda x: tf.jvp(lambda x: (f(x), x), (x,), (t,), has_aux=True)[1], (x,), (t,)
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("x", [NEGATED, CONJUGATED], ids=["negated", "conjugated"])
+def test_nested_jvps_of_what_is_negated_or_conjugated_without_a_copy(x, nest) -> None:
+    assert x.is_neg() or x.is_conj()
+    if x.is_conj() and ("grad" in nest or "jac" in nest):
+        pytest.skip("of complex numbers refused, here or by torch.func")
+    t = torch.ones_like(x).contiguous()
+    found = NESTS[nest](tl, torch.sin, t)(x)
+    assert_close(found, NESTS[nest](torch.func, torch.sin, t)(x))

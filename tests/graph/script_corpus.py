@@ -736,6 +736,13 @@ def native_norms(x, w, b):
     return y * torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)[0]
 
 
+@case(lambda: t(3, 4), lambda: t(4), lambda: t(4))
+def native_norms_and_their_statistics(x, w, b):
+    y, mean, rstd = torch.native_layer_norm(x, [4], w, b, 1e-5)
+    z, mean2, rstd2 = torch.native_batch_norm(x, w, b, None, None, True, 0.1, 1e-5)
+    return y * mean + z * rstd2, rstd * mean2, mean
+
+
 @case(lambda: t(3, 4), lambda: t(3))
 def products(x, y):
     z = torch.cat([y, torch.zeros(1, dtype=torch.float64)]) + y.prod()

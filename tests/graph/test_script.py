@@ -157,3 +157,18 @@ def test_every_rule_is_in_the_corpus():
         prepared, _ = script_module._prepare(example.script, example.args, None)
         used.update(operators_of(prepared.graph.nodes()))
     assert set(_C.operators_with_rules()) - used == set()
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5),
+        lambda x: torch.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
+    ],
+    ids=["native_layer_norm", "native_batch_norm"],
+)
+def test_the_statistics_of_a_norm_have_no_vjp(norm):
+    x = torch.randn(3, 4).requires_grad_()
+    traced = torch.jit.trace(norm, x)
+    assert [result.requires_grad for result in norm(x)] == [True, False, False]
+    assert differentiate(traced, (x,)).input_vjps == (0,)

@@ -204,3 +204,38 @@ def test_a_write_is_seen_through_the_tangents_of_several_views(part):
     x = torch.linspace(0.2, 1, 4, dtype=torch.float64)
     direction = torch.ones_like(x)
     torch.testing.assert_close(tl.jvp(f, (x,), (direction,)), torch.func.jvp(f, (x,), (direction,)))
+
+
+WRITES_OF_A_SAMPLE = {
+    "a factor": lambda x, y: y[0].mul_(x.mean()),
+    "a value": lambda x, y: y[0].copy_(x[1] * x.sum()),
+    "a term": lambda x, y: y[:, 0].add_(x[1].sin()),
+    "through two views": lambda x, y: y.t()[1].unsqueeze(0).mul_(x.exp()[:1]),
+    "twice": lambda x, y: (y[0].mul_(x.mean()), y.view(-1)[1:3].div_(x.sum())),
+}
+
+
+@pytest.mark.parametrize("is_hooked", [False, True])
+@pytest.mark.parametrize("write", WRITES_OF_A_SAMPLE.values(), ids=WRITES_OF_A_SAMPLE.keys())
+def test_a_view_is_written_with_what_the_sample_makes(write, is_hooked):
+    """Cotangents of one basis for all samples meet a write of each sample's own."""
+
+    def f(x):
+        y = x * 1
+        if is_hooked and y.requires_grad:
+            y.register_hook(lambda g: g * 1)  # the engine runs the pass
+        write(x, y)
+        return y
+
+    def pulled(x):
+        _, pull = tl.vjp(f, x)
+        return pull(torch.ones(2, 2, dtype=x.dtype))[0]
+
+    x = torch.linspace(0.3, 1.4, 12, dtype=torch.float64).view(3, 2, 2)
+    jacobians = torch.stack([torch.func.jacfwd(f)(each) for each in x])
+    torch.testing.assert_close(tl.vmap(tl.jacrev(f))(x), jacobians)
+    torch.testing.assert_close(tl.vmap(tl.jacrev(f, chunk_size=1))(x), jacobians)
+    torch.testing.assert_close(tl.vmap(pulled)(x), jacobians.sum((1, 2)))
+    twice = tl.vmap(tl.jacrev(tl.jacrev(f)))(x)
+    hessians = [torch.func.jacrev(torch.func.jacrev(f))(each) for each in x]
+    torch.testing.assert_close(twice, torch.stack(hessians))

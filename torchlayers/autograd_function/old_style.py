@@ -47,14 +47,22 @@ class _Place:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Noted:
+    """A pytree with places for its tensors, flat: a user's class may hold nothing but tensors."""
+
+    leaves: list[Any]
+    spec: tree.TreeSpec
+
+
+@dataclasses.dataclass(frozen=True)
 class _Notes:
     """What a forward did with ctx: an output more, which is no tensor."""
 
     outputs: int
     is_single: bool
     materialize_grads: bool
-    calls: dict[str, tuple[Any, ...]]  # save_for_backward, ...: what they were called with
-    attributes: dict[str, Any]
+    calls: dict[str, _Noted]  # save_for_backward, ...: what they were called with
+    attributes: dict[str, _Noted]
 
 
 class _Taken:
@@ -124,8 +132,12 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
             outputs.append(tensor)
         return places[id(tensor)]
 
-    calls = {name: tree.map_tensors(place, args) for name, args in taken.calls.items()}
-    attributes = {name: tree.map_tensors(place, value) for name, value in vars(ctx).items()}
+    def in_places(value: Any) -> _Noted:
+        leaves, spec = tree.flatten(value)
+        return _Noted([place(v) if isinstance(v, Tensor) else v for v in leaves], spec)
+
+    calls = {name: in_places(args) for name, args in taken.calls.items()}
+    attributes = {name: in_places(value) for name, value in vars(ctx).items()}
     notes = _Notes(count, is_single, taken.materialize_grads, calls, attributes)
     return (*outputs, notes)
 
@@ -135,16 +147,20 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
     *results, notes = outputs
     values = {"inputs": inputs, "outputs": results}
 
-    def found(place: Any) -> Any:
-        return values[place.among][place.index] if isinstance(place, _Place) else place
+    def found(noted: _Noted) -> Any:
+        leaves = [
+            values[leaf.among][leaf.index] if isinstance(leaf, _Place) else leaf
+            for leaf in noted.leaves
+        ]
+        return tree.unflatten(leaves, noted.spec)
 
-    calls = {name: tree.map_leaves(found, args) for name, args in notes.calls.items()}
+    calls = {name: found(args) for name, args in notes.calls.items()}
     in_between = [leaf for leaf in results[notes.outputs :] if isinstance(leaf, Tensor)]
     calls["mark_non_differentiable"] = (*calls.get("mark_non_differentiable", ()), *in_between)
     for name, args in calls.items():
         getattr(ctx, name)(*args)
     for name, value in notes.attributes.items():
-        setattr(ctx, name, tree.map_leaves(found, value))
+        setattr(ctx, name, found(value))
     ctx.set_materialize_grads(False)  # not for those in between
     kept = _Kept(notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs])))
     put(ctx, _KEPT, kept)

@@ -166,12 +166,12 @@ def structure_of(module: GraphModule, signature: inspect.Signature) -> tree.Tree
     if not isinstance(codegen, fx.graph._PyTreeCodeGen):
         return None
     spec = codegen.pytree_info.in_spec
-    given = tree.unflatten([0] * spec.num_leaves, spec)
-    if len(given) == 2 and isinstance(given[1], dict) and isinstance(given[0], tuple):
-        arguments = (*given[0], *given[1].values())  # as torch.export writes it
+    given = spec.children()
+    if [child.type for child in given] == [tuple, dict]:
+        arguments = [*given[0].children(), *given[1].children()]  # as torch.export writes it
         if len(arguments) == len(signature.parameters):
             given = arguments
-    return tree.flatten(tuple(given))[1]
+    return tree.TreeSpec(tuple, None, given)
 
 
 def copy_placeholders(

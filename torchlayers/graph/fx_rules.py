@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers import tree
+from torchlayers import torch_func, tree
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_program import fresh
 from torchlayers.graph.where import where
@@ -119,7 +119,7 @@ class Rules:
         with mode, known:
             recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
             if any(_writes(node) for node in recorded.graph.nodes):
-                without_writes = torch.func.functionalize(fx.Interpreter(recorded).run)
+                without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
                 recorded = make_fx(without_writes, _allow_non_fake_inputs=True)(primals, given)
             _unify(recorded, known)
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]

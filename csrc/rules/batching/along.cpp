@@ -77,18 +77,6 @@ void add_batched_along(BatchTable& rules) {
   rules.add({"detach", "alias"}, {every_element});
   rules.add({"clone"}, {every_element, 1});
   rules.add({"ones_like", "zeros_like"}, {every_element, 5});
-  // Pointwise, as torch's tags do not say.
-  rules.add(
-      {"elu_backward",
-       "hardshrink_backward",
-       "hardsigmoid_backward",
-       "hardswish_backward",
-       "hardtanh_backward",
-       "leaky_relu_backward",
-       "log_sigmoid_backward",
-       "softplus_backward",
-       "softshrink_backward"},
-      {of_last, 0});
   rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
   rules.add({"linalg_matrix_exp"}, {matrix_exp});
   // The composite ones are called whole: taken apart above vmap, they would check for errors and

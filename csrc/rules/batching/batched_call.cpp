@@ -1,6 +1,7 @@
 #include "batched_call.h"
 
 #include "../../args.h"
+#include "../../batched.h"
 
 namespace torchlayers {
 
@@ -85,6 +86,13 @@ at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
   return tensor.expand(sizes);
 }
 
+at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
+  while (value.dim() < rank + 1) {
+    value = value.unsqueeze(1);
+  }
+  return value;
+}
+
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   try {
@@ -100,7 +108,7 @@ bool BatchedCall::run() {
     throw;
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
-    return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+    return batched(result, /*dim=*/0, layer_);
   });
   return true;
 }
@@ -110,7 +118,7 @@ void BatchedCall::put_back() {
     return;
   }
   change_tensors(args_, size(), [&](const at::Tensor& tensor, size_t i) {
-    return batched_[i] ? at::functorch::makeBatched(tensor, /*bdim=*/0, layer_.level()) : tensor;
+    return batched_[i] ? batched(tensor, /*dim=*/0, layer_) : tensor;
   });
   for (auto& [i, value] : changed_) {
     args_[first_ + i] = value;
@@ -161,8 +169,7 @@ at::Tensor BatchedCall::call(Args args) const {
 void BatchedCall::finish(const std::vector<at::Tensor>& results) {
   args_.resize(first_);
   for (const at::Tensor& result : results) {
-    args_.emplace_back(
-        result.defined() ? at::functorch::makeBatched(result, /*bdim=*/0, layer_.level()) : result);
+    args_.emplace_back(result.defined() ? batched(result, /*dim=*/0, layer_) : result);
   }
 }
 

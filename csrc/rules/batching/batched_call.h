@@ -51,6 +51,9 @@ class BatchedCall {
   int64_t rank(size_t i) const {
     return tensor(i).dim();
   }
+  std::string layer_name() const {
+    return layer_.name();
+  }
   int64_t batch_size() const {
     return *layer_.batch_size().maybe_as_int();
   }
@@ -88,6 +91,10 @@ class BatchedCall {
   at::Tensor expanded(size_t i) const {
     return has_tensor(i) ? expanded(tensor(i)) : at::Tensor();
   }
+
+  // A value with dimensions of one between the batch and the sample's own, to have as many of a
+  // sample as this.
+  static at::Tensor raised(at::Tensor value, int64_t rank);
 
   void set(size_t i, c10::IValue value) {
     changed_.emplace_back(i, std::exchange(args_[first_ + i], std::move(value)));

@@ -25,6 +25,7 @@ class BatchTable {
   std::unordered_map<std::string, BatchRule> rules_;
 };
 
+void add_batched_pointwise(BatchTable& rules);
 void add_batched_shapes(BatchTable& rules);
 void add_batched_along(BatchTable& rules);
 void add_batched_reductions(BatchTable& rules);
@@ -34,5 +35,6 @@ void add_batched_losses(BatchTable& rules);
 void add_batched_norms(BatchTable& rules);
 void add_batched_indexing(BatchTable& rules);
 void add_batched_lists(BatchTable& rules);
+void add_batched_masked(BatchTable& rules);
 
 } // namespace torchlayers

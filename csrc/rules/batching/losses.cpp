@@ -43,6 +43,32 @@ bool elementwise(BatchedCall& call, size_t reduction) {
   });
 }
 
+// op(gradient, x, target, reduction) of the same: the gradient is one, or one an element.
+bool elementwise_backward(BatchedCall& call, size_t reduction) {
+  const Tensor& x = call.tensor(1);
+  const Tensor& target = call.tensor(2);
+  const int64_t kind = call[reduction].toInt();
+  const bool is_reduced = kind != at::Reduction::None;
+  const bool fits = x.sizes() == target.sizes() && x.scalar_type() == target.scalar_type() &&
+                    x.scalar_type() == call.tensor(0).scalar_type() &&
+                    (is_reduced ? call.rank(0) == 0 : call.tensor(0).sizes() == x.sizes()) &&
+                    (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
+  if (!fits) {
+    return false;
+  }
+  return call.give([&] {
+    Args args = call.args_with([&](size_t i) { return call.expanded(i); });
+    if (is_reduced) {
+      const Tensor gradient = call.expanded(0);
+      args[0] = BatchedCall::raised(
+                    kind == at::Reduction::Mean ? gradient / x.numel() : gradient, x.dim())
+                    .expand_as(args[1].toTensor());
+    }
+    args[reduction] = static_cast<int64_t>(at::Reduction::None);
+    return call.call(std::move(args));
+  });
+}
+
 // Classes (C) and a number, or (N, C) and (N), without weights.
 bool fits_classes(const BatchedCall& call, size_t x, size_t target, size_t weight) {
   return call.is_batched(x) && !call.has_tensor(weight) &&
@@ -110,6 +136,12 @@ bool nll_loss_backward(BatchedCall& call, size_t) {
 
 void add_batched_losses(BatchTable& rules) {
   rules.add({"mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"}, {elementwise, 2});
+  rules.add(
+      {"mse_loss_backward",
+       "smooth_l1_loss_backward",
+       "huber_loss_backward",
+       "soft_margin_loss_backward"},
+      {elementwise_backward, 3});
   rules.add({"binary_cross_entropy"}, {elementwise, 3});
   rules.add({"binary_cross_entropy_with_logits"}, {elementwise, 4});
   rules.add({"nll_loss_forward"}, {nll_loss});

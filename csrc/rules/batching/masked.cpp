@@ -1,9 +1,13 @@
 #include "masked.h"
 
+#include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
-#include <ATen/ops/where.h>
 
 #include <optional>
+
+#include "../../errors.h"
+#include "families.h"
 
 namespace torchlayers {
 namespace {
@@ -52,6 +56,156 @@ bool fill_by_mask(const Operator& op, Args& args, const VmapLayer& layer) {
   args.resize(args.size() - op.num_args);
   args.emplace_back(std::move(written));
   return true;
+}
+
+namespace {
+
+using at::Tensor;
+
+// Which of the places that a mask has in its sample each one is, counted from one, and at the
+// others the last before: (B, n), of a mask with or without a batch and these sizes of a sample.
+Tensor numbered(const BatchedCall& call, size_t mask, at::IntArrayRef sizes) {
+  const int64_t count = c10::multiply_integers(sizes);
+  if (!call.is_batched(mask)) {
+    return call.tensor(mask)
+        .expand(sizes)
+        .reshape({1, count})
+        .cumsum(1)
+        .expand({call.batch_size(), count});
+  }
+  std::vector<int64_t> all(sizes.begin(), sizes.end());
+  all.insert(all.begin(), call.batch_size());
+  return BatchedCall::raised(call.value(mask), static_cast<int64_t>(sizes.size()))
+      .expand(all)
+      .reshape({call.batch_size(), count})
+      .cumsum(1);
+}
+
+// With a batch in any case, of these sizes.
+Tensor spread(const BatchedCall& call, size_t i, at::IntArrayRef sizes) {
+  std::vector<int64_t> all(sizes.begin(), sizes.end());
+  all.insert(all.begin(), call.batch_size());
+  return BatchedCall::raised(call.expanded(i), static_cast<int64_t>(sizes.size())).expand(all);
+}
+
+// A row a sample, with an element more in front.
+Tensor padded(const Tensor& values) {
+  const int64_t count = values[0].numel();
+  return at::constant_pad_nd(values.reshape({values.size(0), count}), {1, 0});
+}
+
+void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t available) {
+  if (numbers.size(1) > available && is_plain(numbers) && numbers.device().is_cpu()) {
+    const auto needed = numbers.select(1, -1).max().item<int64_t>();
+    if (needed > available) {
+      raise(
+          call.layer_name(),
+          ": masked_scatter's mask has ",
+          needed,
+          " places in a sample, and the source ",
+          available,
+          " elements to put there. Give it as many.");
+    }
+  }
+}
+
+bool has_numbers_for_sizes(const BatchedCall& call) {
+  bool has = call.batch_size() > 0;
+  for (size_t i = 0; i < call.size(); ++i) {
+    has = has && !(call.has_tensor(i) &&
+                   call.tensor(i).unsafeGetTensorImpl()->has_symbolic_sizes_strides());
+  }
+  return has;
+}
+
+// masked_scatter(x, mask, source): what the k-th place gets is the k-th of the source.
+bool masked_scatter(BatchedCall& call, size_t) {
+  const bool fits = has_numbers_for_sizes(call) && call.tensor(1).scalar_type() == at::kBool &&
+                    call.tensor(0).scalar_type() == call.tensor(2).scalar_type() &&
+                    (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
+  if (!fits) {
+    return false;
+  }
+  const auto sizes = at::infer_size(call.tensor(0).sizes(), call.tensor(1).sizes());
+  return call.give([&] {
+    const Tensor x = spread(call, 0, sizes);
+    const Tensor numbers = numbered(call, 1, sizes);
+    check_enough(call, numbers, call.tensor(2).numel());
+    const Tensor picked = padded(call.expanded(2)).gather(1, numbers).reshape(x.sizes());
+    const Tensor mask = call.value(1);
+    return at::where(call.is_batched(1) ? BatchedCall::raised(mask, x.dim() - 1) : mask, picked, x);
+  });
+}
+
+// masked_scatter_backward(gradient, mask, sizes of the source): what nobody got stays zero.
+bool masked_scatter_backward(BatchedCall& call, size_t) {
+  const bool fits = has_numbers_for_sizes(call) && call[2].isIntList() &&
+                    call.tensor(1).scalar_type() == at::kBool &&
+                    (call.is_batched(0) || call.is_batched(1));
+  if (!fits) {
+    return false;
+  }
+  const auto sizes = at::infer_size(call.tensor(0).sizes(), call.tensor(1).sizes());
+  const auto of_source = *call.with_batch(call[2]);
+  return call.give([&] {
+    const Tensor gradient = spread(call, 0, sizes);
+    const Tensor mask = spread(call, 1, sizes);
+    const Tensor numbers = numbered(call, 1, sizes);
+    const int64_t count = c10::multiply_integers(of_source) / call.batch_size();
+    const Tensor rows = at::where(mask, gradient, 0).reshape(numbers.sizes());
+    return rows.new_zeros({call.batch_size(), count + 1})
+        .scatter_add(1, at::where(mask.reshape(numbers.sizes()), numbers, 0), rows)
+        .narrow(1, 1, count)
+        .reshape(of_source);
+  });
+}
+
+// masked_fill(x, mask, value)
+bool masked_fill(BatchedCall& call, size_t) {
+  const at::ScalarType dtype = call.tensor(0).scalar_type();
+  const bool fits = call.rank(2) == 0 && call.tensor(1).scalar_type() == at::kBool &&
+                    (dtype == call.tensor(2).scalar_type() ||
+                     (at::isFloatingType(dtype) && call.tensor(2).is_floating_point())) &&
+                    (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
+  if (!fits) {
+    return false;
+  }
+  const int64_t rank = std::max(call.rank(0), call.rank(1));
+  const auto lined_up = [&](size_t i) {
+    return call.is_batched(i) ? BatchedCall::raised(call.value(i), rank) : call.tensor(i);
+  };
+  return call.give([&] { return at::where(lined_up(1), lined_up(2).to(dtype), lined_up(0)); });
+}
+
+// index_fill(x, dim, index, value) with a value of each sample's own: where the index points.
+bool index_fill(BatchedCall& call, size_t) {
+  const bool fits = has_numbers_for_sizes(call) && call.is_batched(3) && call.rank(3) == 0 &&
+                    !call.is_batched(2) &&
+                    call.tensor(0).scalar_type() == call.tensor(3).scalar_type();
+  const auto dim = BatchedCall::behind_batch(call[1].toInt(), std::max<int64_t>(call.rank(0), 1));
+  if (!fits || !dim) {
+    return false;
+  }
+  return call.give([&] {
+    const Tensor x = call.expanded(0);
+    const Tensor& index = call.tensor(2);
+    at::DimVector sizes(call.rank(0), 1);
+    if (!sizes.empty()) {
+      sizes[*dim - 1] = call.tensor(0).size(*dim - 1);
+    }
+    const Tensor mask =
+        at::zeros(sizes, index.options().dtype(at::kBool)).index_fill(*dim - 1, index, 1);
+    return at::where(mask, BatchedCall::raised(call.value(3), call.rank(0)), x);
+  });
+}
+
+} // namespace
+
+void add_batched_masked(BatchTable& rules) {
+  rules.add({"masked_scatter"}, {masked_scatter});
+  rules.add({"masked_fill.Tensor"}, {masked_fill});
+  rules.add({"masked_scatter_backward"}, {masked_scatter_backward});
+  rules.add({"index_fill.int_Tensor"}, {index_fill});
 }
 
 } // namespace torchlayers

@@ -1,4 +1,4 @@
-// vmap of writes by a mask.
+// vmap of what goes where a mask says.
 #pragma once
 
 #include "../../layer.h"

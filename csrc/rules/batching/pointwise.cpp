@@ -1,11 +1,14 @@
 #include "pointwise.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "../../args.h"
+#include "../../batched.h"
 #include "../../plain.h"
 #include "../../stack.h"
 #include "../../trace.h"
+#include "families.h"
 
 namespace torchlayers {
 
@@ -34,7 +37,7 @@ const at::Tensor& Alike::value(const at::Tensor& tensor) const {
 }
 
 at::Tensor Alike::batched(const at::Tensor& result) const {
-  return at::functorch::makeBatched(result, /*bdim=*/0, layer_.level());
+  return torchlayers::batched(result, /*dim=*/0, layer_);
 }
 
 void Alike::put_back(Args& args, size_t count) const {
@@ -72,6 +75,106 @@ bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
     return alike.batched(result);
   });
   return true;
+}
+
+namespace {
+
+// What the tensors of a pointwise operator have to do with each other.
+struct Samples {
+  int64_t rank = 0; // of the highest
+  bool any_batched = false;
+  bool any_batched_number = false; // without dimensions
+  bool mixes_dtypes = false;
+  bool is_lined_up = true;   // with the batch put in front
+  bool has_one_shape = true; // and all batched
+
+  explicit Samples(const BatchedCall& call) {
+    for (size_t i = 0; i < call.size(); ++i) {
+      if (call.has_tensor(i)) {
+        rank = std::max(rank, call.rank(i));
+      }
+    }
+    std::optional<at::ScalarType> dtype;
+    std::optional<c10::SymIntArrayRef> sizes;
+    for (size_t i = 0; i < call.size(); ++i) {
+      if (call.has_tensor(i)) {
+        const at::Tensor& tensor = call.tensor(i);
+        const bool is_batched = call.is_batched(i);
+        any_batched = any_batched || is_batched;
+        is_lined_up = is_lined_up && (!is_batched || tensor.dim() == rank);
+        has_one_shape =
+            has_one_shape && is_batched && sizes.value_or(tensor.sym_sizes()) == tensor.sym_sizes();
+        sizes = tensor.sym_sizes();
+        if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) { // which bends to any tensor
+          any_batched_number = any_batched_number || (is_batched && tensor.dim() == 0);
+          mixes_dtypes =
+              mixes_dtypes || dtype.value_or(tensor.scalar_type()) != tensor.scalar_type();
+          dtype = tensor.scalar_type();
+        }
+      }
+    }
+  }
+};
+
+// The sizes that the samples broadcast to, with the batch's in front.
+at::SymDimVector broadcast_sizes(const BatchedCall& call) {
+  at::SymDimVector sizes;
+  for (size_t i = 0; i < call.size(); ++i) {
+    if (call.has_tensor(i)) {
+      sizes = at::infer_size_symdimvector(sizes, call.tensor(i).sym_sizes());
+    }
+  }
+  sizes.insert(sizes.begin(), call.batch_size());
+  return sizes;
+}
+
+} // namespace
+
+bool line_up(BatchedCall& call, size_t has_one_shape) {
+  const Samples samples(call);
+  if (!samples.any_batched || (samples.any_batched_number && samples.mixes_dtypes)) {
+    return false;
+  }
+  if (has_one_shape != 0 ? samples.has_one_shape : samples.is_lined_up) {
+    return call.run();
+  }
+  const auto sizes = has_one_shape != 0 ? broadcast_sizes(call) : at::SymDimVector();
+  return call.give([&] {
+    return call.call(call.args_with([&](size_t i) {
+      const at::Tensor value =
+          call.is_batched(i) ? BatchedCall::raised(call.value(i), samples.rank) : call.tensor(i);
+      return has_one_shape != 0 ? value.expand_symint(sizes) : value;
+    }));
+  });
+}
+
+namespace {
+
+// log_sigmoid_backward(gradient, x, buffer), whose buffer is empty on devices that need none.
+bool log_sigmoid_backward(BatchedCall& call, size_t) {
+  const bool needs_buffer = call.tensor(2).sym_numel() != 0 || call.tensor(1).sym_numel() == 0;
+  return needs_buffer && line_up(call, /*has_one_shape=*/1);
+}
+
+} // namespace
+
+void add_batched_pointwise(BatchTable& rules) {
+  // torch's tags do not say it of these, or they have a kernel made of others beside their own.
+  rules.add(
+      {"elu_backward",
+       "hardshrink_backward",
+       "hardsigmoid_backward",
+       "hardswish_backward",
+       "hardtanh_backward",
+       "leaky_relu_backward",
+       "mish_backward",
+       "silu_backward",
+       "softplus_backward",
+       "softshrink_backward"},
+      {line_up});
+  // oneDNN does not broadcast, and the other forgets an operand that it does not need.
+  rules.add({"gelu_backward", "rrelu_with_noise_backward"}, {line_up, /*has_one_shape=*/1});
+  rules.add({"log_sigmoid_backward"}, {log_sigmoid_backward});
 }
 
 } // namespace torchlayers

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "../../layer.h"
+#include "batched_call.h"
 
 namespace torchlayers {
 
@@ -14,9 +15,11 @@ namespace torchlayers {
 // other argument has, broadcasting lines the values up as it would each sample's: the
 // operator is simply called on them, without a batching rule. (2, 3) batched and (3)
 // not are (B, 2, 3) and (3). But (3) batched and (2, 3) not would be (B, 3) and (2, 3):
-// for those torch's rule is asked.
+// those are lined up first, (B, 1, 3) and (2, 3), and so are batches that are elsewhere
+// than in front. And where a kernel does not broadcast, all is expanded to one shape.
 // Samples without dimensions are tensors with one here, and count for more in type
-// promotion; so they are taken only where there is nothing to promote.
+// promotion; so they are taken only where there is nothing to promote. torch's rules
+// have a way for the others.
 class Alike {
  public:
   explicit Alike(const VmapLayer& layer) : layer_(layer) {}
@@ -49,5 +52,9 @@ class Alike {
 
 // Runs the operator so, and returns true, if that is what its arguments are like.
 bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer);
+
+// The rule of a pointwise operator whose arguments are batched in any way. `has_one_shape`: its
+// kernel does not broadcast.
+bool line_up(BatchedCall& call, size_t has_one_shape);
 
 } // namespace torchlayers

@@ -1,5 +1,7 @@
 // Views, and what else only arranges elements.
 #include <ATen/ATen.h>
+#include <ATen/InferSize.h>
+#include <ATen/TensorUtils.h>
 
 #include "families.h"
 
@@ -20,13 +22,20 @@ bool to_sizes(BatchedCall& call, size_t arg) {
   return call.run();
 }
 
-// The value with dimensions of one before the sample's, up to this many.
-at::Tensor raised(const at::Tensor& value, int64_t rank) {
-  at::Tensor result = value;
-  while (result.dim() < rank + 1) {
-    result = result.unsqueeze(1);
+// _unsafe_view(x, sizes) of a tensor that nobody else has. Batches that lie in memory in another
+// way than in front of their samples lie so in what is computed of them, and may have to be copied
+// where no sample by itself would be.
+bool unsafe_view(BatchedCall& call, size_t) {
+  const auto sizes = call.with_batch(call[1]);
+  if (!sizes || !call.only(0) || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+    return false;
   }
-  return result;
+  return call.give([&] {
+    const at::Tensor value = call.value(0);
+    const at::DimVector viewed = at::infer_size_dv(*sizes, value.numel());
+    const bool fits = at::detail::computeStride(value.sizes(), value.strides(), viewed).has_value();
+    return at::_unsafe_view(fits ? value : value.contiguous(), viewed);
+  });
 }
 
 // expand(x, sizes, *, implicit)
@@ -39,7 +48,7 @@ bool expand(BatchedCall& call, size_t) {
   if (rank < call.rank(0)) {
     return false;
   }
-  return call.give([&] { return raised(call.value(0), rank).expand(*sizes); });
+  return call.give([&] { return BatchedCall::raised(call.value(0), rank).expand(*sizes); });
 }
 
 // repeat(x, repeats)
@@ -53,7 +62,7 @@ bool repeat(BatchedCall& call, size_t) {
     return false;
   }
   repeats.insert(repeats.begin(), 1);
-  return call.give([&] { return raised(call.value(0), rank).repeat(repeats); });
+  return call.give([&] { return BatchedCall::raised(call.value(0), rank).repeat(repeats); });
 }
 
 // squeeze.dims(x, dims)
@@ -179,7 +188,8 @@ bool copy(BatchedCall& call, size_t) {
     return false;
   }
   return call.give([&] {
-    const at::Tensor source = is_batched ? raised(call.value(1), rank) : call.tensor(1);
+    const at::Tensor source =
+        is_batched ? BatchedCall::raised(call.value(1), rank) : call.tensor(1);
     return at::copy(call.expanded(0), source, call.flag(2));
   });
 }
@@ -187,7 +197,8 @@ bool copy(BatchedCall& call, size_t) {
 } // namespace
 
 void add_batched_shapes(BatchTable& rules) {
-  rules.add({"view", "reshape", "_unsafe_view"}, {to_sizes, 1});
+  rules.add({"view", "reshape"}, {to_sizes, 1});
+  rules.add({"_unsafe_view"}, {unsafe_view});
   rules.add({"expand"}, {expand});
   rules.add({"repeat"}, {repeat});
   rules.add({"select.int", "slice.Tensor", "squeeze.dim", "unbind.int"}, {at_dim, 1});
@@ -199,7 +210,7 @@ void add_batched_shapes(BatchTable& rules) {
   rules.add({"t"}, {transpose});
   rules.add({"unsqueeze"}, {unsqueeze});
   rules.add({"constant_pad_nd"}, {pad});
-  rules.add({"select_backward", "slice_backward"}, {from_part});
+  rules.add({"select_backward", "slice_backward", "unfold_backward"}, {from_part});
   rules.add({"_neg_view"}, {alone});
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});

@@ -12,6 +12,7 @@ void BatchTable::add(std::initializer_list<const char*> names, BatchRule rule) {
 const BatchTable& BatchTable::instance() {
   static const BatchTable* table = [] {
     auto* all = new BatchTable(); // outlives threads that end late
+    add_batched_pointwise(*all);
     add_batched_shapes(*all);
     add_batched_along(*all);
     add_batched_reductions(*all);
@@ -21,6 +22,7 @@ const BatchTable& BatchTable::instance() {
     add_batched_norms(*all);
     add_batched_indexing(*all);
     add_batched_lists(*all);
+    add_batched_masked(*all);
     return all;
   }();
   return *table;

@@ -1,0 +1,76 @@
+"""Derivatives of a call at special values, first and second, by ours and by plain autograd."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import torchlayers as tl
+from tests.reverse_mode.derivatives import Function, ours, plain
+
+Derivative = Callable[[Function, Sequence[Tensor]], list[Tensor]]
+
+
+def along(tensors: Sequence[Tensor], seed: int) -> list[Tensor]:
+    """Directions for them, of both signs: in which order they are multiplied does not show."""
+    numbers = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
+    return [
+        numbers.roll(seed + i).repeat(x.numel() // 5 + 1)[: x.numel()].reshape(x.shape).to(x.dtype)
+        for i, x in enumerate(tensors)
+    ]
+
+
+def our_jvp(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+    return list(tl.jvp(f, tuple(primals), tuple(along(primals, 1)))[1])
+
+
+def plain_jvp(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+    with forward_ad.dual_level():
+        duals = [
+            forward_ad.make_dual(x, t) for x, t in zip(primals, along(primals, 1), strict=True)
+        ]
+        pairs = [forward_ad.unpack_dual(y) for y in f(*duals)]
+        return [torch.zeros_like(y) if t is None else t for y, t in pairs]
+
+
+def pulled_by(pull: Callable[..., list[Tensor]]) -> Derivative:
+    return lambda f, primals: pull(f, primals, along(f(*primals), 2))
+
+
+def twice_by(pull: Callable[..., list[Tensor]]) -> Derivative:
+    def pulled_twice(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+        """Cotangents of the primals' cotangents: by the primals, and by the first cotangents."""
+        count = len(primals)
+
+        def pulled(*both: Tensor) -> list[Tensor]:
+            return pull(f, both[:count], both[count:])
+
+        return pull(pulled, [*primals, *along(f(*primals), 2)], along(primals, 1))
+
+    return pulled_twice
+
+
+def our_hvp(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+    cotangents = along(f(*primals), 2)
+    return our_jvp(lambda *xs: ours(f, xs, cotangents), primals)
+
+
+def plain_hvp(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+    """Reverse over reverse, where ours is forward over reverse."""
+    cotangents = along(f(*primals), 2)
+    return plain(lambda *xs: plain(f, xs, cotangents), primals, along(primals, 1))
+
+
+def our_jvp_twice(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
+    return our_jvp(lambda *xs: our_jvp(f, xs), primals)
+
+
+# Ours, and plain autograd's; None where it has no such thing.
+DERIVATIVES: dict[str, tuple[Derivative, Derivative | None]] = {
+    "vjp": (pulled_by(ours), pulled_by(plain)),
+    "jvp": (our_jvp, plain_jvp),
+    "vjp(vjp)": (twice_by(ours), twice_by(plain)),
+    "jvp(vjp)": (our_hvp, plain_hvp),
+    "jvp(jvp)": (our_jvp_twice, None),
+}

@@ -1,0 +1,437 @@
+"""Operators of one's own with arguments and results of every kind, at every layer.
+
+The right result, or an error that names the operator: docs/custom-operators.md has the table.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from tests.argument_kinds import (
+    CLASS,
+    DATA,
+    HIDDEN,
+    SEEN,
+    WRITTEN,
+    documented_kinds,
+    kinds_of_torch,
+    tensors_in,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
+
+LIBRARY = torch.library.Library("torchlayers_kinds", "FRAGMENT")
+X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+ONES = torch.ones_like(X)
+
+
+def define(
+    signature: str, kernel: Callable[..., Any], key: str = "CompositeExplicitAutograd"
+) -> Any:
+    """An operator that lives as long as the process."""
+    name = f"op{define.count}"
+    define.count += 1
+    LIBRARY.define(name + signature)
+    LIBRARY.impl(name, kernel, key)
+    return getattr(torch.ops.torchlayers_kinds, name).default
+
+
+define.count = 0
+
+# Of a function of x, elementwise and applied to X, what each transform gives. The value is f(X),
+# and slope its derivative.
+TRANSFORMS = {
+    "grad": lambda f, value, slope: (tl.grad(lambda x: f(x).sum())(X), slope),
+    "jvp": lambda f, value, slope: (tl.jvp(f, (X,), (2 * ONES,))[1], 2 * slope),
+    "vmap": lambda f, value, slope: (tl.vmap(f)(X), value),
+    "functionalize": lambda f, value, slope: (tl.functionalize(f)(X), value),
+    "vmap(grad)": lambda f, value, slope: (tl.vmap(tl.grad(f))(X), slope),
+    "grad(vmap)": lambda f, value, slope: (tl.grad(lambda x: tl.vmap(f)(x).sum())(X), slope),
+    "jvp(vmap)": lambda f, value, slope: (tl.jvp(tl.vmap(f), (X,), (ONES,))[1], slope),
+    "vmap(jvp)": lambda f, value, slope: (
+        tl.vmap(lambda x: tl.jvp(f, (x,), (torch.ones_like(x),))[1])(X),
+        slope,
+    ),
+    "vjp(functionalize)": lambda f, value, slope: (
+        tl.vjp(tl.functionalize(f), X)[1](ONES)[0],
+        slope,
+    ),
+}
+transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+REVERSE = [TRANSFORMS[name] for name in TRANSFORMS if "grad" in name or "vjp" in name]
+FORWARD = [TRANSFORMS[name] for name in TRANSFORMS if "jvp" in name]
+
+
+def check(transform, f, value, slope):
+    found, expected = transform(f, value, slope)
+    torch.testing.assert_close(found, expected)
+    assert tl.current_stack() == ()
+
+
+# Data
+
+
+def doubling_with(kind: str) -> Any:
+    """op(x, k) = 2 x, which keeps what it got for k; with rules for everything."""
+    got = []
+    op = define(
+        f"(Tensor x, {CLASS if kind == 'class' else kind} k) -> Tensor",
+        lambda x, k: (got.append(k), 2 * x)[1],
+    )
+    torch.library.register_autograd(
+        op, lambda ctx, g: (2 * g, None), setup_context=lambda ctx, inputs, output: None
+    )
+    torch.library.register_vmap(op, lambda info, in_dims, x, k: (op(x, k), in_dims[0]))
+
+    @tl.extend.jvp_rule(op)
+    def rule(primals, tangents):
+        return op(*primals), None if tangents[0] is None else 2 * tangents[0]
+
+    op.got = got
+    return op
+
+
+@pytest.fixture(scope="module")
+def doubling():
+    made = {}
+    return lambda kind: made.setdefault(kind, made.get(kind) or doubling_with(kind))
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.UntypedStorage):
+        return a.data_ptr() == b.data_ptr()
+    if isinstance(a, torch.Generator):
+        return a.get_state().equal(b.get_state())
+    return type(a) is torch.ScriptObject or a == b
+
+
+@transforms
+@pytest.mark.parametrize("kind", DATA)
+def test_data_is_handed_on_as_it_is(doubling, kind, transform):
+    op = doubling(kind)
+    op.got.clear()
+    check(transform, lambda x: op(x, DATA[kind]), 2 * X, 2 * ONES)
+    assert op.got
+    assert all(same(got, DATA[kind]) for got in op.got)
+
+
+# Tensors that the dispatcher sees
+
+
+def sum_of_squares(*values: Any) -> Tensor:
+    return sum((t * t for value in values for t in tensors_in(value)), torch.zeros(()))
+
+
+def squares_with_rules(kind: str) -> Any:
+    op = define(f"({kind} k) -> Tensor", sum_of_squares)
+    is_list = "[]" in kind
+
+    def keep(ctx, inputs, output):
+        ctx.places = [t is not None for t in inputs[0]] if is_list else None
+        ctx.save_for_backward(*tensors_in(inputs[0]))
+
+    def backward(ctx, g):
+        gradients = [2 * t * g for t in ctx.saved_tensors]
+        if not is_list:
+            return gradients[0]
+        return [gradients.pop(0) if there else None for there in ctx.places]
+
+    torch.library.register_autograd(op, backward, setup_context=keep)
+
+    @torch.library.register_vmap(op)
+    def batched(info, in_dims, k):
+        moved = [t.movedim(d, 0) for t, d in zip(tensors_in(k), dims_of(in_dims[0]), strict=True)]
+        return op(moved if is_list else moved[0]), 0
+
+    @tl.extend.jvp_rule(op)
+    def rule(primals, tangents):
+        pairs = zip(tensors_in(primals[0]), tensors_in(tangents[0]), strict=True)
+        return op(*primals), sum(2 * t * d for t, d in pairs)
+
+    return op
+
+
+def dims_of(in_dims: Any) -> list[int]:
+    given = in_dims if isinstance(in_dims, list | tuple) else [in_dims]
+    return [dim for dim in given if dim is not None]
+
+
+def expected_squares(pack) -> tuple[Tensor, Tensor]:
+    """The value and the derivative of the sum of squares of what `pack` makes of X."""
+    factors = [t.item() for t in tensors_in(pack(torch.tensor(1.0)))]
+    total = sum(factor**2 for factor in factors)
+    return total * X**2, 2 * total * X
+
+
+@pytest.fixture(scope="module")
+def squares():
+    made = {}
+    return lambda kind: made.setdefault(kind, made.get(kind) or squares_with_rules(kind))
+
+
+@transforms
+@pytest.mark.parametrize("kind", SEEN)
+def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
+    op, pack = squares(kind), SEEN[kind]
+    f = lambda x: op(pack(x))  # noqa: E731
+    is_told_none = transform in REVERSE and transform is not TRANSFORMS["grad(vmap)"]
+    if kind == "Tensor?[]" and is_told_none:
+        # torch.library's autograd does not look into a list that holds None.
+        with pytest.raises(NotImplementedError, match="no derivative that reaches these arguments"):
+            transform(f, None, X)
+        return
+    check(transform, f, *expected_squares(pack))
+
+
+# NOTE [Operators without a derivative]
+
+
+@transforms
+@pytest.mark.parametrize("kind", SEEN)
+def test_without_a_derivative_a_kernel_for_any_backend_is_looked_into(kind, transform):
+    op, pack = define(f"({kind} k) -> Tensor", sum_of_squares), SEEN[kind]
+    check(transform, lambda x: op(pack(x)), *expected_squares(pack))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vjp(functionalize)"])
+@pytest.mark.parametrize("kind", SEEN)
+def test_without_a_derivative_a_backends_kernel_is_refused_by_name(kind, transform):
+    op, pack = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU"), SEEN[kind]
+    message = r"torchlayers: .* can't differentiate torchlayers_kinds::op\d+: no derivative"
+    with pytest.raises(NotImplementedError, match=message):
+        TRANSFORMS[transform](lambda x: op(pack(x)), None, X)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_a_backends_kernel_of_constants_or_with_integers_for_results_is_not_refused(transform):
+    doubled = define("(Tensor x) -> Tensor", lambda x: x * 2, "CPU")
+    order = define("(Tensor x) -> Tensor", lambda x: x.argsort(), "CPU")
+    check(TRANSFORMS[transform], lambda x: x * doubled(X), None, 2 * X)
+    check(TRANSFORMS[transform], lambda x: x * doubled(x.detach()), None, 2 * X)
+    check(TRANSFORMS[transform], lambda x: x * order(x), None, torch.arange(3).double())
+
+
+# Tensors that it does not see
+
+
+@pytest.fixture(scope="module")
+def hidden():
+    made = {}
+
+    def find(signature, key="CompositeExplicitAutograd"):
+        if (signature, key) not in made:
+            made[signature, key] = define(signature, sum_of_squares, key)
+        return made[signature, key]
+
+    return find
+
+
+@transforms
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_hidden_tensors_alone(hidden, kind, transform):
+    op, pack = hidden(f"({kind} k) -> Tensor"), HIDDEN[kind]
+    check(transform, lambda x: op(pack(x)), *expected_squares(pack))
+
+
+@transforms
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_hidden_tensors_beside_others_of_an_operator_made_of_others(hidden, kind, transform):
+    op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor", "CompositeImplicitAutograd"), HIDDEN[kind]
+    value, slope = expected_squares(pack)
+    check(transform, lambda x: op(x, pack(x)), value + X**2, slope + 2 * X)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_hidden_tensors_beside_others_are_refused_by_name(hidden, kind, transform):
+    op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor"), HIDDEN[kind]
+    message = rf"torchlayers: {transform} \(level 1\) can't run torchlayers_kinds::op\d+: .* 'k' "
+    with pytest.raises(NotImplementedError, match=message):
+        TRANSFORMS[transform](lambda x: op(x, pack(x)), None, X)
+    assert tl.current_stack() == ()
+
+
+@transforms
+@pytest.mark.parametrize("kind", HIDDEN)
+def test_hidden_tensors_that_are_constants(kind, transform):
+    op = define(f"(Tensor y, {kind} k) -> Tensor", lambda y, k: y * sum_of_squares(k))
+    constants = HIDDEN[kind](torch.tensor(3.0))
+    factor = sum_of_squares(constants).double()
+    no_gradient = [None] * len(constants) if kind == "Tensor[]?" else None
+    torch.library.register_autograd(
+        op,
+        lambda ctx, g: (g * factor, no_gradient),
+        setup_context=lambda ctx, inputs, output: None,
+    )
+    f = lambda x: op(x, constants)  # noqa: E731
+    # torch's loop over the samples takes no lists, so that vmap looks into the kernel.
+    is_looked_into = transform is TRANSFORMS["jvp(vmap)"] and kind in ("Tensor[]?", "Tensor?[]?")
+    if transform in FORWARD and not is_looked_into:
+        with pytest.raises(RuntimeError, match="its derivative is for reverse mode alone"):
+            transform(f, None, X)
+        return
+    check(transform, f, factor * X, factor * ONES)
+
+
+def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
+    op = define("(Dict(str, Tensor) d) -> Tensor", sum_of_squares)
+    seen = []
+
+    @torch.library.register_vmap(op)
+    def batched(info, in_dims, d):
+        seen.append((info.batch_size, in_dims[0]["a"], d["a"].shape))
+        return op({"a": d["a"]}), in_dims[0]["a"]
+
+    torch.testing.assert_close(tl.vmap(lambda x: op({"a": x}))(X), X**2)
+    assert seen == [(3, 0, (3,))]
+
+
+@pytest.mark.parametrize("register", [tl.extend.jvp_rule, tl.extend.vjp_rule])
+@pytest.mark.parametrize(
+    "signature", ["(Dict(str, Tensor) d) -> Tensor", "(Tensor x) -> Dict(str, Tensor)"]
+)
+def test_a_rule_of_an_operator_that_hides_tensors_is_refused(register, signature):
+    with pytest.raises(tl.errors.RuleError, match="does not look into"):
+        register(define(signature, sum_of_squares))
+
+
+# Arguments that are written to
+
+
+def double_in_place(*values: Any) -> None:
+    for tensor in tensors_in(list(values)):
+        tensor.mul_(2)
+
+
+@transforms
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_writes_of_an_operator_made_of_others(kind, transform):
+    op = define(f"({kind} k) -> ()", double_in_place, "CompositeImplicitAutograd")
+
+    def f(x):
+        y = x * 1
+        op(WRITTEN[kind](y))
+        return y * y
+
+    check(transform, f, 4 * X**2, 8 * X)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("key", ["CompositeImplicitAutograd", "CompositeExplicitAutograd"])
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_writes_to_a_captured_tensor_are_refused(kind, key, transform):
+    op = define(
+        f"({kind} k, Tensor by) -> ()",
+        lambda k, by: [t.mul_(by) for t in tensors_in(k)] and None,
+        key,
+    )
+    captured = torch.ones_like(X)
+
+    def f(x):
+        op(WRITTEN[kind](captured), x)
+        return captured * x
+
+    with pytest.raises((RuntimeError, NotImplementedError), match=r"torchlayers: "):
+        TRANSFORMS[transform](f, None, X)
+
+
+def doubled_in_place_and_squared(op, kind):
+    def f(x):
+        y = x * 1
+        op(WRITTEN[kind](y))
+        return y * y
+
+    return f
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("transform", [name for name in TRANSFORMS if "functionalize" not in name])
+def test_writes_of_a_kernel_for_any_backend_are_looked_into(kind, transform):
+    op = define(f"({kind} k) -> ()", double_in_place)
+    check(TRANSFORMS[transform], doubled_in_place_and_squared(op, kind), 4 * X**2, 8 * X)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITTEN if "Dict" not in kind])
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
+def test_writes_of_a_backends_kernel_are_refused_by_name(kind, transform):
+    op = define(f"({kind} k) -> ()", double_in_place, "CPU")
+    with pytest.raises((RuntimeError, NotImplementedError), match="torchlayers_kinds::op"):
+        TRANSFORMS[transform](doubled_in_place_and_squared(op, kind), None, X)
+    assert tl.current_stack() == ()
+
+
+@pytest.mark.parametrize("kind", ["Tensor[]", "Tensor?[]"])
+def test_lists_of_a_backends_kernel_are_refused_by_name_under_vmap(kind):
+    op = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU")
+    message = r"vmap \(level 1\) can't run torchlayers_kinds::op\d+: .* torch.library.register_vmap"
+    with pytest.raises(RuntimeError, match=message):
+        tl.vmap(lambda x: op(SEEN[kind](x)))(X)
+
+
+def test_writes_under_vmap_by_a_batching_rule():
+    op = define("(Tensor(a!) x) -> ()", double_in_place)
+    torch.library.register_vmap(op, lambda info, in_dims, x: (op(x), None))
+
+    def f(x):
+        y = x.clone()
+        op(y)
+        return y
+
+    assert torch.equal(tl.vmap(f)(X), 2 * X)
+
+
+# Results
+
+RESULTS = {
+    "Tensor[]": lambda x: [x * 1, x * 2],
+    "Dict(str, Tensor)": lambda x: {"a": x * 1, "b": x * 2},
+    "Tensor[][]": lambda x: [[x * 1], [x * 2]],
+    "Any": lambda x: (x * 1, {"a": x * 2}),
+}
+
+
+@transforms
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_of_an_operator_made_of_others(kind, transform):
+    op = define(f"(Tensor x) -> {kind}", RESULTS[kind], "CompositeImplicitAutograd")
+    check(transform, lambda x: sum(tensors_in(op(x))), 3 * X, 3 * ONES)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+@pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind != "Tensor[]"])
+def test_derivatives_of_hidden_results_are_refused_by_name(kind, transform):
+    op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
+    message = r"can't differentiate torchlayers_kinds::op\d+: it returns tensors where autograd"
+    with pytest.raises(NotImplementedError, match=message):
+        TRANSFORMS[transform](lambda x: sum(tensors_in(op(x))), None, X)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "functionalize"])
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_that_depend_on_nothing_are_of_the_level(kind, transform):
+    op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
+
+    def f(x):
+        return x * sum(tensors_in(op(torch.full_like(X, 2.0))))
+
+    check(TRANSFORMS[transform], f, 6 * X, 6 * ONES)
+
+
+# The table
+
+
+def test_no_operator_of_torch_has_a_kind_that_the_table_lacks():
+    documented = documented_kinds("Arguments") | documented_kinds("Results")
+    unknown = {kind: op for kind, op in kinds_of_torch().items() if kind not in documented}
+    assert unknown == {}
+
+
+def test_every_kind_of_the_table_of_arguments_is_tested_here():
+    tested = {*DATA, *SEEN, *HIDDEN, *WRITTEN}
+    nobody_passes = {"PyObject", "QScheme", "Stream", "class[]", "Tensor(a)", "Tensor(a!)[][]"}
+    assert documented_kinds("Arguments") - tested == nobody_passes
+    assert tested - documented_kinds("Arguments") == set()
