@@ -180,8 +180,6 @@ DIFFERENCES = {
     ("torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("counting torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("torch_dispatch subclass", "vmap", "captured"): REPEATED,
-    ("sparse CSR", "vmap", "captured"): REPEATED,
-    ("sparse BSR", "vmap", "captured"): REPEATED,
     ("nested, jagged", "vmap", "captured"): REPEATED,
     ("nested, strided", "jvp", "argument"): "refused for having no sizes, in torch.func for having "
     "no strides",

@@ -76,6 +76,9 @@ bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& lay
 
 // "(2, 3)", as Python writes it.
 std::string shape_of(const at::Tensor& tensor) {
+  if (holder_of(tensor).is_nested()) {
+    return "nested";
+  }
   std::ostringstream out;
   const auto sizes = tensor.sym_sizes();
   out << "(";
@@ -139,7 +142,7 @@ class Alone {
 // How many elements its memory has to have; nothing where zeros can't stand in for the tensor.
 std::optional<int64_t> extent_of(const at::Tensor& tensor) {
   constexpr int64_t kMost = 1 << 24;
-  if (tensor.layout() != at::kStrided || tensor.is_nested() ||
+  if (tensor.layout() != at::kStrided || holder_of(tensor).is_nested() ||
       tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
     return std::nullopt;
   }
@@ -270,7 +273,9 @@ void explain(
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   const bool was_said_again = error.caller() == &kSaidAgain;
-  if (says(error, "torchlayers: ") && !was_said_again) {
+  // Where the transform is left, refused.py says what to do about a Function of C++.
+  if ((says(error, "torchlayers: ") && !was_said_again) ||
+      says(error, "cannot use C++ torch::autograd::Function")) {
     return;
   }
   if (!was_said_again) {
