@@ -44,7 +44,8 @@ void call(const Operator& op, Args& args) {
 bool is_to_be_looked_into(const Operator& op, const Args& args) {
   if (!op.is_custom || op.schema().getNamespace() == "prims" ||
       op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) ||
-      !op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
+      !(op.is_composite ||
+        op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd))) {
     return false;
   }
   return op.aliases || std::any_of(
