@@ -227,9 +227,10 @@ class FunctionalizeLayer final : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  // torch's kernels take its own operators apart.
+  // torch's kernels take its own operators apart, and call others as they are, but for views and
+  // writes.
   bool takes_apart(const Operator& op) const override {
-    return op.is_composite && op.is_custom;
+    return op.is_composite && op.is_custom && op.aliases;
   }
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
 

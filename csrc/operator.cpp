@@ -109,10 +109,6 @@ bool is_users(const c10::OperatorHandle& op) {
   return name != "aten" && name != "prims";
 }
 
-bool is_users_without(const c10::OperatorHandle& op, DispatchKey key) {
-  return is_users(op) && !op.hasKernelForDispatchKey(key);
-}
-
 bool has_autograd_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
          op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
@@ -202,8 +198,7 @@ Operator::Operator(const c10::OperatorHandle& op)
       has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_composite_under_vmap(
-          is_composite && (op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition) ||
-                           is_users_without(op, DispatchKey::FuncTorchBatched))),
+          is_composite && op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition)),
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
       lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),

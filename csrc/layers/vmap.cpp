@@ -40,21 +40,31 @@ void call(const Operator& op, Args& args) {
   }
 }
 
-// Whether neither a batching rule nor torch's loop over the samples can run a user's operator: a
-// loop takes no lists and returns no views. Then the operators are run that its kernel is made of,
-// if it is made for any backend.
+// Whether torch's loop over the samples may run it: that takes no lists, and returns no views and
+// nothing but tensors.
+bool may_be_looped(const Operator& op, const Args& args) {
+  const auto& returns = op.schema().returns();
+  const bool returns_tensors =
+      std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
+        return result.type()->kind() == c10::TypeKind::TensorType;
+      });
+  const bool takes_lists = std::any_of(
+      args.end() - static_cast<std::ptrdiff_t>(op.num_args),
+      args.end(),
+      [](const c10::IValue& value) {
+        return value.isTensorList() || value.isOptionalTensorList();
+      });
+  return !op.aliases && returns_tensors && !takes_lists;
+}
+
+// Whether a user's operator, which nothing else can run, has a kernel that is made of operators, or
+// for any backend: those operators are run then.
 bool is_to_be_looked_into(const Operator& op, const Args& args) {
-  if (!op.is_custom || op.schema().getNamespace() == "prims" ||
-      op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) ||
-      !op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) {
-    return false;
-  }
-  return op.aliases || std::any_of(
-                           args.end() - static_cast<std::ptrdiff_t>(op.num_args),
-                           args.end(),
-                           [](const c10::IValue& value) {
-                             return value.isTensorList() || value.isOptionalTensorList();
-                           });
+  return op.is_custom && op.schema().getNamespace() != "prims" &&
+         !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
+         (op.is_composite ||
+          op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) &&
+         !may_be_looped(op, args);
 }
 
 } // namespace
