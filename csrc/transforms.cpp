@@ -56,9 +56,9 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   const at::Tensor value = without_dead_wrappers(primal);
   const bool is_fitting = fits(value, tangent);
   at::Tensor fitting = tangent;
-  if (is_fitting && (value.is_conj() || value.is_neg()) && !is_laid_out_like(tangent, value)) {
-    // torch takes the dual of a dual that is conjugated or negated for a view whose tangent is
-    // none.
+  if (is_fitting && !is_laid_out_like(tangent, value)) {
+    // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
+    // view whose tangent is none.
     fitting = unwrap(copy_like(tangent, value), layer.level());
   }
   if (!is_fitting || !is_laid_out_like(fitting, value)) {

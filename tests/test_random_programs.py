@@ -54,27 +54,27 @@ def check_many(
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_random_programs(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl",)), check, 60, full)
+    check_many(cases(depth, ("tl",)), check, 250, full)
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_random_programs_mixed_with_torch_func(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl", "func")), check, 30, full)
+    check_many(cases(depth, ("tl", "func")), check, 100, full)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl",), mixed=True), check, 60, full)
+    check_many(cases(depth, ("tl",), mixed=True), check, 250, full)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_programs_against_finite_differences(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl",)), check_against_differences, 60, full)
+    check_many(cases(depth, ("tl",)), check_against_differences, 250, full)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_programs_at_special_values(depth: int, full: bool) -> None:
-    check_many(cases(depth, ("tl",), special=True), check_special, 60, full)
+    check_many(cases(depth, ("tl",), special=True), check_special, 250, full)
 
 
 @pytest.mark.parametrize("case", KEPT.values(), ids=KEPT.keys())

@@ -231,9 +231,9 @@ void pull_layer_norm(Pullback& call) {
     call.give(0, standard.pulled(weight.defined() ? g * weight : g));
   }
   if (call.wants(2)) {
-    call.give(2, g * standard.x);
+    call.give(2, recorded_with(g * standard.x, {weight}));
   }
-  call.give(3, g);
+  call.give(3, recorded_with(g, {x, weight}));
 }
 
 // Of a weight and a bias for each channel.

@@ -2,6 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "../stack.h"
@@ -69,6 +71,19 @@ at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
 
 at::Tensor on_first(const at::Tensor& tangent, const Operands& call) {
   return call.with({{0, tangent}});
+}
+
+at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values) {
+  if (!c10::GradMode::is_enabled() || gradient.requires_grad()) {
+    return gradient;
+  }
+  for (const at::Tensor& value : values) {
+    if (value.defined() && value.requires_grad()) {
+      const at::Tensor never = at::zeros({}, gradient.options().dtype(at::kBool));
+      gradient = at::where(never, value.sum().to(gradient.scalar_type()), gradient);
+    }
+  }
+  return gradient;
 }
 
 bool is_differentiated_below(std::initializer_list<at::Tensor> values) {

@@ -103,6 +103,11 @@ at::Tensor on_first(const at::Tensor& tangent, const Operands& call);
 // have no derivative, and its results be constants, where what they are made of is neither.
 bool is_differentiated_below(std::initializer_list<at::Tensor> values);
 
+// A gradient that does not depend on these values, with a history of zeros to those that autograd
+// records: torch's backward operators, which are given all of them, return it so, and programs ask
+// whether a gradient requires grad.
+at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values);
+
 // The argument's tangent; undefined if it has none.
 at::Tensor tangent_or_none(const Call& call, size_t arg);
 

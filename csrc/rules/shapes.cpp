@@ -187,16 +187,19 @@ int64_t offset_in(const Tensor& x, const c10::IValue& offset) {
   return offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
 }
 
-// torch's own formula keeps what is overwritten, where that is all there is.
+// torch's own formula keeps what is overwritten, where that is all there is. So what is outside is
+// found among constants, which nobody differentiates.
 Tensor outside_strided(
     const Tensor& g,
     const Tensor& x,
     const std::vector<int64_t>& sizes,
     const std::vector<int64_t>& strides,
     const c10::IValue& offset) {
-  const Tensor whole = with_strides_of(x, g);
-  const Tensor nothing = at::zeros(sizes, g.options());
-  return at::as_strided_scatter(whole, nothing, sizes, strides, offset_in(x, offset));
+  const auto mask = g.options().dtype(at::kBool);
+  const Tensor everything = at::empty_strided(x.sizes(), x.strides(), mask).fill_(true);
+  const Tensor is_outside = at::as_strided_scatter(
+      everything, at::zeros(sizes, mask), sizes, strides, offset_in(x, offset));
+  return at::where(is_outside, g, 0);
 }
 
 } // namespace

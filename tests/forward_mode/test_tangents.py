@@ -221,3 +221,26 @@ def test_nested_jvps_of_what_is_negated_or_conjugated_without_a_copy(x, nest) ->
     t = torch.ones_like(x).contiguous()
     found = NESTS[nest](tl, torch.sin, t)(x)
     assert_close(found, NESTS[nest](torch.func, torch.sin, t)(x))
+
+
+PARTS = {
+    "an element": lambda x: x[1],
+    "a row": lambda x: x.view(2, 2)[1],
+    "every other": lambda x: x[1::2],
+    "turned": lambda x: x.view(2, 2).t(),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("outer", ["jvp", "jacfwd"])
+def test_nested_jvps_at_a_part_of_memory(part, outer) -> None:
+    x = part(torch.linspace(-1, 1, 4, dtype=torch.float64))
+
+    def slope(x: Tensor) -> Tensor:
+        return tl.jvp(torch.sin, (x,), (x.cos(),))[1]
+
+    found = {
+        "jvp": lambda: tl.jvp(slope, (x,), (torch.ones_like(x),))[1],
+        "jacfwd": lambda: tl.jacfwd(slope)(x).reshape(x.numel(), x.numel()).sum(1).view(x.shape),
+    }[outer]()
+    assert_close(found, -2 * x.sin() * x.cos())

@@ -54,6 +54,13 @@ _ABSENT_WEIGHT = (
     "only torchlayers works: torch.func's second derivative trips over an absent weight"
 )
 _NO_STORAGE = "only torchlayers works: torch.func reads numbers from a zero tensor"
+_OVERWRITTEN = (
+    "differs: torch's gradient by what is overwritten is not zero where that is everything"
+)
+_PART_IN_PLACE = (
+    "differs: torch.func's batching rule writes the part into a view, and its gradient by the part "
+    "is not that of a loop over the samples"
+)
 WRONG_SECOND_DERIVATIVE = (
     "differs: torch.func's second derivative is wrong where the first is taken in forward mode, "
     "because a result that the formula uses is a constant to it"
@@ -212,6 +219,8 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.instance_norm": ("jvp(jvp)", "grad(jvp)"),
         "nn.functional.layer_norm": ("jvp(jvp)", "grad(jvp)"),
     },
+    _OVERWRITTEN: {"as_strided_scatter": ("grad", "vjp", "jvp(grad)")},
+    _PART_IN_PLACE: {"select_scatter": ("grad(vmap)",)},
     _NAN: {
         "addr": {("jvp(grad)",): _REAL},
         "linalg.eig": ("grad(jvp)",),

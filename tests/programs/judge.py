@@ -9,10 +9,10 @@ from torch import Tensor
 
 import torchlayers as tl
 from tests.helpers import ambient
-from tests.programs.case import FORWARD, Case
+from tests.programs.case import Case
 from tests.programs.oracles import Differences, Plain
 
-# What may be refused, if torch.func refuses it too.
+# What may be refused, if torch.func refuses it too. Among its own layers it may refuse anything.
 REFUSALS = [
     # Tangents are written in place, by in-place operators and by some of torch's formulas
     # (std, norm), even where outer derivatives need them.
@@ -27,17 +27,15 @@ REFUSALS = [
     "select(): index 0 out of range for tensor of size",
 ]
 
-# What is wrong at present: by the words of its error, or, at special values, by the operator.
+# What is wrong at present: by the words of its error.
 KNOWN = [
-    "has_fw_view()",  # jvp in jvp, at a primal with the negative bit
-    "outside that transform",  # a Function's ctx, read in a vmap of its own
-    "uses a tensor that it was not given",  # the same under more transforms
-    "layer != nullptr",  # and under functionalize
-    "zip() argument 2 is longer",  # an old-style Function under two vmaps
-    "missing 1 required positional argument: 'x'",  # or with a vmap of its own in functionalize
-    "tuple index out of range",  # or with one, where only a jvp around vmap follows it
+    "has_fw_view()",  # torch.func's jvp in one of ours, at a primal with the negative bit
+    "isFunctionalTensor(base_)",  # torch.ones(()) in functionalize(vmap(functionalize))
+    "can't run aten::copy_",  # jvp in vmap, at a primal whose batch is expanded
 ]
-KNOWN_AT_SPECIAL_VALUES = ["amax", "amin", "maximum", "minimum", "atan2", ".sinc"]
+# Where torch's derivative takes squares of small numbers, which are zero, and ours does not. What
+# ours is there is for tests/special_values to say.
+WITHOUT_SQUARES = ["atan2"]
 
 
 def attempt(case: Case, **libraries: object) -> Tensor | Exception:
@@ -58,9 +56,10 @@ def ours(case: Case) -> Tensor | Exception:
 def check(case: Case) -> None:
     result = ours(case)
     if isinstance(result, Exception):
+        is_mixed = any(level.library == "func" for level in case.levels)
         if any(words in str(result) for words in KNOWN):
             return
-        may_be = any(words in str(result) for words in REFUSALS)
+        may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}
         if not isinstance(attempt(case.called(*library), **library), Exception):
             raise result
@@ -73,13 +72,13 @@ def check(case: Case) -> None:
 
 
 def compare(case: Case, result: Tensor, expected: Tensor) -> None:
-    if any(level.kind in FORWARD for level in case.levels) and result.dtype != expected.dtype:
-        return  # KNOWN: a tangent may have a wider dtype than its result
     assert result.dtype == expected.dtype
     assert result.shape == expected.shape
     if 0 in case.x.shape or 0 in case.constant.shape:
         torch.testing.assert_close(result, expected, equal_nan=True)  # a mean of none is nan
         return
+    if "@" in str(case.program) and expected.is_complex() and not expected.isfinite().all():
+        return  # torch's dot product of an expanded complex vector
     assert expected.isfinite().all()
     # Elements that cancel out are no more exact than the largest is.
     scale = max(1.0, expected.abs().max().item())
@@ -131,13 +130,13 @@ def check_against_differences(case: Case) -> None:
 
 def check_special(case: Case) -> None:
     """nan where torch.func or plain autograd has nan, and the same numbers elsewhere."""
-    if any(name in str(case.program) for name in KNOWN_AT_SPECIAL_VALUES):
+    if any(name in str(case.program) for name in WITHOUT_SQUARES):
         return
     result = ours(case)
     theirs = attempt(case.called("func"), func=torch.func)
     plain = attempt(case.called("plain"), plain=Plain)
     if isinstance(result, Exception):
-        if isinstance(theirs, Exception) or any(words in str(result) for words in KNOWN):
+        if isinstance(theirs, Exception):
             return
         raise result
     others = [other.detach() for other in (theirs, plain) if isinstance(other, Tensor)]

@@ -76,6 +76,17 @@ def gradients_or_none(pull, f, primals, cotangents):
         return None
 
 
+# Where plain autograd is wrong, by central differences (test_gradients_are_central_differences).
+WRONG_IN_TORCH = {
+    "as_strided_scatter": "it keeps the cotangent of what is overwritten where that is everything",
+}
+
+# What a rule saves that torch's own derivative does not: (operator, argument).
+SAVED_BESIDES = {
+    ("aten::as_strided_scatter", 0): "its strides and its offset, which torch's wrong one ignores",
+}
+
+
 @quietly
 @rules
 def test_what_a_rule_does_not_need_may_be_written_to(rule):
@@ -90,7 +101,12 @@ def test_what_a_rule_does_not_need_may_be_written_to(rule):
         expected = gradients_or_none(plain, written, primals, cotangents)
         if expected is None:
             expected = unwritten if found is not None else None
+        if what == "argument" and (rule, place) in SAVED_BESIDES:
+            assert found is None and expected is not None
+            continue
         assert (found is None) == (expected is None), f"{what} {place} is saved, and need not be"
+        if rule.removeprefix("aten::") in WRONG_IN_TORCH:
+            continue
         torch.testing.assert_close(found or [], expected or [], equal_nan=True)
 
 
@@ -175,8 +191,15 @@ def compare(op, dtype, samples):
     return refused
 
 
+def expectation(op):
+    reason = WRONG_IN_TORCH.get(full_name(op))
+    return pytest.mark.xfail(reason=reason, raises=AssertionError) if reason else ()
+
+
 OPERATORS = [
-    pytest.param(op, dtype, id=f"{full_name(op)}-{dtype}".replace("torch.", ""))
+    pytest.param(
+        op, dtype, id=f"{full_name(op)}-{dtype}".replace("torch.", ""), marks=expectation(op)
+    )
     for dtype in (torch.float64, torch.complex128)
     for op in ops(dtype)
 ]

@@ -31,7 +31,9 @@ def apply(function: Function, operands: tuple[Any, ...]) -> Any:
     """The Function applied by the layers there are."""
     top = _C.top()
     if top is not None and top[0] == "vmap" and vmapify.has_vmap(function):
-        return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
+        tensors = [leaf for leaf in tree.leaves(operands) if isinstance(leaf, Tensor)]
+        if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
+            return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
     made = generated.of(function, "new style", _generate)
     *outputs, notes = custom_function_call.on_top(made, *operands)
     results = tuple(outputs[: notes.outputs])
