@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-.PHONY: demo test test-full lint format bench sanitize clean
+.PHONY: demo wheel build-time test test-full lint format bench sanitize clean
 
 $(VENV)/tools: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,6 +17,14 @@ $(VENV)/tools: pyproject.toml Makefile
 $(VENV)/built: $(VENV)/tools $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint]"
 	touch $@
+
+# For the torch and the Python that are here.
+wheel: $(VENV)/built
+	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
+
+# The processor's time of each file that is compiled, and of each file in it.
+build-time: $(VENV)/built
+	$(BIN)/python -m benchmarks.build_time
 
 demo: $(VENV)/built
 	$(BIN)/python examples/digits.py

@@ -111,6 +111,10 @@ def get_extensions(cpp_extension):
 
 
 def build_command(torch, cpp_extension):
+    def record_torch(folder):
+        """What torchlayers/built_for.py reads beside the extension."""
+        (folder / "_C.torch.txt").write_text(f"{torch.__version__}\n")
+
     class Build(cpp_extension.BuildExtension):
         def build_extension(self, ext):
             folder = Path(self.build_temp).resolve()
@@ -118,6 +122,11 @@ def build_command(torch, cpp_extension):
             header = self.precompile(ext, folder)
             ext.extra_compile_args = ["-include", str(header), *ext.extra_compile_args]
             super().build_extension(ext)
+            record_torch(Path(self.get_ext_fullpath(ext.name)).parent)
+
+        def copy_extensions_to_source(self):
+            super().copy_extensions_to_source()
+            record_torch(HERE / "torchlayers")
 
         def precompile(self, ext, folder):
             """csrc/precompiled.h beside its compiled form, which compilers look for there."""
@@ -156,4 +165,5 @@ def main():
     )
 
 
-main()
+if __name__ == "__main__":
+    main()

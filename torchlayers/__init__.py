@@ -1,5 +1,10 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
 
+from torchlayers import built_for
+
+built_for.check()  # before anything that loads the extension
+
+# ruff: noqa: E402
 from torchlayers import autograd_function as autograd_function
 from torchlayers import extend as extend
 from torchlayers import graph as graph
