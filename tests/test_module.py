@@ -53,9 +53,9 @@ def test_a_gradient_that_does_not_depend_on_the_parameters_is_recorded_too():
     norm = nn.LayerNorm(4)
     parameters = dict(norm.named_parameters())
     gradients = tl.grad(lambda p: (tl.functional_call(norm, p, (X,)) * X).sum())(parameters)
-    for name, gradient in gradients.items():
+    for gradient in gradients.values():
         assert gradient.requires_grad
-        again = torch.autograd.grad(gradient.sum(), parameters[name])[0]
+        again = torch.autograd.grad(gradient.sum(), norm.weight)[0]
         torch.testing.assert_close(again, torch.zeros(4))
 
 

@@ -75,3 +75,10 @@ def test_import_says_who_else_has_registered_a_kernel_on_our_key(key):
     )
     assert f"ImportError: torchlayers needs the dispatch key {key}" in taken.stderr
     assert "aten::sin" in taken.stderr
+
+
+def test_import_says_what_it_was_built_against():
+    other = run("import torch; torch.__version__ = '2.99.0'; import torchlayers")
+    assert "ImportError: torchlayers was built against torch 2." in other.stderr
+    assert "this is torch 2.99.0" in other.stderr
+    assert "pip install --no-build-isolation" in other.stderr

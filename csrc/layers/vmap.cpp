@@ -102,7 +102,7 @@ void VmapLayer::process(const Operator& op, Args& args) {
     throw;
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
-    if (has_escaped(result, *this)) { // by the size of its batch
+    if (has_escaped(result, *this)) {       // by the size of its batch
       if (holder_of(result).numel() == 0) { // what torch's rule for lu_unpack was not asked for
         return result;
       }
