@@ -89,4 +89,4 @@ sanitize: $(VENV)/built
 	  tests/autograd_function/test_errors.py tests/autograd_function/test_old_style.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info torchlayers/_C*.so
+	rm -rf $(VENV) build dist *.egg-info torchlayers/_C*.so torchlayers/_C.torch.txt

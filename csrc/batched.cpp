@@ -3,6 +3,8 @@
 #include <typeinfo>
 #include <utility>
 
+#include "keys.h"
+
 namespace torchlayers {
 namespace {
 
@@ -27,8 +29,9 @@ at::Tensor batched(at::Tensor value, int64_t dim, const VmapLayer& layer) {
   if (value.is_nested()) {
     return at::functorch::makeBatched(std::move(value), dim, layer.level());
   }
+  // With the front's key, which reaches us where no layer is active too. NOTE [Whose batch].
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |
-                    c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched);
+                    c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, kFront});
   return at::detail::make_tensor<OurBatch>(keys, std::move(value), dim, layer);
 }
 

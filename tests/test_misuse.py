@@ -1946,7 +1946,9 @@ ESCAPED = [
         "used outside all",
         lambda tf: kept(tf, BATCH) + 1,
         RuntimeError,
-        "Either your tensor may have escaped from inside a function being vmapped",
+        "torchlayers: a tensor batched by vmap (level 1) has escaped from inside a function being "
+        "vmapped: it was used by aten::add.Tensor outside that transform. Return it from the "
+        "function instead of keeping it.",
     ),
 ]
 
