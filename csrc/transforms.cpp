@@ -1,5 +1,6 @@
 #include "transforms.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_unpack_dual.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -56,7 +57,9 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   const at::Tensor value = without_dead_wrappers(primal);
   const bool is_fitting = fits(value, tangent);
   at::Tensor fitting = tangent;
-  if (is_fitting && !is_laid_out_like(tangent, value)) {
+  const bool has_room = at::has_internal_overlap(holder_of(value)) == at::MemOverlap::No;
+  if (is_fitting && (has_room || value.is_conj() || value.is_neg()) &&
+      !is_laid_out_like(tangent, value)) {
     // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
     // view whose tangent is none.
     fitting = unwrap(copy_like(tangent, value), layer.level());

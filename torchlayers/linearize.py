@@ -23,7 +23,7 @@ from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import jvp_by_argnums
 from torchlayers.stack import current_stack
 
-# torch.fx patches modules for as long as it records, for all threads.
+# torch.fx patches modules for as long as it records or folds, for all threads.
 _recording = threading.RLock()
 
 
@@ -121,7 +121,7 @@ def _linear_map(
         return jvp_at(kept)
     if not _can_fold(recorded):
         return recorded
-    with warnings.catch_warnings():
+    with _recording, warnings.catch_warnings():  # filters are every thread's, too
         warnings.simplefilter("ignore")  # of attributes that the folded graph does without
         folded = const_fold.split_const_subgraphs(recorded)
         folded.run_folding()
