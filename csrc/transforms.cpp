@@ -40,6 +40,11 @@ bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
          primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
 }
 
+// Whether a tensor that is laid out so may be written to: not where elements share memory.
+bool has_room_for_a_copy(const at::Tensor& primal) {
+  return at::has_internal_overlap(holder_of(primal)) == at::MemOverlap::No;
+}
+
 } // namespace
 
 at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
@@ -55,17 +60,19 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   check_from_outside(primal, layer);
   check_from_outside(tangent, layer);
   const at::Tensor value = without_dead_wrappers(primal);
-  const bool is_fitting = fits(value, tangent);
-  at::Tensor fitting = tangent;
-  const bool has_room = at::has_internal_overlap(holder_of(value)) == at::MemOverlap::No;
-  if (is_fitting && (has_room || value.is_conj() || value.is_neg()) &&
-      !is_laid_out_like(tangent, value)) {
-    // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
-    // view whose tangent is none.
-    fitting = unwrap(copy_like(tangent, value), layer.level());
-  }
-  if (!is_fitting || !is_laid_out_like(fitting, value)) {
+  if (!fits(value, tangent)) {
     return at::_make_dual(primal, tangent, kDualLevel);
+  }
+  at::Tensor fitting = tangent;
+  if (!is_laid_out_like(tangent, value)) {
+    if (value.is_conj() || value.is_neg() || has_room_for_a_copy(value)) {
+      // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
+      // view whose tangent is none.
+      fitting = unwrap(copy_like(tangent, value), layer.level());
+    }
+    if (!is_laid_out_like(fitting, value)) {
+      return at::_make_dual(primal, tangent, kDualLevel);
+    }
   }
   at::Tensor dual = wrap(value, layer, /*is_immutable=*/false);
   give_tangent(dual, without_dead_wrappers(fitting));
