@@ -105,3 +105,13 @@ STRUCTURES = {
 }
 # A test that takes `pack` runs for every way to pack two values into a structure.
 structures = pytest.mark.parametrize("pack", STRUCTURES.values(), ids=STRUCTURES.keys())
+
+
+def by_vjp(g):
+    """x -> what pulling ones back through g at x gives."""
+
+    def pulled(x):
+        output, vjp_fn = torchlayers.vjp(g, x)
+        return vjp_fn(torch.ones_like(output))[0]
+
+    return pulled

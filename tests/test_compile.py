@@ -7,18 +7,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torchlayers as tl
+from tests.helpers import by_vjp
 
 
 def f(x):
     return x.sin() * x
-
-
-def by_vjp(g):
-    def pulled(x):
-        output, vjp_fn = tl.vjp(g, x)
-        return vjp_fn(torch.ones_like(output))[0]
-
-    return pulled
 
 
 TRANSFORMS = {

@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
+from tests.helpers import by_vjp
 
 X = torch.linspace(0.2, 1.2, 6).reshape(3, 2)
 
@@ -16,14 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 def f(x):
     return x.sin() * x
-
-
-def by_vjp(g):
-    def pulled(x):
-        output, vjp_fn = tl.vjp(g, x)
-        return vjp_fn(torch.ones_like(output))[0]
-
-    return pulled
 
 
 # Each gives a function of the tensor's shape, so that they nest.
