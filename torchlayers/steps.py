@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import Tensor
 from torch._functorch import eager_transforms, vmap
 from torch.autograd import forward_ad
 
-from torchlayers import _C, tree
+from torchlayers import _C
 from torchlayers.errors import TransformError
 
 VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
@@ -132,7 +131,7 @@ def _place(function: str) -> tuple[dict[str, Any], str]:
 
 
 _watched = _watch()
-NONE: Replaced = MappingProxyType({})
+_NONE: Replaced = MappingProxyType({})
 
 
 def replaced(transform: int) -> Replaced:
@@ -143,7 +142,7 @@ def replaced(transform: int) -> Replaced:
     """
     indices = _C.replaced_steps(transform)
     if indices is None:
-        return NONE
+        return _NONE
     found = {}
     for function, step in (_watched[transform][index] for index in indices):
         if step is None:
@@ -151,28 +150,6 @@ def replaced(transform: int) -> Replaced:
         names, name = _place(step)
         found[name] = names[name]
     return found
-
-
-def wrap(values: Any, level: int, replaced: Replaced) -> Any:
-    """The values with every tensor wrapped at the level of a grad or jvp, untracked."""
-    if wrap_all := replaced.get("_wrap_all_tensors"):
-        return wrap_all(values, level)
-    return tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), values)
-
-
-def unwrap(values: Any, level: int, replaced: Replaced) -> Any:
-    """The values with every tensor of that level unwrapped."""
-    if values is None:
-        return None
-    if unwrap_all := replaced.get("_undo_create_differentiable"):
-        return unwrap_all(values, level)
-    return tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), values)
-
-
-def unwrap_leaves(leaves: list[Tensor], level: int, replaced: Replaced) -> list[Tensor]:
-    if replaced:
-        return [unwrap(leaf, level, replaced) for leaf in leaves]
-    return [_C.unwrap(leaf, level) for leaf in leaves]
 
 
 def _refusal(transform: int, function: str) -> TransformError:

@@ -189,7 +189,7 @@ void watch_steps(size_t transform, const std::vector<std::pair<py::dict, std::st
 PyObject* replaced_steps(PyObject*, PyObject* transform) {
   HANDLE_TH_ERRORS
   const auto which = static_cast<Transform>(PyLong_AsSize_t(transform));
-  if (!has_replaced_steps(which)) {
+  if (!TorchSteps::instance().any(which)) {
     Py_RETURN_NONE;
   }
   return TorchSteps::instance().replaced(which).release().ptr();
@@ -198,8 +198,18 @@ PyObject* replaced_steps(PyObject*, PyObject* transform) {
 
 } // namespace
 
-bool has_replaced_steps(Transform transform) {
-  return TorchSteps::instance().any(transform);
+Replaced::Replaced(Transform transform) {
+  if (C10_UNLIKELY(TorchSteps::instance().any(transform))) {
+    const auto replaced = py::module_::import("torchlayers.steps").attr("replaced");
+    steps_ = replaced(static_cast<size_t>(transform));
+  }
+}
+
+py::object Replaced::operator[](const char* step) const {
+  if (C10_LIKELY(!steps_)) {
+    return {};
+  }
+  return py::reinterpret_borrow<py::object>(PyDict_GetItemString(steps_.ptr(), step));
 }
 
 WritesNoStep::WritesNoStep(const py::dict& names) : names_(names) {

@@ -1,0 +1,164 @@
+#include "python/tree.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// Python's guard against recursion that does not end.
+class Deeper {
+ public:
+  Deeper() {
+    if (Py_EnterRecursiveCall(" in a nest of tensors") != 0) {
+      throw py::error_already_set();
+    }
+  }
+  ~Deeper() {
+    Py_LeaveRecursiveCall();
+  }
+  Deeper(const Deeper&) = delete;
+  Deeper& operator=(const Deeper&) = delete;
+};
+
+// Whether torch.utils._pytree takes it for one, which knows namedtuples without a list of them.
+bool is_leaf(PyObject* object) {
+  static auto* containers =
+      new py::object(imported("torch.utils._pytree", "SUPPORTED_NODES")); // Python ends before this
+  if (THPVariable_CheckExact(object) || object == Py_None) {
+    return true;
+  }
+  return !PyTuple_Check(object) &&
+         PyDict_Contains(containers->ptr(), reinterpret_cast<PyObject*>(Py_TYPE(object))) == 0;
+}
+
+// Comparing and hashing these runs no Python code.
+bool is_key(PyObject* object) {
+  return PyUnicode_CheckExact(object) || PyLong_CheckExact(object);
+}
+
+} // namespace
+
+py::object imported(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
+Tree Tree::tuple(Py_ssize_t size) {
+  Tree tree;
+  tree.structure.nodes_.push_back({Structure::Kind::Tuple, size, {}});
+  return tree;
+}
+
+bool Tree::add(PyObject* object) {
+  using Kind = Structure::Kind;
+  if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
+    const Deeper deeper;
+    structure.nodes_.push_back(
+        {PyTuple_CheckExact(object) ? Kind::Tuple : Kind::List,
+         PySequence_Fast_GET_SIZE(object),
+         {}});
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+      if (!add(PySequence_Fast_GET_ITEM(object, i))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (PyDict_CheckExact(object)) {
+    const Deeper deeper;
+    structure.nodes_.push_back(
+        {Kind::Dict,
+         PyDict_GET_SIZE(object),
+         py::reinterpret_steal<py::object>(PyDict_Keys(object))});
+    PyObject *key = nullptr, *value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value) != 0;) {
+      if (!is_key(key) || !add(value)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (!is_leaf(object)) {
+    return false;
+  }
+  structure.nodes_.push_back({Kind::Leaf, 1, {}});
+  leaves.push_back(py::reinterpret_borrow<py::object>(object));
+  return true;
+}
+
+Tree Tree::of(py::handle object) {
+  Tree tree;
+  if (tree.add(object.ptr())) {
+    return tree;
+  }
+  const py::tuple flat = imported("torchlayers.tree", "flatten")(object);
+  return {flat[0].cast<Leaves>(), Structure(flat[1])};
+}
+
+Tensors Tree::tensors() const {
+  Tensors tensors;
+  tensors.reserve(leaves.size());
+  for (const auto& leaf : leaves) {
+    tensors.push_back(tensor_of(leaf));
+  }
+  return tensors;
+}
+
+py::object Structure::with(const Leaves& leaves) const {
+  if (spec_) {
+    return imported("torchlayers.tree", "unflatten")(py::cast(leaves), spec_);
+  }
+  const Node* node = nodes_.data();
+  const py::object* leaf = leaves.data();
+  return build(node, leaf);
+}
+
+py::object Structure::build(const Node*& node, const py::object*& leaf) const {
+  const Node& root = *node++;
+  if (root.kind == Kind::Leaf) {
+    return *leaf++;
+  }
+  if (root.kind == Kind::Dict) {
+    py::dict dict;
+    for (Py_ssize_t i = 0; i < root.size; ++i) {
+      dict[py::handle(PyList_GET_ITEM(root.keys.ptr(), i))] = build(node, leaf);
+    }
+    return dict;
+  }
+  const bool is_tuple = root.kind == Kind::Tuple;
+  auto sequence =
+      py::reinterpret_steal<py::object>(is_tuple ? PyTuple_New(root.size) : PyList_New(root.size));
+  for (Py_ssize_t i = 0; i < root.size; ++i) {
+    PyObject* item = build(node, leaf).release().ptr();
+    if (is_tuple) {
+      PyTuple_SET_ITEM(sequence.ptr(), i, item);
+    } else {
+      PyList_SET_ITEM(sequence.ptr(), i, item);
+    }
+  }
+  return sequence;
+}
+
+py::object Structure::spec() const {
+  if (spec_) {
+    return spec_;
+  }
+  const auto none = with(Leaves(nodes_.size(), py::none()));
+  return imported("torchlayers.tree", "flatten")(none)[py::int_(1)];
+}
+
+bool Structure::operator==(const Structure& other) const {
+  if (spec_ || other.spec_) {
+    return spec().equal(other.spec());
+  }
+  return std::equal(
+      nodes_.begin(),
+      nodes_.end(),
+      other.nodes_.begin(),
+      other.nodes_.end(),
+      [](const Node& one, const Node& another) {
+        return one.kind == another.kind && one.size == another.size &&
+               (!one.keys || one.keys.equal(another.keys));
+      });
+}
+
+} // namespace torchlayers
