@@ -119,7 +119,7 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
       return;
     }
   }
-  if (layer == nullptr && Below::is_at_bottom()) {
+  if (layer == nullptr && BelowForFunction::is_at_bottom()) {
     refuse_captured(op, *args);
   }
   // torch.func takes some operators apart (linear) that a layer has a rule for.

@@ -2,6 +2,7 @@
 #include <ATen/ops/ones_like.h>
 #include <torch/csrc/Exceptions.h>
 
+#include "layers/grad.h"
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
@@ -103,8 +104,7 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
   }
   Recorded recorded;
   recorded.primals = std::move(chosen.structure);
-  const auto entry = std::make_shared<GradEntry>();
-  within(*entry, [&](int64_t level) -> py::object {
+  within(std::make_shared<GradLayer>(), [&](int64_t level) -> py::object {
     for (auto& leaf : chosen.leaves) {
       leaf = tracked(leaf, level, replaced);
       recorded.tracked.push_back(tensor_of(leaf));

@@ -1,5 +1,6 @@
 #include <torch/csrc/Exceptions.h>
 
+#include "layers/jvp.h"
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
@@ -91,7 +92,6 @@ PyObject* call_jvp(PyObject*, PyObject* const* passed, Py_ssize_t) {
       tangent = object_of(fit_tangent(tensor_of(primals.leaves[i]), tensor_of(tangent)));
     }
   }
-  const auto entry = std::make_shared<JvpEntry>();
   const auto body = [&](int64_t level) -> py::object {
     Leaves duals;
     for (size_t i = 0; i < primals.leaves.size(); ++i) {
@@ -116,7 +116,7 @@ PyObject* call_jvp(PyObject*, PyObject* const* passed, Py_ssize_t) {
         values.structure.with(out_tangents),
         unwrap_all(aux, level, replaced));
   };
-  return within(*entry, body).release().ptr();
+  return within(std::make_shared<JvpLayer>(), body).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 

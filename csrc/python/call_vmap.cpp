@@ -1,6 +1,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include "layers/transforms.h"
+#include "layers/vmap.h"
 #include "python/calls.h"
 #include "python/entry.h"
 
@@ -125,7 +126,7 @@ std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
 
 py::object run(
     const Batching& given, const Samples& samples, PyObject* kwargs, const Replaced& replaced) {
-  const auto entry = std::make_shared<VmapEntry>(samples.size, given.randomness());
+  const auto layer = std::make_shared<VmapLayer>(samples.size, given.randomness());
   const auto batched = [&](int64_t level) -> py::object {
     const Batch& args = samples.args;
     if (const auto create = replaced["_create_batched_inputs"]) {
@@ -134,7 +135,7 @@ py::object run(
     return args.changed(
         [](const at::Tensor& tensor, int64_t dim) { return add_batch_dim(tensor, dim); });
   };
-  return within(*entry, [&](int64_t level) -> py::object {
+  return within(layer, [&](int64_t level) -> py::object {
     const py::object results = call(given.func(), batched(level), kwargs);
     if (const auto unwrap = replaced["_unwrap_batched"]) {
       return unwrap(results, given.out_dims(), level, samples.size, given.func());

@@ -28,7 +28,7 @@ struct VjpTask {
   const std::vector<at::Tensor>& cotangents; // none: ones, for outputs without dimensions
   bool retain_graph;
   bool create_graph;
-  GradLayer* layer; // null where it has ended
+  Layer* layer; // null where it has ended
 };
 
 // A cotangent that is batched wherever its output is. What torch's own nodes do to it may write to
