@@ -40,11 +40,6 @@ def exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
         return call(*args, **kwargs)
 
 
-def below(call: Callable[..., Result], *args: Any) -> Result:
-    """The call's result, as torch.export has to be shown it where that is at work."""
-    return exported(call, *args) if is_exporting() else call(*args)
-
-
 class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls each operator again where it is written down."""
 

@@ -115,8 +115,6 @@ def grad(
         if compiled.is_tracing():
             compiled.refuse_strict_export("grad")
             return torch_func.grad(func, argnums, has_aux)(*args, **kwargs)
-        if compiled.is_exporting():
-            return compiled.exported(wrapper, *args, **kwargs)
         gradients, _, aux = _C.call_grad(given, args, kwargs)
         return (gradients, aux) if has_aux else gradients
 
@@ -144,8 +142,6 @@ def grad_and_value(
         if compiled.is_tracing():
             compiled.refuse_strict_export("grad_and_value")
             return torch_func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
-        if compiled.is_exporting():
-            return compiled.exported(wrapper, *args, **kwargs)
         gradients, value, aux = _C.call_grad(given, args, kwargs)
         return (gradients, (value, aux)) if has_aux else (gradients, value)
 
@@ -181,7 +177,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     if compiled.is_tracing():
         compiled.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    recorded = compiled.below(_C.call_vjp, Grad("vjp", func, None, has_aux), primals, False)
+    recorded = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -195,7 +191,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
         try:
-            return compiled.below(_C.call_vjp_fn, recorded, cotangents, retain_graph, create_graph)
+            return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
         except TransformError:
             raise
         except RuntimeError:

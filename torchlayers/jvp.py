@@ -83,7 +83,7 @@ class Jvp(NamedTuple):
                 f"called; got {type(primals).__name__}. For one argument write (x,)."
             )
         try:
-            return compiled.below(_C.call_jvp, self, primals, tangents, are_leaves)
+            return _C.call_jvp(self, primals, tangents, are_leaves)
         except RuntimeError as error:
             if type(error) is RuntimeError:  # torch's own, and no kind that the user made
                 self._explain(error, primals, tangents)

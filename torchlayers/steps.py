@@ -14,7 +14,7 @@ was replaced before or after torchlayers was imported, or for how long.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from torch._functorch import eager_transforms, vmap
@@ -106,31 +106,64 @@ _REFUSED: dict[int, tuple[str, ...]] = {
 }
 
 
-class _Watched(NamedTuple):
-    """A function of torch.func's, and the one to call in place of our own step; or none."""
-
-    function: str
-    step: str | None
-
-
-def _watch() -> dict[int, list[_Watched]]:
-    """What each transform watches, in the order in which _C.replaced_steps counts."""
-    watched = {}
-    for transform, steps in _STEPS.items():
-        watched[transform] = [
-            *(_Watched(function, step[0]) for step in steps for function in step),
-            *(_Watched(function, None) for function in _REFUSED[transform]),
-        ]
-        _C.watch_steps(transform, [_place(function) for function, _ in watched[transform]])
-    return watched
-
-
 def _place(function: str) -> tuple[dict[str, Any], str]:
     module, _, name = function.rpartition(".")
     return vars(_MODULES[module]), name
 
 
-_watched = _watch()
+class _Watched(NamedTuple):
+    """A function of torch.func's, and the one to call in place of our own step; or none."""
+
+    function: str
+    step: str | None
+    names: dict[str, Any]
+    name: str
+
+
+_watched = {
+    transform: [
+        _Watched(function, step, *_place(function))
+        for function, step in (
+            *((function, step[0]) for step in steps for function in step),
+            *((function, None) for function in _REFUSED[transform]),
+        )
+    ]
+    for transform, steps in _STEPS.items()
+}
+_own: dict[str, Any] = {}  # the functions last seen that are torch's own
+
+
+def look() -> int:
+    """A bit for each transform of which a step is replaced by now.
+
+    To be called where one of the modules' names has changed: C++ sees that, and keeps the bits.
+    """
+    return sum(
+        1 << transform for transform, watched in _watched.items() if any(map(_is_replaced, watched))
+    )
+
+
+def _is_replaced(watched: _Watched) -> bool:
+    function = watched.names.get(watched.name)
+    if function is None or _own.get(watched.function) is function:
+        return False
+    if not _is_torchs_own(function):
+        return True
+    _own[watched.function] = function
+    return False
+
+
+def _is_torchs_own(function: Any) -> bool:
+    if not isinstance(function, FunctionType):
+        return isinstance(function, BuiltinFunctionType)
+    # Its __module__ is whatever functools.wraps copied.
+    home = function.__globals__.get("__name__", "")
+    if home == "contextlib" and hasattr(function, "__wrapped__"):  # a context manager
+        return _is_torchs_own(function.__wrapped__)
+    return str(home).startswith("torch.")
+
+
+_C.watch_steps([vars(module) for module in _MODULES.values()])
 _NONE: Replaced = MappingProxyType({})
 
 
@@ -140,20 +173,19 @@ def replaced(transform: int) -> Replaced:
     Raises:
         TransformError: a function is replaced that no step of ours corresponds to.
     """
-    indices = _C.replaced_steps(transform)
-    if indices is None:
+    if not _C.any_step_replaced(transform):
         return _NONE
     found = {}
-    for function, step in (_watched[transform][index] for index in indices):
-        if step is None:
-            raise _refusal(transform, function)
-        names, name = _place(step)
+    for watched in filter(_is_replaced, _watched[transform]):
+        if watched.step is None:
+            raise _refusal(transform, watched)
+        names, name = _place(watched.step)
         found[name] = names[name]
     return found
 
 
-def _refusal(transform: int, function: str) -> TransformError:
-    names, name = _place(function)
+def _refusal(transform: int, watched: _Watched) -> TransformError:
+    _, _, names, name = watched
     by = names[name]
     written = f"{getattr(by, '__module__', '?')}.{getattr(by, '__qualname__', repr(by))}"
     return TransformError(

@@ -85,7 +85,7 @@ def vmap(
             )
             return theirs(*args, **kwargs)
         if at_once:
-            return compiled.below(_C.call_vmap, given, args, kwargs)
+            return _C.call_vmap(given, args, kwargs)
         run_chunks = functools.partial(
             chunks.run,
             chunk_size=chunk_size,
@@ -93,7 +93,9 @@ def vmap(
             progress=progress,
             label=f"vmap({tree.name_of(func)})",
         )
-        return compiled.below(_vmap_in_chunks, given, args, kwargs, run_chunks)
+        if compiled.is_exporting():
+            return compiled.exported(_vmap_in_chunks, given, args, kwargs, run_chunks)
+        return _vmap_in_chunks(given, args, kwargs, run_chunks)
 
     return transformed(func, wrapper)
 

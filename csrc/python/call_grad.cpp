@@ -1,6 +1,6 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/ones_like.h>
-#include <torch/csrc/Exceptions.h>
+#include <c10/util/ScopeExit.h>
 
 #include "layers/grad.h"
 #include "layers/transforms.h"
@@ -23,23 +23,6 @@ struct Recorded {
 };
 
 enum class PullsBack { Later, AtOnceIfScalar, AtOnce };
-
-// A mode of the user's must not see what torch's formulas in Python call.
-class NoTorchFunction {
- public:
-  NoTorchFunction() {
-    TLS::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  ~NoTorchFunction() {
-    TLS::set_disabled_state(state_);
-  }
-  NoTorchFunction(const NoTorchFunction&) = delete;
-  NoTorchFunction& operator=(const NoTorchFunction&) = delete;
-
- private:
-  using TLS = at::impl::PythonTorchFunctionTLS;
-  at::impl::TorchFunctionDisabledState state_ = TLS::get_disabled_state();
-};
 
 // The gradients by the inputs: zeros where no output depends on one. Without cotangents the only
 // output is pulled back inside the layer.
@@ -65,7 +48,11 @@ Leaves pull_back(
   }
   Tensors gradients(inputs.size());
   if (!connected.empty()) {
-    const NoTorchFunction unseen;
+    // A mode of the user's must not see what torch's formulas in Python call.
+    using Functions = at::impl::PythonTorchFunctionTLS;
+    const auto state = Functions::get_disabled_state();
+    Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
     py::gil_scoped_release no_gil;
     gradients =
         vjp(connected, inputs, their_cotangents, retain_graph, create_graph, cotangents.empty());
@@ -151,8 +138,10 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
   return recorded;
 }
 
-py::object grad_of(const Differentiated& given, PyObject* args, PyObject* kwargs) {
-  const Recorded recorded = record(given, args, kwargs, PullsBack::AtOnce);
+// call_grad(given, args, kwargs): the gradients, the value and aux.
+py::object call_grad(PyObject* const* passed) {
+  const Differentiated given(passed[0]);
+  const Recorded recorded = record(given, passed[1], passed[2], PullsBack::AtOnce);
   py::object gradients = recorded.primals.with(*recorded.row);
   if (PyLong_Check(given.argnums().ptr())) {
     gradients = gradients[py::int_(0)];
@@ -160,20 +149,11 @@ py::object grad_of(const Differentiated& given, PyObject* args, PyObject* kwargs
   return py::make_tuple(std::move(gradients), recorded.output, recorded.aux);
 }
 
-// call_grad(given, args, kwargs): the gradients, the value and aux.
-PyObject* call_grad(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
-  return grad_of(Differentiated(passed[0]), passed[1], passed[2]).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
 // call_vjp(given, args, for_rows): what is recorded; a scalar output is pulled back at once
 // for_rows, as grad does it, so that no graph is kept.
-PyObject* call_vjp(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
+py::object call_vjp(PyObject* const* passed) {
   const auto when = passed[2] == Py_True ? PullsBack::AtOnceIfScalar : PullsBack::Later;
-  return py::cast(record(Differentiated(passed[0]), passed[1], nullptr, when)).release().ptr();
-  END_HANDLE_TH_ERRORS
+  return py::cast(record(Differentiated(passed[0]), passed[1], nullptr, when));
 }
 
 // The gradients of the outputs that have a cotangent.
@@ -211,8 +191,7 @@ std::optional<Leaves> cotangents_for(const Recorded& recorded, py::handle cotang
 }
 
 // call_vjp_fn(recorded, cotangents, retain_graph, create_graph): each chosen argument's gradient.
-PyObject* call_vjp_fn(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
+py::object call_vjp_fn(PyObject* const* passed) {
   const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
   const auto cotangents = cotangents_for(recorded, passed[1]);
   if (!cotangents) {
@@ -222,18 +201,15 @@ PyObject* call_vjp_fn(PyObject*, PyObject* const* passed, Py_ssize_t) {
     TORCH_INTERNAL_ASSERT(false);
   }
   const auto gradients = pull_back(recorded, *cotangents, passed[2], passed[3]);
-  return recorded.primals.with(gradients).release().ptr();
-  END_HANDLE_TH_ERRORS
+  return recorded.primals.with(gradients);
 }
 
 // call_vjp_of_leaves(recorded, cotangents, create_graph): the same of leaves, as a list; those of
 // the cotangents may be None.
-PyObject* call_vjp_of_leaves(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
+py::object call_vjp_of_leaves(PyObject* const* passed) {
   const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
   const auto cotangents = py::handle(passed[1]).cast<Leaves>();
-  return py::cast(pull_back(recorded, cotangents, Py_True, passed[2])).release().ptr();
-  END_HANDLE_TH_ERRORS
+  return py::cast(pull_back(recorded, cotangents, Py_True, passed[2]));
 }
 
 } // namespace

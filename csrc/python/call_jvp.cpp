@@ -1,5 +1,3 @@
-#include <torch/csrc/Exceptions.h>
-
 #include "layers/jvp.h"
 #include "layers/transforms.h"
 #include "python/calls.h"
@@ -67,8 +65,7 @@ std::pair<py::object, py::object> split(
 
 // call_jvp(given, primals, tangents, are_leaves): the output, its tangents and aux. The tangents
 // are a tree like the chosen primals, or the list of its leaves, of which some may be None.
-PyObject* call_jvp(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
+py::object call_jvp(PyObject* const* passed) {
   const Pushed given(passed[0]);
   PyObject* args = passed[1];
   load_jvp_decompositions();
@@ -116,8 +113,7 @@ PyObject* call_jvp(PyObject*, PyObject* const* passed, Py_ssize_t) {
         values.structure.with(out_tangents),
         unwrap_all(aux, level, replaced));
   };
-  return within(std::make_shared<JvpLayer>(), body).release().ptr();
-  END_HANDLE_TH_ERRORS
+  return within(std::make_shared<JvpLayer>(), body);
 }
 
 } // namespace

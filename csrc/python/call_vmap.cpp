@@ -1,5 +1,3 @@
-#include <torch/csrc/Exceptions.h>
-
 #include "layers/transforms.h"
 #include "layers/vmap.h"
 #include "python/calls.h"
@@ -41,14 +39,13 @@ struct Batch {
 
   // The tree, change(tensor, dim) of each that has a dimension.
   template <class Change>
-  py::object changed(const Change& change) const {
-    Leaves leaves = tree.leaves;
-    for (size_t i = 0; i < leaves.size(); ++i) {
+  py::object put_together(const Change& change) {
+    for (size_t i = 0; i < tree.leaves.size(); ++i) {
       if (dims[i]) {
-        leaves[i] = object_of(change(tensor_of(leaves[i]), *dims[i]));
+        tree.leaves[i] = object_of(change(tensor_of(tree.leaves[i]), *dims[i]));
       }
     }
-    return tree.structure.with(leaves);
+    return tree.structure.with(tree.leaves);
   }
 };
 
@@ -66,45 +63,46 @@ struct Samples {
   c10::SymInt size;
 };
 
-// The arguments, where in_dims is an int or has one or none for each of them; nothing where Python
-// has to match the two, or to refuse them.
-std::optional<Samples> samples_of(PyObject* args, PyObject* in_dims) {
+// Takes the arguments apart where in_dims is an int, or has one or none for each of them. False
+// where Python has to match the two, or to refuse them.
+bool take_apart(PyObject* args, PyObject* in_dims, Samples& into) {
   const Py_ssize_t count = PyTuple_GET_SIZE(args);
   const bool one_for_all = !PyTuple_CheckExact(in_dims);
   if (!one_for_all && PyTuple_GET_SIZE(in_dims) != count) {
-    return std::nullopt;
+    return false;
   }
-  Batch batch{Tree::tuple(count), {}};
-  auto& [tree, dims] = batch;
+  auto& [tree, dims] = into.args;
+  tree = Tree::tuple(count);
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* in_dim = one_for_all ? in_dims : PyTuple_GET_ITEM(in_dims, i);
     const auto dim = plain_int(in_dim);
     if ((!dim && in_dim != Py_None) || !tree.add(PyTuple_GET_ITEM(args, i))) {
-      return std::nullopt;
+      return false;
     }
     dims.resize(tree.leaves.size(), dim);
   }
-  std::optional<c10::SymInt> size;
+  bool any = false;
   for (size_t i = 0; i < dims.size(); ++i) {
     if (!dims[i]) {
       continue;
     }
     if (!is_tensor(tree.leaves[i])) {
-      return std::nullopt;
+      return false;
     }
     const at::Tensor& tensor = tensor_of(tree.leaves[i]);
     int64_t& dim = *dims[i];
     if (dim < -tensor.dim() || dim >= tensor.dim()) {
-      return std::nullopt;
+      return false;
     }
     dim += dim < 0 ? tensor.dim() : 0;
-    const c10::SymInt its_size = tensor.sym_size(dim);
-    if (size && *size != its_size) {
-      return std::nullopt;
+    c10::SymInt size = tensor.sym_size(dim);
+    if (any && into.size != size) {
+      return false;
     }
-    size = its_size;
+    into.size = std::move(size);
+    any = true;
   }
-  return size ? std::optional(Samples{std::move(batch), *size}) : std::nullopt;
+  return any;
 }
 
 // The results, where out_dims is an int; nothing where Python has to match or to refuse them.
@@ -125,14 +123,14 @@ std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
 }
 
 py::object run(
-    const Batching& given, const Samples& samples, PyObject* kwargs, const Replaced& replaced) {
+    const Batching& given, Samples& samples, PyObject* kwargs, const Replaced& replaced) {
   const auto layer = std::make_shared<VmapLayer>(samples.size, given.randomness());
   const auto batched = [&](int64_t level) -> py::object {
-    const Batch& args = samples.args;
+    Batch& args = samples.args;
     if (const auto create = replaced["_create_batched_inputs"]) {
       return create(args.dims, args.tree.leaves, level, args.tree.structure.spec());
     }
-    return args.changed(
+    return args.put_together(
         [](const at::Tensor& tensor, int64_t dim) { return add_batch_dim(tensor, dim); });
   };
   return within(layer, [&](int64_t level) -> py::object {
@@ -144,37 +142,35 @@ py::object run(
     if (!flat) {
       flat = Batch::of(given.ask("flat_results", results, level));
     }
-    return flat->changed([&](const at::Tensor& tensor, int64_t dim) {
+    return flat->put_together([&](const at::Tensor& tensor, int64_t dim) {
       return remove_batch_dim(tensor, level, samples.size, dim);
     });
   });
 }
 
+Samples samples_of(const py::tuple& flat) {
+  return {Batch::of(flat), flat[3].cast<c10::SymInt>()};
+}
+
 // call_vmap(given, args, kwargs)
-PyObject* call_vmap(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
+py::object call_vmap(PyObject* const* passed) {
   const Batching given(passed[0]);
   const Replaced replaced(Transform::vmap);
   load_batching_rules();
   if (!plain_int(given.out_dims())) {
     given.ask("check_out_dims");
   }
-  auto samples = replaced ? std::nullopt : samples_of(passed[1], given.in_dims().ptr());
-  if (!samples) {
-    const py::tuple flat = given.ask("flat_arguments", py::handle(passed[1]));
-    samples = Samples{Batch::of(flat), flat[3].cast<c10::SymInt>()};
+  Samples samples;
+  if (replaced || !take_apart(passed[1], given.in_dims().ptr(), samples)) {
+    samples = samples_of(given.ask("flat_arguments", py::handle(passed[1])));
   }
-  return run(given, *samples, passed[2], replaced).release().ptr();
-  END_HANDLE_TH_ERRORS
+  return run(given, samples, passed[2], replaced);
 }
 
 // call_vmap_of_leaves(given, (leaves, spec, dims, batch size), kwargs)
-PyObject* call_vmap_of_leaves(PyObject*, PyObject* const* passed, Py_ssize_t) {
-  HANDLE_TH_ERRORS
-  const auto flat = py::reinterpret_borrow<py::tuple>(passed[1]);
-  const Samples samples{Batch::of(flat), flat[3].cast<c10::SymInt>()};
-  return run(Batching(passed[0]), samples, passed[2], Replaced(Transform::vmap)).release().ptr();
-  END_HANDLE_TH_ERRORS
+py::object call_vmap_of_leaves(PyObject* const* passed) {
+  Samples samples = samples_of(py::reinterpret_borrow<py::tuple>(passed[1]));
+  return run(Batching(passed[0]), samples, passed[2], Replaced(Transform::vmap));
 }
 
 } // namespace

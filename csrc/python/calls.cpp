@@ -1,6 +1,7 @@
 #include "python/calls.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
 #include <numeric>
@@ -13,14 +14,18 @@ namespace {
 
 namespace py = pybind11;
 
-// is_exporting(): NOTE [Under torch.export] in torchlayers/compiled.py.
-PyObject* is_exporting(PyObject*, PyObject*) {
+// NOTE [Under torch.export] in torchlayers/compiled.py.
+bool is_exporting() {
   constexpr auto kExport = c10::DispatchKey::PreDispatch;
   if (at::impl::PythonTorchFunctionTLS::stack_len() == 0) { // nearly always
-    Py_RETURN_FALSE;
+    return false;
   }
   const auto keys = c10::impl::tls_local_dispatch_key_set();
-  return PyBool_FromLong(keys.included_.has(kExport) && !keys.excluded_.has(kExport));
+  return keys.included_.has(kExport) && !keys.excluded_.has(kExport);
+}
+
+bool is_among(const std::vector<Py_ssize_t>& places, Py_ssize_t place) {
+  return std::find(places.begin(), places.end(), place) != places.end();
 }
 
 } // namespace
@@ -36,18 +41,14 @@ std::vector<Py_ssize_t> Differentiated::places(Py_ssize_t count, bool may_be_non
   const bool are_many = PyTuple_CheckExact(argnums);
   for (Py_ssize_t i = 0; i < (are_many ? PyTuple_GET_SIZE(argnums) : 1); ++i) {
     const auto argnum = plain_int(are_many ? PyTuple_GET_ITEM(argnums, i) : argnums);
-    if (!argnum || *argnum < -count || *argnum >= count) {
+    const Py_ssize_t place = argnum.value_or(count) + (argnum && *argnum < 0 ? count : 0);
+    if (place < 0 || place >= count || is_among(places, place)) {
       places.clear();
       break;
     }
-    places.push_back(*argnum < 0 ? *argnum + count : *argnum);
+    places.push_back(place);
   }
-  const bool is_twice = places.size() > 1 && [&] {
-    auto sorted = places;
-    std::sort(sorted.begin(), sorted.end());
-    return std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
-  }();
-  if (places.empty() || is_twice) {
+  if (places.empty()) { // Python refuses it, or takes an int of a subclass
     const auto positions = imported("torchlayers.tree", "positions");
     return positions(field(0), this->argnums(), count).cast<std::vector<Py_ssize_t>>();
   }
@@ -126,11 +127,20 @@ py::object unwrap_all(py::handle object, int64_t level, const Replaced& replaced
   return with_tensors(object, [&](const at::Tensor& tensor) { return unwrap(tensor, level); });
 }
 
+PyObject* called(Call* call, PyObject* const* passed) {
+  HANDLE_TH_ERRORS
+  if (C10_LIKELY(!is_exporting())) {
+    return call(passed).release().ptr();
+  }
+  const auto again = py::cpp_function([=] { return call(passed); });
+  return imported("torchlayers.compiled", "exported")(again).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 void bind_calls(py::module_& m) {
-  static PyMethodDef methods[] = {
-      {"is_exporting", &is_exporting, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
-  for (PyMethodDef* these : {methods, vmap_methods(), grad_methods(), jvp_methods()}) {
-    if (PyModule_AddFunctions(m.ptr(), these) != 0) {
+  m.def("is_exporting", &is_exporting);
+  for (PyMethodDef* methods : {vmap_methods(), grad_methods(), jvp_methods()}) {
+    if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
       throw py::error_already_set();
     }
   }

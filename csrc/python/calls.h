@@ -86,13 +86,22 @@ PyMethodDef* grad_methods();
 PyMethodDef* jvp_methods();
 void bind_recorded(pybind11::module_& m);
 
-template <PyObject* (*Call)(PyObject*, PyObject* const*, Py_ssize_t)>
+// What such a call gets passed is not counted: each has one caller.
+using Call = pybind11::object(PyObject* const* passed);
+
+// The call as Python makes it, shown to torch.export where that is at work.
+PyObject* called(Call* call, PyObject* const* passed);
+
+template <Call call>
 PyMethodDef method(const char* name) {
-  // pybind's way of calling takes longer than all else here. What is passed is not counted:
-  // each has one caller.
+  // pybind's way of calling takes longer than all else here.
+  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t) {
+    return called(call, passed);
+  };
   return {
       name,
-      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(Call)),
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
+          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t)>(run))),
       METH_FASTCALL,
       nullptr};
 }

@@ -7,7 +7,6 @@
 namespace torchlayers {
 
 enum class Transform : uint8_t { vmap, chunks, grad, jvp, functionalize };
-constexpr size_t kTransforms = 5;
 
 // The steps of a transform that a package has replaced, as of now: raises where ours can't do
 // without one of them.
@@ -38,7 +37,7 @@ class WritesNoStep {
   bool was_changed_;
 };
 
-// watch_steps(transform, functions), and replaced_steps(transform).
+// watch_steps(modules), and any_step_replaced(transform).
 void bind_steps(pybind11::module_& m);
 
 } // namespace torchlayers

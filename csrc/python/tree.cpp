@@ -1,24 +1,19 @@
 #include "python/tree.h"
 
+#include <c10/util/ScopeExit.h>
+
 namespace torchlayers {
 namespace {
 
 namespace py = pybind11;
 
 // Python's guard against recursion that does not end.
-class Deeper {
- public:
-  Deeper() {
-    if (Py_EnterRecursiveCall(" in a nest of tensors") != 0) {
-      throw py::error_already_set();
-    }
+auto deeper() {
+  if (Py_EnterRecursiveCall(" in a nest of tensors") != 0) {
+    throw py::error_already_set();
   }
-  ~Deeper() {
-    Py_LeaveRecursiveCall();
-  }
-  Deeper(const Deeper&) = delete;
-  Deeper& operator=(const Deeper&) = delete;
-};
+  return c10::make_scope_exit(&Py_LeaveRecursiveCall);
+}
 
 // Whether torch.utils._pytree takes it for one, which knows namedtuples without a list of them.
 bool is_leaf(PyObject* object) {
@@ -51,7 +46,7 @@ Tree Tree::tuple(Py_ssize_t size) {
 bool Tree::add(PyObject* object) {
   using Kind = Structure::Kind;
   if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-    const Deeper deeper;
+    const auto guard = deeper();
     structure.nodes_.push_back(
         {PyTuple_CheckExact(object) ? Kind::Tuple : Kind::List,
          PySequence_Fast_GET_SIZE(object),
@@ -64,7 +59,7 @@ bool Tree::add(PyObject* object) {
     return true;
   }
   if (PyDict_CheckExact(object)) {
-    const Deeper deeper;
+    const auto guard = deeper();
     structure.nodes_.push_back(
         {Kind::Dict,
          PyDict_GET_SIZE(object),
