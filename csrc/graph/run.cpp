@@ -1,4 +1,4 @@
-#include "run.h"
+#include "graph/run.h"
 
 namespace torchlayers::graph {
 

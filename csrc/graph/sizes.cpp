@@ -1,4 +1,4 @@
-#include "sizes.h"
+#include "graph/sizes.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -6,7 +6,7 @@
 #include <map>
 #include <unordered_set>
 
-#include "captures.h"
+#include "graph/captures.h"
 
 namespace torchlayers::graph {
 

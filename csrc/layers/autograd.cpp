@@ -5,16 +5,16 @@
 
 #include <algorithm>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../function.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../stack.h"
-#include "../tangent.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/layer.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "layers/function.h"
+#include "values/plain.h"
+#include "values/tangent.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -228,7 +228,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
-    PastAutograd past(PastAutograd::may_go(op, args));
+    SkipAutograd past(SkipAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   }
   // 5. Wrap the results.

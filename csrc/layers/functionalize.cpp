@@ -1,13 +1,13 @@
 // functionalize. torch's functionalization kernels do the work.
 #include <ATen/FunctionalTensorWrapper.h>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/layer.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 

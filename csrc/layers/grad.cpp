@@ -4,14 +4,14 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "../args.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../rule_node.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/keys.h"
+#include "core/layer.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "reverse/rule_node.h"
+#include "values/plain.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -29,7 +29,7 @@ struct AskedOfGrad {
   bool is_plain = true;
   bool any_dead_wrapper = false;
 
-  AskedOfGrad(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
+  AskedOfGrad(const Args& args, const Operator& op, const VjpRule* rule, const Layer& layer) {
     const size_t first = args.size() - op.num_args;
     for (size_t i = 0; i < op.num_args; ++i) {
       visit_tensors_of(
@@ -38,7 +38,7 @@ struct AskedOfGrad {
   }
 
  private:
-  void look_at(const at::Tensor& tensor, size_t arg, const PullRule* rule, const Layer& layer) {
+  void look_at(const at::Tensor& tensor, size_t arg, const VjpRule* rule, const Layer& layer) {
     const auto* wrapper = wrapper_of(tensor);
     if (wrapper != nullptr && !wrapper->is_alive()) {
       any_dead_wrapper = true;
@@ -98,8 +98,8 @@ bool GradLayer::runs_backward() const {
 }
 
 // An operator made of others has no rule as a rule, and they do.
-bool GradLayer::takes_apart(const Operator& op) const {
-  return op.is_composite && (op.pull_rule == nullptr || runs_backward());
+bool GradLayer::decomposes(const Operator& op) const {
+  return op.is_composite && (op.vjp_rule == nullptr || runs_backward());
 }
 
 void GradLayer::process(const Operator& op, Args& args) {
@@ -107,7 +107,7 @@ void GradLayer::process(const Operator& op, Args& args) {
     send_down(op, args);
     return;
   }
-  const PullRule* rule = op.pull_rule;
+  const VjpRule* rule = op.vjp_rule;
   const bool is_view = op.aliases && op.written_args.empty() && rule != nullptr;
   if ((op.aliases && !is_view) || (op.is_custom && rule == nullptr) ||
       c10::InferenceMode::is_enabled()) {
@@ -138,13 +138,13 @@ void GradLayer::process(const Operator& op, Args& args) {
   }
 }
 
-void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
+void GradLayer::follow(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
-    PastAutograd past(PastAutograd::may_go(op, args));
+    SkipAutograd past(SkipAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   }
   Args values;
@@ -170,7 +170,7 @@ void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
 
 // torch's kernel for views, without that of autograd proper, tells autograd what the result is a
 // view of: a write to either is then seen by both.
-void GradLayer::follow_view(const PullRule& rule, const Operator& op, Args& args) {
+void GradLayer::follow_view(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   Args unwrapped(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
   const auto node = make_rule_node(op, rule, unwrapped, *this);

@@ -4,17 +4,17 @@
 
 #include <algorithm>
 
-#include "../args.h"
-#include "../decompose.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../rules/rule.h"
-#include "../stack.h"
-#include "../tangent.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/layer.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "layers/decompose.h"
+#include "rules/rule.h"
+#include "values/plain.h"
+#include "values/tangent.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -145,7 +145,7 @@ Modes JvpLayer::modes_below(Modes here) const {
 }
 
 // An operator made of others has no rule as a rule, and they do.
-bool JvpLayer::takes_apart(const Operator& op) const {
+bool JvpLayer::decomposes(const Operator& op) const {
   return op.is_composite && op.rule == nullptr;
 }
 
@@ -153,7 +153,7 @@ void JvpLayer::process(const Operator& op, Args& args) {
   const bool may_follow = Modes::of_thread().forward_grad && !c10::InferenceMode::is_enabled() &&
                           (!op.is_custom || op.rule != nullptr);
   const bool writes = !op.written_args.empty();
-  const Rule* rule = op.rule;
+  const JvpRule* rule = op.rule;
   if (writes) {
     rule = op.functional ? Operator::of(*op.functional).rule.load() : nullptr;
   }
@@ -175,19 +175,19 @@ void JvpLayer::process(const Operator& op, Args& args) {
   }
 }
 
-void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
+void JvpLayer::follow(const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   trace("rule", op, *this);
   const at::Tensor base =
       op.aliases ? without_dead_wrappers(args[args.size() - op.num_args].toTensor()) : at::Tensor();
   unwrap_all(op, args, level());
-  Call call(op, args, tangents);
+  JvpCall call(op, args, tangents);
   Tangents results;
   {
     WithoutTop below(*this);
     WithModes modes(modes_below_caller(op));
-    PastAutograd past(
-        !rule.is_from_python() && PastAutograd::may_go(op, args) && are_plain(tangents));
-    rule.push_forward(call);
+    SkipAutograd past(
+        !rule.is_from_python() && SkipAutograd::may_go(op, args) && are_plain(tangents));
+    rule.jvp(call);
     results = call.finish();
   }
   auto tangent = results.begin();
@@ -206,7 +206,7 @@ void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents
 // What is written to a dual tensor is written to its tangent too, whose views are views of
 // it; a tensor that has none yet, and what it is a view of, is given one.
 void JvpLayer::follow_in_place(
-    const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
+    const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();
@@ -219,9 +219,9 @@ void JvpLayer::follow_in_place(
     Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
     const at::Tensor value = kept[0].toTensor();
     keep(kept, tangents, op.num_args);
-    Call call(Operator::of(*op.functional), kept, tangents);
+    JvpCall call(Operator::of(*op.functional), kept, tangents);
     call.write_to(op, value);
-    rule.push_forward(call);
+    rule.jvp(call);
     if (!written.defined()) {
       tangent = call.finish()[0];
     } else if (const at::Tensor given = call.given(0); given.defined()) {

@@ -2,27 +2,27 @@
 // read the batch size and the randomness from this layer's entry in the mirror.
 #include <algorithm>
 
-#include "../args.h"
-#include "../batched.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../rules/batching/batched_call.h"
-#include "../rules/batching/in_place.h"
-#include "../rules/batching/masked.h"
-#include "../rules/batching/pointwise.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
-#include "vmap_errors.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/layer.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "layers/vmap_errors.h"
+#include "rules/batching/batched_call.h"
+#include "rules/batching/in_place.h"
+#include "rules/batching/masked.h"
+#include "rules/batching/pointwise.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
 namespace {
 
 bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
-  static const BatchRule of_pointwise{line_up};
-  const BatchRule* rule = op.is_pointwise ? &of_pointwise : op.batch_rule.load();
+  static const BatchingRule of_pointwise{line_up};
+  const BatchingRule* rule = op.is_pointwise ? &of_pointwise : op.batching_rule.load();
   if (rule == nullptr) {
     return false;
   }

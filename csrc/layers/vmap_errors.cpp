@@ -1,4 +1,4 @@
-#include "vmap_errors.h"
+#include "layers/vmap_errors.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/zeros.h>
@@ -10,10 +10,10 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {

@@ -1,14 +1,14 @@
-#include "one_pass.h"
+#include "rules/one_pass.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
-#include "../batched.h"
-#include "../fallbacks.h"
-#include "../plain.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "pullback.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "dispatch/fallbacks.h"
+#include "rules/vjp_call.h"
+#include "values/batched.h"
+#include "values/plain.h"
 
 namespace torchlayers {
 namespace {

@@ -1,5 +1,5 @@
 // Functions of each element, and of the elements of two broadcast together.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

@@ -1,7 +1,7 @@
-#include "batched_call.h"
+#include "rules/batching/batched_call.h"
 
-#include "../../args.h"
-#include "../../batched.h"
+#include "core/args.h"
+#include "values/batched.h"
 
 namespace torchlayers {
 
@@ -37,30 +37,30 @@ bool BatchedCall::all_like(size_t i) const {
   return alike;
 }
 
-std::optional<int64_t> BatchedCall::behind_batch(int64_t dim, int64_t rank) {
+std::optional<int64_t> BatchedCall::physical(int64_t dim, int64_t rank) {
   if (dim < -rank || dim >= rank) {
     return std::nullopt;
   }
   return (dim < 0 ? dim + rank : dim) + 1;
 }
 
-std::optional<std::vector<int64_t>> BatchedCall::behind_batch(
+std::optional<std::vector<int64_t>> BatchedCall::physical(
     const c10::IValue& dims, int64_t rank) const {
   if (!dims.isIntList()) {
     return std::nullopt;
   }
-  std::vector<int64_t> behind = dims.toIntVector();
-  for (int64_t& dim : behind) {
-    const auto moved = behind_batch(dim, rank);
+  std::vector<int64_t> all = dims.toIntVector();
+  for (int64_t& dim : all) {
+    const auto moved = physical(dim, rank);
     if (!moved) {
       return std::nullopt;
     }
     dim = *moved;
   }
-  return behind;
+  return all;
 }
 
-std::optional<std::vector<int64_t>> BatchedCall::with_batch(const c10::IValue& sizes) const {
+std::optional<std::vector<int64_t>> BatchedCall::physical_sizes(const c10::IValue& sizes) const {
   if (!sizes.isIntList()) {
     return std::nullopt;
   }
@@ -101,7 +101,7 @@ bool BatchedCall::run() {
       batched_[i] = is_batched(tensor);
       return value(tensor);
     });
-    const PastAutograd past(may_go_past_autograd());
+    const SkipAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
   } catch (...) {
     put_back();
@@ -136,7 +136,7 @@ bool BatchedCall::may_go_past_autograd() const {
 
 bool BatchedCall::run_at_dim(size_t i) {
   const c10::IValue& given = (*this)[i];
-  const auto dim = given.isInt() ? behind_batch(given.toInt(), rank(0)) : std::nullopt;
+  const auto dim = given.isInt() ? physical(given.toInt(), rank(0)) : std::nullopt;
   if (!dim) {
     return false;
   }
@@ -145,7 +145,7 @@ bool BatchedCall::run_at_dim(size_t i) {
 }
 
 bool BatchedCall::run_at_dims(size_t i) {
-  const auto dims = behind_batch((*this)[i], rank(0));
+  const auto dims = physical((*this)[i], rank(0));
   if (!dims) {
     return false;
   }

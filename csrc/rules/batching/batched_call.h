@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "../../layer.h"
-#include "../../operator.h"
-#include "../../plain.h"
-#include "../../stack.h"
-#include "../../trace.h"
+#include "core/layer.h"
+#include "core/operator.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "values/plain.h"
 
 namespace torchlayers {
 
@@ -75,11 +75,11 @@ class BatchedCall {
 
   // A dimension of a sample of this rank, seen with the batch in front; none where it has none
   // such.
-  static std::optional<int64_t> behind_batch(int64_t dim, int64_t rank);
+  static std::optional<int64_t> physical(int64_t dim, int64_t rank);
   // The same of a list; none too where the argument is something else than a list of numbers.
-  std::optional<std::vector<int64_t>> behind_batch(const c10::IValue& dims, int64_t rank) const;
+  std::optional<std::vector<int64_t>> physical(const c10::IValue& dims, int64_t rank) const;
   // The sizes with the batch's in front; none where they are not numbers.
-  std::optional<std::vector<int64_t>> with_batch(const c10::IValue& sizes) const;
+  std::optional<std::vector<int64_t>> physical_sizes(const c10::IValue& sizes) const;
 
   // The tensor on the layer below, its batch in front if it has one.
   at::Tensor value(const at::Tensor& tensor) const;
@@ -114,7 +114,7 @@ class BatchedCall {
     std::vector<at::Tensor> results;
     {
       const WithoutTop below(layer_);
-      const PastAutograd past(may_go_past_autograd());
+      const SkipAutograd past(may_go_past_autograd());
       results = as_list(compute());
     }
     finish(results);
@@ -165,7 +165,7 @@ at::Tensor beside_channels(const at::Tensor& x);
 
 // What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
 // place of the argument that the rule is about: its dimension, its sizes.
-struct BatchRule {
+struct BatchingRule {
   bool (*follow)(BatchedCall& call, size_t arg);
   size_t arg = 0;
 };

@@ -1,7 +1,7 @@
 // vmap of in-place operators for which torch has no batching rule.
 #pragma once
 
-#include "../../layer.h"
+#include "core/layer.h"
 
 namespace torchlayers {
 

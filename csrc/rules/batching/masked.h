@@ -1,7 +1,7 @@
 // vmap of what goes where a mask says.
 #pragma once
 
-#include "../../layer.h"
+#include "core/layer.h"
 
 namespace torchlayers {
 

@@ -1,14 +1,14 @@
-#include "pointwise.h"
+#include "rules/batching/pointwise.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
-#include "../../args.h"
-#include "../../batched.h"
-#include "../../plain.h"
-#include "../../stack.h"
-#include "../../trace.h"
-#include "families.h"
+#include "core/args.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "rules/batching/families.h"
+#include "values/batched.h"
+#include "values/plain.h"
 
 namespace torchlayers {
 
@@ -65,7 +65,7 @@ bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
   });
   try {
     WithoutTop below(layer);
-    PastAutograd past(PastAutograd::may_go(op, args));
+    SkipAutograd past(SkipAutograd::may_go(op, args));
     op.handle.callBoxed(&args);
   } catch (...) {
     alike.put_back(args, op.num_args); // for the error's sake
@@ -158,7 +158,7 @@ bool log_sigmoid_backward(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_pointwise(BatchTable& rules) {
+void add_batched_pointwise(BatchingTable& rules) {
   // torch's tags do not say it of these, or they have a kernel made of others beside their own.
   rules.add(
       {"elu_backward",

@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "../../layer.h"
-#include "batched_call.h"
+#include "core/layer.h"
+#include "rules/batching/batched_call.h"
 
 namespace torchlayers {
 

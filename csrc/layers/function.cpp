@@ -1,0 +1,85 @@
+#include "layers/function.h"
+
+#include <ATen/functorch/DynamicLayer.h>
+
+#include "core/keys.h"
+
+namespace torchlayers {
+namespace {
+
+thread_local const FunctionsOfOneLevel* innermost_function = nullptr;
+thread_local int at_bottom = 0;
+
+} // namespace
+
+FunctionsOfOneLevel::FunctionsOfOneLevel()
+    : layer_(top_layer()),
+      allowed_(at::functorch::getSingleLevelAutogradFunctionAllowed()),
+      modes_(Modes::of_thread()),
+      outer_(innermost_function) {
+  if (const auto* function = layer_ != nullptr ? running_jvp_on(*layer_) : nullptr) {
+    modes_.forward_grad = function->modes_.forward_grad;
+  }
+  at::functorch::setSingleLevelAutogradFunctionAllowed(true);
+  innermost_function = this;
+}
+
+FunctionsOfOneLevel::~FunctionsOfOneLevel() {
+  innermost_function = outer_;
+  at::functorch::setSingleLevelAutogradFunctionAllowed(allowed_);
+}
+
+const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost() {
+  return innermost_function;
+}
+
+const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost_on(const Layer& layer) {
+  return innermost_function != nullptr && innermost_function->layer_ == &layer ? innermost_function
+                                                                               : nullptr;
+}
+
+const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& layer) {
+  const auto* function = innermost_function;
+  while (function != nullptr && !(function->runs_jvp_ && function->layer_ == &layer)) {
+    function = function->outer_;
+  }
+  return function;
+}
+
+void Below::enter() {
+  Layer* layer = top_layer();
+  TORCH_CHECK(layer != nullptr && !processing_, "torchlayers: no layer to go below");
+  const auto* autograd = dynamic_cast<const AutogradLayer*>(layer);
+  const auto* function = FunctionsOfOneLevel::innermost_on(*layer);
+  processing_.emplace(*layer);
+  without_top_.emplace(*layer);
+  auto& keys = thread_keys();
+  keys.set_excluded(
+      (keys.excluded() - kAutocastKeys) | (processing_->keys_outside().excluded() & kAutocastKeys));
+  if (mirror().empty()) {
+    keys.set_included(keys.included() | DispatchKeySet(kFront));
+    ++at_bottom;
+  }
+  if (autograd != nullptr) {
+    modes_.emplace(autograd->modes_below(
+        function != nullptr ? function->modes_outside() : Modes::of_thread()));
+  }
+  allowed_ = at::functorch::getSingleLevelAutogradFunctionAllowed();
+  at::functorch::setSingleLevelAutogradFunctionAllowed(false);
+}
+
+void Below::leave() {
+  if (mirror().empty()) {
+    --at_bottom;
+  }
+  at::functorch::setSingleLevelAutogradFunctionAllowed(*allowed_);
+  modes_.reset();
+  without_top_.reset();
+  processing_.reset();
+}
+
+bool Below::is_at_bottom() {
+  return at_bottom > 0 && mirror().empty();
+}
+
+} // namespace torchlayers
