@@ -22,7 +22,7 @@ HERE = ABSENT.get(".".join(torch.__version__.split(".")[:2]), {})
 
 def typed_kernels():
     """The operators that csrc/typed/ has a kernel for: add_pointwise<...>({"abs", ...});"""
-    text = "\n".join(path.read_text() for path in (CSRC / "typed").glob("*.cpp"))
+    text = "\n".join(path.read_text() for path in CSRC.rglob("typed/*.cpp"))
     lists = re.findall(r"\badd_(?:pointwise|along)<[^;]*?>\(\s*\{([^}]*)\}", text)
     return [f"aten::{name}" for each in lists for name in re.findall(r'"([\w.]+)"', each)]
 
