@@ -15,6 +15,7 @@ from torchlayers.graph import differentiate, gradient, script
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 DOCS = Path(__file__).parent.parent / "docs"
+RULES = DOCS.parent / "csrc" / "rules"
 STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)$", re.MULTILINE)
 
 
@@ -50,6 +51,29 @@ def test_docstrings_print_what_they_show(module):
     failed, attempted = doctest.testmod(module)
     assert attempted > 3
     assert failed == 0
+
+
+def squeezed(text):
+    """Without comments, and without the spaces that break lines."""
+    return re.sub(r"\s+", "", re.sub(r"//.*", "", text))
+
+
+LINES = [
+    (page, line)
+    for page in ("forward-mode.md", "reverse-mode.md")
+    for block in re.findall(r"```cpp\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    for line in squeezed(block).split(";")[:-1]
+]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_a_line_of_a_rule_is_one(page, line):
+    """As it stands in csrc/rules/, or in a list of names that share a line; … is anything."""
+    rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
+    as_it_stands = re.escape(line).replace("…", ".*?") + ";"
+    macro, name = re.search(r'(\w+)\("([\w.]+)"', line).groups()
+    in_a_list = rf'"{re.escape(name)}",[^{{}}]*\}}\)\{{{macro}\(name\);'
+    assert re.search(f"{as_it_stands}|{in_a_list}", rules)
 
 
 def test_the_picture_is_of_the_graph_on_its_page():
