@@ -36,6 +36,12 @@ class Gradient(Halves):
     ``backward()``, torchlayers' and torch.func's grad, jvp, vmap and their nests. Such a call
     keeps f's inputs besides the captures, for derivatives of higher order; forward and backward
     keep nothing.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+        <Gradient: 1 outputs, gradients of inputs [0], 0 inputs and 1 outputs captured, 8 bytes
+        saved>
     """
 
     def __init__(
@@ -69,8 +75,7 @@ class Gradient(Halves):
             GraphError: the arguments are not what the graph is for.
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
-            >>> from torchlayers.graph import differentiate
-            >>> gradient = differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
             >>> gradient.forward(torch.zeros(2))
             (tensor([1., 1.]), (tensor([1., 1.]),))
         """
@@ -92,6 +97,12 @@ class Gradient(Halves):
             for a gradient that is zero throughout.
         Raises:
             GraphError: there are more or fewer of them than the graph takes.
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> outputs, captures = gradient.forward(torch.zeros(2))
+            >>> gradient.backward(captures, torch.tensor([1.0, 2.0]))
+            (tensor([1., 2.]),)
         """
         expected = len(self.captured_inputs) + len(self.captured_outputs)
         if len(captures) != expected:
@@ -112,11 +123,25 @@ class Gradient(Halves):
         return self._unflatten(outputs, args, kwargs)
 
     def to_dot(self) -> str:
-        """Both graphs in Graphviz's language: forward, captured and backward in three colours."""
+        """Both graphs in Graphviz's language: forward, captured and backward in three colours.
+
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> print(gradient.to_dot().splitlines()[2])
+              "f:arg0_1" [label="input arg0_1", fillcolor="#cfe2f3"];
+        """
         return draw.to_dot(self)
 
     def to_svg(self) -> str:
-        """Both graphs as an SVG picture. It needs no other program."""
+        """Both graphs as an SVG picture. It needs no other program.
+
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> gradient.to_svg()[:34]
+            '<svg xmlns="http://www.w3.org/2000'
+        """
         return draw.to_svg(self)
 
     def _repr_svg_(self) -> str:
