@@ -75,7 +75,6 @@ def test_more_programs_that_write(hundred):
             check(seed, nest)
 
 
-# Of a number that is no sum: its second derivative is not zero.
 OF_PAIRS = {
     "grad": lambda tf, f: tf.grad(curved(f))(X[:, 0]),
     "grad(grad)": lambda tf, f: tf.grad(lambda x: (tf.grad(curved(f))(x) * W[:, 0]).sum())(X[:, 0]),
@@ -85,6 +84,7 @@ OF_PAIRS = {
 
 
 def curved(f):
+    """All that f returns as one number, whose second derivative is not zero."""
     return lambda x: summed(f)(x).sin()
 
 
