@@ -29,7 +29,7 @@ namespace py = pybind11;
 using torch::wrap_pybind_function;
 using torch::wrap_pybind_function_no_gil;
 
-// A layer of the stack as Python sees it: plain values, so that it can be kept.
+// A layer of the stack as Python sees it: values, so that it can be kept.
 struct LayerView {
   std::string owner;
   std::string kind;
