@@ -106,6 +106,7 @@ def grad(
         tensor(1.)
         >>> grad(grad(torch.sin))(torch.tensor(0.0))
         tensor(-0.)
+
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
@@ -134,6 +135,7 @@ def grad_and_value(
     Example:
         >>> grad_and_value(torch.square)(torch.tensor(3.0))
         (tensor(6.), tensor(9.))
+
     Source: torch.func.grad_and_value.
     """
     given = Grad("grad_and_value", func, argnums, has_aux)
@@ -172,6 +174,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
         (tensor([1.0000, 0.5403]),)
+
     Source: torch.func.vjp.
     """
     if compiled.is_tracing():

@@ -59,7 +59,7 @@ const LifeHandle& handle_of(const at::functorch::DynamicLayer& entry) {
 
 const Known& remember(Known entry, size_t place) {
   // What lies above this place is gone from the mirror or hidden by a WithoutTop.
-  // Layers hidden so are in use by plain pointer: while an operator is under way,
+  // Layers hidden so are in use by pointer alone: while an operator is under way,
   // drop torch.func's only.
   for (size_t i = known.size(); i-- > place;) {
     if (innermost == nullptr || known[i].layer == nullptr) {

@@ -73,7 +73,7 @@ class CapturedTargets {
 };
 
 // NOTE [Operators without a derivative]
-// Of a user's operator that no derivative is registered for, plain autograd sees what its kernel
+// Of a user's operator that no derivative is registered for, torch's autograd sees what its kernel
 // is made of, and differentiates that. So the layer runs a kernel that is made for any backend at
 // the front, and its operators come to the layer one by one. A backend's own kernel may as well
 // read memory, and is not looked into: where a derivative is lost with it, that is an error. Nor do

@@ -84,7 +84,7 @@ Modes GradLayer::modes_below(Modes here) const {
 // - whatever Python calls, from hooks or an autograd.Function's backward: it may
 //   differentiate on its own. The engine runs without the interpreter lock, so
 //   holding the lock tells that Python is running.
-// An operator made of others is taken apart first, and its parts go down: what it is
+// An operator made of others is decomposed first, and its parts go down: what it is
 // made of may depend on whether it sees wrappers, and torch.func shows it some.
 bool GradLayer::runs_backward() const {
   return backwards_running_.load(std::memory_order_relaxed) > 0 && !hooks.python_is_running();

@@ -28,7 +28,7 @@ namespace {
 namespace py = pybind11;
 using torch::wrap_pybind_function;
 
-// A layer of the stack as Python sees it: plain values, so that it can be kept.
+// A layer of the stack as Python sees it: values, so that it can be kept.
 struct LayerView {
   std::string owner;
   std::string kind;
@@ -80,8 +80,8 @@ std::vector<LayerView> current_stack() {
   return views;
 }
 
-// NOTE [One dual level]: torch.func's counter and forward_ad's notion of the
-// current level are module globals. The GIL is held throughout, so no other thread
+// The count of NOTE [One dual level]. torch.func's counter and forward_ad's notion of
+// the current level are module globals. The GIL is held throughout, so no other thread
 // and no signal handler comes between.
 class DualLevel {
  public:

@@ -27,7 +27,7 @@ struct Step {
   bool is_needed;
 };
 
-// The graph from the outputs to the inputs, if it is plain.
+// The graph from the outputs to the inputs, if it is simple. NOTE [The reverse pass].
 class Plan {
  public:
   // False where the engine has to run.

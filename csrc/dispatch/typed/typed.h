@@ -18,16 +18,16 @@
 namespace torchlayers {
 
 // NOTE [Typed]
-// The dispatcher puts an operator's arguments in boxes on their way into a fallback, and the
-// fallback takes them out on their way to the next kernel. Where little else is done that shows:
+// The dispatcher boxes an operator's arguments on their way into a fallback, and unboxes them on
+// their way to the next kernel. Where little else is done that shows:
 // under vmap, for operators that are called below with the same arguments (pointwise ones, NOTE
 // [Batched alike]) or with a dimension counted one further back. So the front has for those a
 // kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
 // nothing is written to or drawn at random: tensors and numbers in (pointwise.cpp), or one tensor
 // and its dimensions (along.cpp). Whatever else a call is, another layer's, an escaped tensor's,
-// under autocast, goes into boxes after all. So does one that raised an error: there it
+// under autocast, goes boxed after all. So does one that raised an error: that way it
 // raises it again, and NOTE [An error under vmap] is seen to.
-// Other layers do so much more for an operator that their boxes don't show.
+// Other layers do so much more for an operator that boxing doesn't show.
 
 // The layer, if it is a vmap that may run an operator so.
 inline Layer* vmap_on_top() {
