@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -36,6 +37,11 @@ PARAMETER = torch.nn.Parameter(X.clone())
 
 def square(x):
     return (x * x).sum(-1)
+
+
+class Primals(NamedTuple):
+    x: Tensor
+    y: Tensor
 
 
 def product(x, y):
@@ -94,6 +100,7 @@ CALLS = {
     "jvp, nests": lambda: tl.jvp(
         lambda p: nest(p["b"][0], p[0][0].sin()), (nest(X, Y),), (nest(Y, X),)
     ),
+    "jvp, a named tuple of primals": lambda: tl.jvp(product, Primals(X, Y), (Y, X)),
     "jvp of jvp": lambda: tl.jvp(lambda x: tl.jvp(square, (x,), (x,)), (X,), (Y,)),
 }
 
@@ -135,6 +142,10 @@ REFUSED = {
     "jvp, nothing": lambda: tl.jvp(lambda x: [], (X,), (Y,)),
     "jvp, a generator": lambda: tl.jvp(yields, (X,), (Y,)),
     "jvp, two shapes": lambda: tl.jvp(square, (X,), (Y[0],)),
+    "jvp, a named tuple of tangents": lambda: tl.jvp(product, (X, Y), Primals(Y, X)),
+    "jvp, a list of tangents": lambda: tl.jvp(product, (X, Y), [Y, X]),
+    "jvp, None for a tangent": lambda: tl.jvp(product, (X, Y), (Y, None)),
+    "jvp, a list of primals": lambda: tl.jvp(product, [X, Y], (Y, X)),
     "jvp, too few tangents": lambda: tl.jvp(product, (X, Y), (Y,)),
     "jvp, ints": lambda: tl.jvp(square, (X.long(),), (Y,)),
     "jvp, two dtypes": lambda: tl.jvp(lambda x: x @ x.t(), (X,), (Y.double(),)),

@@ -90,7 +90,8 @@ py::object call_jvp(PyObject* const* passed) {
     }
   }
   const auto body = [&](int64_t level) -> py::object {
-    Leaves duals;
+    Leaves duals, out_tangents;
+    duals.reserve(primals.leaves.size());
     for (size_t i = 0; i < primals.leaves.size(); ++i) {
       duals.push_back(dual_of(primals.leaves[i], tangents.leaves[i], level, replaced));
     }
@@ -102,7 +103,7 @@ py::object call_jvp(PyObject* const* passed) {
     if (values.leaves.empty() || !values.all_tensors([](const at::Tensor&) { return true; })) {
       given.refuse("refuse_outputs", values.leaves);
     }
-    Leaves out_tangents;
+    out_tangents.reserve(values.leaves.size());
     for (size_t i = 0; i < values.leaves.size(); ++i) {
       auto [value, tangent] = split(given, values.leaves[i], i, level, replaced);
       values.leaves[i] = std::move(value);

@@ -24,6 +24,11 @@ bool is_exporting() {
   return keys.included_.has(kExport) && !keys.excluded_.has(kExport);
 }
 
+bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
+  return PyTuple_CheckExact(args) && std::ssize(places) == PyTuple_GET_SIZE(args) &&
+         std::is_sorted(places.begin(), places.end());
+}
+
 bool is_among(const std::vector<Py_ssize_t>& places, Py_ssize_t place) {
   return std::find(places.begin(), places.end(), place) != places.end();
 }
@@ -90,6 +95,9 @@ py::object zeros_like(py::handle tensor) {
 }
 
 py::tuple picked(PyObject* args, const std::vector<Py_ssize_t>& places) {
+  if (are_all(args, places)) {
+    return py::reinterpret_borrow<py::tuple>(args);
+  }
   py::tuple chosen(places.size());
   for (size_t i = 0; i < places.size(); ++i) {
     chosen[i] = py::handle(PyTuple_GET_ITEM(args, places[i]));
@@ -103,6 +111,9 @@ py::tuple wrapped_around(
     const py::tuple& chosen,
     int64_t level,
     const Replaced& replaced) {
+  if (are_all(args, places)) {
+    return chosen;
+  }
   py::tuple wrapped(PyTuple_GET_SIZE(args));
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(args); ++i) {
     const auto place = std::find(places.begin(), places.end(), i);

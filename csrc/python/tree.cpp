@@ -2,6 +2,8 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
+
 namespace torchlayers {
 namespace {
 
@@ -39,7 +41,7 @@ py::object imported(const char* module, const char* name) {
 
 Tree Tree::tuple(Py_ssize_t size) {
   Tree tree;
-  tree.structure.nodes_.push_back({Structure::Kind::Tuple, size, {}});
+  tree.structure.nodes_.push_back({Structure::Kind::Tuple, size});
   return tree;
 }
 
@@ -47,10 +49,8 @@ bool Tree::add(PyObject* object) {
   using Kind = Structure::Kind;
   if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
     const auto guard = deeper();
-    structure.nodes_.push_back(
-        {PyTuple_CheckExact(object) ? Kind::Tuple : Kind::List,
-         PySequence_Fast_GET_SIZE(object),
-         {}});
+    const Kind kind = PyTuple_CheckExact(object) ? Kind::Tuple : Kind::List;
+    structure.nodes_.push_back({kind, PySequence_Fast_GET_SIZE(object)});
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
       if (!add(PySequence_Fast_GET_ITEM(object, i))) {
         return false;
@@ -60,10 +60,8 @@ bool Tree::add(PyObject* object) {
   }
   if (PyDict_CheckExact(object)) {
     const auto guard = deeper();
-    structure.nodes_.push_back(
-        {Kind::Dict,
-         PyDict_GET_SIZE(object),
-         py::reinterpret_steal<py::object>(PyDict_Keys(object))});
+    structure.nodes_.push_back({Kind::Dict, PyDict_GET_SIZE(object)});
+    structure.keys_.push_back(py::reinterpret_steal<py::object>(PyDict_Keys(object)));
     PyObject *key = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value) != 0;) {
       if (!is_key(key) || !add(value)) {
@@ -75,7 +73,7 @@ bool Tree::add(PyObject* object) {
   if (!is_leaf(object)) {
     return false;
   }
-  structure.nodes_.push_back({Kind::Leaf, 1, {}});
+  structure.nodes_.push_back({Kind::Leaf, 1});
   leaves.push_back(py::reinterpret_borrow<py::object>(object));
   return true;
 }
@@ -102,20 +100,20 @@ py::object Structure::with(const Leaves& leaves) const {
   if (spec_) {
     return imported("torchlayers.tree", "unflatten")(py::cast(leaves), spec_);
   }
-  const Node* node = nodes_.data();
-  const py::object* leaf = leaves.data();
-  return build(node, leaf);
+  Rest rest{nodes_.data(), keys_.data(), leaves.data()};
+  return build(rest);
 }
 
-py::object Structure::build(const Node*& node, const py::object*& leaf) const {
-  const Node& root = *node++;
+py::object Structure::build(Rest& rest) {
+  const Node& root = *rest.node++;
   if (root.kind == Kind::Leaf) {
-    return *leaf++;
+    return *rest.leaf++;
   }
   if (root.kind == Kind::Dict) {
+    const py::handle keys = *rest.keys++;
     py::dict dict;
     for (Py_ssize_t i = 0; i < root.size; ++i) {
-      dict[py::handle(PyList_GET_ITEM(root.keys.ptr(), i))] = build(node, leaf);
+      dict[py::handle(PyList_GET_ITEM(keys.ptr(), i))] = build(rest);
     }
     return dict;
   }
@@ -123,7 +121,7 @@ py::object Structure::build(const Node*& node, const py::object*& leaf) const {
   auto sequence =
       py::reinterpret_steal<py::object>(is_tuple ? PyTuple_New(root.size) : PyList_New(root.size));
   for (Py_ssize_t i = 0; i < root.size; ++i) {
-    PyObject* item = build(node, leaf).release().ptr();
+    PyObject* item = build(rest).release().ptr();
     if (is_tuple) {
       PyTuple_SET_ITEM(sequence.ptr(), i, item);
     } else {
@@ -145,15 +143,12 @@ bool Structure::operator==(const Structure& other) const {
   if (spec_ || other.spec_) {
     return spec().equal(other.spec());
   }
-  return std::equal(
-      nodes_.begin(),
-      nodes_.end(),
-      other.nodes_.begin(),
-      other.nodes_.end(),
-      [](const Node& one, const Node& another) {
-        return one.kind == another.kind && one.size == another.size &&
-               (!one.keys || one.keys.equal(another.keys));
-      });
+  const auto is_alike = [](const Node& one, const Node& another) {
+    return one.kind == another.kind && one.size == another.size;
+  };
+  const auto is_equal = [](const auto& one, const auto& another) { return one.equal(another); };
+  return std::ranges::equal(nodes_, other.nodes_, is_alike) &&
+         std::ranges::equal(keys_, other.keys_, is_equal);
 }
 
 } // namespace torchlayers

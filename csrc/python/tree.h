@@ -48,11 +48,15 @@ class Structure {
   struct Node {
     Kind kind;
     Py_ssize_t size;
-    pybind11::object keys; // of a dict, as a list
   };
-  pybind11::object build(const Node*& node, const pybind11::object*& leaf) const;
+  struct Rest {
+    const Node* node;
+    const pybind11::object *keys, *leaf;
+  };
+  static pybind11::object build(Rest& rest);
 
   c10::SmallVector<Node, 4> nodes_;
+  Leaves keys_; // of each dict, as a list
   pybind11::object spec_;
 };
 
