@@ -1,5 +1,6 @@
 """A call of a transform: one way in, through and out, whatever it is given."""
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -260,6 +261,38 @@ def test_threads_call_at_once():
         thread.join()
     for i in range(4):
         assert torch.equal(results[i], 2 * (X + i))
+
+
+def test_an_aux_lives_no_longer_than_its_caller_wants():
+    _, vjp_fn, aux = tl.vjp(lambda x: (x * x, {"aux": x.exp()}), X, has_aux=True)
+    alive = weakref.ref(aux["aux"])
+    del aux
+    assert alive() is None
+    assert_same(vjp_fn(X), (2 * X * X,))
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, Watching])
+def test_a_backward_may_use_a_subclass(around):
+    """A mode around must not see the backward: there, and there alone, nobody overrides."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(type(torch.ones(2, 3).as_subclass(Subclass) * 2))
+            return g * 2
+
+    seen = []
+    with around():
+        tl.grad(lambda x: Scaled.apply(x).sum())(X)
+    assert seen == [Subclass if around is contextlib.nullcontext else Tensor]
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])

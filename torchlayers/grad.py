@@ -180,7 +180,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     if compiled.is_tracing():
         compiled.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    recorded = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
+    recorded, output, aux = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -202,8 +202,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             raise
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
-    output = recorded.output
-    return (output, vjp_fn, recorded.aux) if has_aux else (output, vjp_fn)
+    return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
 
 
 def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:

@@ -84,8 +84,8 @@ def jacrev(
         if compiled.is_exporting():
             return compiled.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
-        recorded = _C.call_vjp(given, args, True)
-        outputs, output_spec = tree.flatten(recorded.output)
+        recorded, output, aux = _C.call_vjp(given, args, True)
+        outputs, output_spec = tree.flatten(output)
         places = tree.positions(_api, argnums, len(args))
         primals, primal_spec = tree.flatten(tree.pick(args, places))
         _refuse_complex(_api, "output", tuple(outputs))
@@ -96,7 +96,7 @@ def jacrev(
                 by_argnums(tree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
             ]
             jacobian = tree.unflatten(rows, output_spec)
-            return (jacobian, recorded.aux) if has_aux else jacobian
+            return (jacobian, aux) if has_aux else jacobian
 
         def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
             return _C.call_vjp_of_leaves(recorded, cotangents, torch.is_grad_enabled())

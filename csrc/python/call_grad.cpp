@@ -48,10 +48,12 @@ Leaves pull_back(
   }
   Tensors gradients(inputs.size());
   if (!connected.empty()) {
-    // A mode of the user's must not see what torch's formulas in Python call.
     using Functions = at::impl::PythonTorchFunctionTLS;
     const auto state = Functions::get_disabled_state();
-    Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    if (Functions::stack_len() > 0) {
+      // A mode of the user's must not see what torch's formulas in Python call.
+      Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    }
     const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
     py::gil_scoped_release no_gil;
     gradients =
@@ -149,11 +151,14 @@ py::object call_grad(PyObject* const* passed) {
   return py::make_tuple(std::move(gradients), recorded.output, recorded.aux);
 }
 
-// call_vjp(given, args, for_rows): what is recorded; a scalar output is pulled back at once
-// for_rows, as grad does it, so that no graph is kept.
+// call_vjp(given, args, for_rows): what is recorded, the output and aux. A scalar output is pulled
+// back at once for_rows, as grad does it, so that no graph is kept.
 py::object call_vjp(PyObject* const* passed) {
   const auto when = passed[2] == Py_True ? PullsBack::AtOnceIfScalar : PullsBack::Later;
-  return py::cast(record(Differentiated(passed[0]), passed[1], nullptr, when));
+  Recorded recorded = record(Differentiated(passed[0]), passed[1], nullptr, when);
+  // Who keeps what is recorded does not keep these.
+  py::object output = std::move(recorded.output), aux = std::move(recorded.aux);
+  return py::make_tuple(std::move(recorded), std::move(output), std::move(aux));
 }
 
 // The gradients of the outputs that have a cotangent.
@@ -226,9 +231,7 @@ PyMethodDef* grad_methods() {
 
 void bind_recorded(py::module_& m) {
   py::class_<Recorded>(m, "Recorded", "A function that has run, and can be pulled back.")
-      .def_readonly("outputs", &Recorded::outputs)
-      .def_readonly("output", &Recorded::output)
-      .def_readonly("aux", &Recorded::aux);
+      .def_readonly("outputs", &Recorded::outputs);
 }
 
 } // namespace torchlayers
