@@ -9,7 +9,7 @@
 
 #include "core/keys.h"
 #include "rules/batching/families.h"
-#include "rules/rule.h"
+#include "rules/table.h"
 
 namespace torchlayers {
 namespace {
