@@ -211,10 +211,6 @@ Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) 
   return high.isNone() ? at_least() : at_least().logical_and(at_most());
 }
 
-Tensor by_logistic(const Tensor& t, const Tensor& difference) {
-  return t * difference.sigmoid();
-}
-
 // How far from start to end each of the result's values is.
 Tensor fractions(const Tensor& result, int64_t steps) {
   return at::linspace(0, 1, steps, result.options());
@@ -303,7 +299,7 @@ void add_binary(Table& rules) {
   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
   rules["logaddexp"].terms(
-      TERM(0, by_logistic(t, c[0] - c[1])), TERM(1, by_logistic(t, c[1] - c[0])));
+      TERM(0, t * (c[0] - c[1]).sigmoid()), TERM(1, t * (c[1] - c[0]).sigmoid()));
   rules["logaddexp2"].terms(
       TERM(0, t / (1 + (c[1] - c[0]).exp2())), TERM(1, t / (1 + (c[0] - c[1]).exp2())));
   rules["xlogy.Tensor"].terms(

@@ -37,7 +37,7 @@
 // What t adds to the tangent, in a way that says nothing of cotangents.
 #define TANGENT(arg, ...)                                                        \
   Term {                                                                         \
-    arg, Adjoint::Unknown, Reads(),                                              \
+    arg, Adjoint::Unknown, "", Reads(),                                          \
         [](const at::Tensor& t, const Operands& c, const Reads&) -> at::Tensor { \
           [[maybe_unused]] const at::Tensor& x = c[0];                           \
           [[maybe_unused]] const at::Tensor& y = c.result();                     \
@@ -46,14 +46,12 @@
   }
 
 // The gradient by an argument.
-#define VJP(arg, ...)                                           \
-  Vjp(arg,                                                      \
-      Reads::named_in(#__VA_ARGS__),                            \
-      [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
-        [[maybe_unused]] const at::Tensor& x = c[0];            \
-        [[maybe_unused]] const at::Tensor& y = c.result();      \
-        return __VA_ARGS__;                                     \
-      })
+#define VJP(arg, ...)                                                              \
+  Vjp(arg, #__VA_ARGS__, [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
+    [[maybe_unused]] const at::Tensor& x = c[0];                                   \
+    [[maybe_unused]] const at::Tensor& y = c.result();                             \
+    return __VA_ARGS__;                                                            \
+  })
 
 #define ELEMENTWISE(name, ...) rules[name].terms(TERM(0, __VA_ARGS__))
 #define LINEAR(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__))
@@ -65,7 +63,7 @@
   as_term(                                                                                        \
       arg,                                                                                        \
       adjoint,                                                                                    \
-      Reads::named_in(#__VA_ARGS__),                                                              \
+      #__VA_ARGS__,                                                                               \
       [](const auto& t, const auto& c, const auto& x, const auto& y) -> decltype((__VA_ARGS__)) { \
         return __VA_ARGS__;                                                                       \
       })
@@ -73,8 +71,8 @@
 namespace torchlayers {
 
 template <class Line>
-Term as_term(size_t arg, Adjoint adjoint, const Reads& reads, Line /*line*/) {
-  return {arg, adjoint, reads, compute_line<Line>, is_of_numbers<Line>};
+Term as_term(size_t arg, Adjoint adjoint, const char* text, Line /*line*/) {
+  return {arg, adjoint, text, Reads::named_in(text), compute_line<Line>, is_of_numbers<Line>};
 }
 
 } // namespace torchlayers

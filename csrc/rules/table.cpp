@@ -1,17 +1,12 @@
 #include "rules/table.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include "rules/families.h"
 
 namespace torchlayers {
 namespace {
-
-std::optional<c10::OperatorHandle> operator_called(const std::string& full_name) {
-  const size_t dot = full_name.find('.');
-  const std::string overload = dot == std::string::npos ? "" : full_name.substr(dot + 1);
-  return c10::Dispatcher::singleton().findSchema({full_name.substr(0, dot), overload});
-}
 
 std::string name_of_result(const c10::FunctionSchema& schema, size_t place) {
   const std::string& name = schema.returns()[place].name();
@@ -70,7 +65,8 @@ OperatorRules& OperatorRules::by_argument(std::vector<Vjp> vjps) {
 }
 
 OperatorRules& OperatorRules::vjp(void (*written)(VjpCall&), const Gradient& gradient) {
-  if (const auto op = operator_called(name_)) { // else this torch has no such operator
+  const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name_));
+  if (op) { // else this torch has no such operator
     const auto& schema = op->schema();
     const auto by = places_of(gradient.by, schema).args;
     const auto of = gradient.of.empty() ? 1 : places_of(gradient.of, schema).results;

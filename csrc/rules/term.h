@@ -38,6 +38,7 @@ enum class Adjoint { Unknown, Conjugate, Itself };
 struct Term {
   size_t arg;
   Adjoint adjoint;
+  const char* line; // as it is written: graph/ reads it too; "" if it is no line
   Reads reads;
   at::Tensor (*of)(const at::Tensor& tangent, const Operands& call, const Reads& reads);
   bool is_of_numbers = false; // NOTE [One pass]
@@ -51,15 +52,18 @@ struct Term {
 // same term as the tangent, because the Jacobian is symmetric (a diagonal one is).
 struct Vjp {
   size_t arg;
+  const char* line;
   Reads reads;
   at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
   decltype(Term::of) symmetric = nullptr;
   bool conjugates = false; // for complex numbers: it is with the derivative's conjugate
   bool is_of_numbers = false;
 
-  Vjp(size_t arg, const Reads& reads, decltype(of) written) : arg(arg), reads(reads), of(written) {}
+  Vjp(size_t arg, const char* line, decltype(of) written)
+      : arg(arg), line(line), reads(Reads::named_in(line)), of(written) {}
   Vjp(const Term& term)
       : arg(term.arg),
+        line(term.line),
         reads(term.reads),
         symmetric(term.of),
         conjugates(term.adjoint == Adjoint::Conjugate),

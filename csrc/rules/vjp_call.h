@@ -115,6 +115,9 @@ class ByArgument final : public VjpRule {
  public:
   explicit ByArgument(std::vector<Vjp> vjps);
   void vjp(VjpCall& call) const override;
+  const std::vector<Vjp>& vjps() const {
+    return vjps_;
+  }
 
  private:
   std::vector<Vjp> vjps_;
