@@ -15,7 +15,7 @@ inline bool is_container(const c10::IValue& value) {
 }
 
 // The tensors that a container holds, those of the containers in it and a dict's keys among
-// them. The way for what is no plain list of tensors.
+// them. The way for what is more than a list of tensors.
 void visit_held(const c10::IValue& container, c10::function_ref<void(const at::Tensor&)> visit);
 // A copy with changed tensors; the container itself where it holds none.
 c10::IValue change_held(

@@ -47,6 +47,15 @@ inline c10::impl::PODLocalDispatchKeySet& thread_keys() {
   return c10::impl::raw_local_dispatch_key_set;
 }
 
+// NOTE [Bypassing the stack]
+// Where torch means to call an operator past every transform, it excludes torch.func's
+// keys: torch.tensor() does while it makes the tensor it fills, functionalization's dry
+// run on meta tensors does. We exclude those keys nowhere that this is asked, so that
+// finding one excluded tells us to keep out as well.
+inline bool is_bypassed(c10::DispatchKey torch_funcs_key) {
+  return thread_keys().excluded().has(torch_funcs_key);
+}
+
 // Autocast switches a device on by no longer excluding its key.
 inline bool autocast_is_on() {
   return (kAutocastKeys - thread_keys().excluded()).highestFunctionalityKey() !=

@@ -1,6 +1,9 @@
 #include "core/layer.h"
 
+#include <atomic>
 #include <ostream>
+
+#include "core/below.h"
 
 namespace torchlayers {
 
@@ -13,41 +16,20 @@ uint64_t next_number() {
 
 } // namespace
 
-Layer::Layer(Kind kind) : kind_(kind), number_(next_number()) {}
-
-const char* kind_name(Layer::Kind kind) {
-  switch (kind) {
-    case Layer::Kind::Grad:
-      return "grad";
-    case Layer::Kind::Jvp:
-      return "jvp";
-    case Layer::Kind::Vmap:
-      return "vmap";
-    case Layer::Kind::Functionalize:
-      return "functionalize";
-  }
-  return "?";
-}
-
-const char* randomness_name(Randomness randomness) {
-  switch (randomness) {
-    case Randomness::Error:
-      return "error";
-    case Randomness::Same:
-      return "same";
-    case Randomness::Different:
-      return "different";
-    default:
-      return "?";
-  }
-}
+Layer::Layer() : number_(next_number()) {}
 
 std::string Layer::name() const {
-  return std::string(kind_name(kind_)) + " (level " + std::to_string(level_) + ")";
+  return std::string(kind()) + " (level " + std::to_string(level_) + ")";
+}
+
+void Layer::call_below(const Operator& op, Args& args, bool are_plain) const {
+  Below below(*this, op);
+  below.skip_autograd(op, are_plain);
+  op.handle.callBoxed(&args);
 }
 
 std::ostream& operator<<(std::ostream& out, const Layer& layer) {
-  return out << layer.level() << ":" << kind_name(layer.kind());
+  return out << layer.level() << ":" << layer.kind();
 }
 
 } // namespace torchlayers

@@ -7,9 +7,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "core/hooks.h"
 #include "core/keys.h"
-#include "rules/batching/families.h"
-#include "rules/table.h"
 
 namespace torchlayers {
 namespace {
@@ -124,7 +123,7 @@ bool find_pointwise(const c10::OperatorHandle& op) {
   return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
          schema.returns().size() == 1 &&
          schema.returns()[0].type()->isSubtypeOf(*c10::TensorType::get()) && !is_made_of_others &&
-         !asks_for_more && BatchingTable::find(op.operator_name()) == nullptr;
+         !asks_for_more;
 }
 
 // All operators met so far. NOTE [Operators come and go]: torch.library can
@@ -183,6 +182,9 @@ struct ThreadCache {
 } // namespace
 
 Operator::Operator(const c10::OperatorHandle& op)
+    : Operator(op, hooks.find_rules(op.operator_name())) {}
+
+Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     : handle(op),
       num_args(op.schema().arguments().size()),
       num_returns(op.schema().returns().size()),
@@ -202,12 +204,12 @@ Operator::Operator(const c10::OperatorHandle& op)
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
       lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
-      is_pointwise(find_pointwise(op)),
-      is_constant(Table::is_constant(op.operator_name())),
+      is_pointwise(rules.batching == nullptr && find_pointwise(op)),
+      is_constant(rules.is_constant),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
-      rule(Table::find(op.operator_name())),
-      vjp_rule(Table::find_vjp(op.operator_name())),
-      batching_rule(BatchingTable::find(op.operator_name())),
+      jvp_rule(rules.jvp),
+      vjp_rule(rules.vjp),
+      batching_rule(rules.batching),
       hides_results(
           std::any_of(
               op.schema().returns().begin(), op.schema().returns().end(), &may_hide_tensors)),

@@ -11,15 +11,24 @@
 
 namespace torchlayers {
 
-class VjpRule;
 class JvpRule;
+class VjpRule;
 struct BatchingRule;
+
+// What rules/ says of an operator; null where it says nothing.
+struct OperatorRules {
+  const JvpRule* jvp = nullptr;
+  const VjpRule* vjp = nullptr;
+  const BatchingRule* batching = nullptr;
+  bool is_constant = false;
+};
 
 // The values that end with an operator's arguments, and then with its results.
 using Args = torch::jit::Stack;
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
+  Operator(const c10::OperatorHandle& handle, const OperatorRules& rules);
 
   // The facts of this operator. Computed at first sight, then looked up.
   static const Operator& of(const c10::OperatorHandle& handle);
@@ -69,7 +78,7 @@ struct Operator {
 
   // What it does to tangents; null where torch's autograd is to tell. A rule from Python
   // may come at any time.
-  mutable std::atomic<const JvpRule*> rule;
+  mutable std::atomic<const JvpRule*> jvp_rule;
   // What it does to cotangents, likewise.
   mutable std::atomic<const VjpRule*> vjp_rule;
   // How it runs on a batch; null where torch's batching rule is to tell.

@@ -59,7 +59,7 @@ const LifeHandle& handle_of(const at::functorch::DynamicLayer& entry) {
 
 const Known& remember(Known entry, size_t place) {
   // What lies above this place is gone from the mirror or hidden by a WithoutTop.
-  // Layers hidden so are in use by plain pointer: while an operator is under way,
+  // Layers hidden so are in use by pointer alone: while an operator is under way,
   // drop torch.func's only.
   for (size_t i = known.size(); i-- > place;) {
     if (innermost == nullptr || known[i].layer == nullptr) {
@@ -151,7 +151,8 @@ std::string take_dirt() {
                     : ". A kernel" + found + ".");
 }
 
-// Takes off what was left above `depth`, and keeps what was wrong for the front to say.
+} // namespace
+
 void clean_up(size_t depth) {
   const std::string found = describe(mirror());
   const bool lacks = mirror().size() < depth;
@@ -168,8 +169,6 @@ void clean_up(size_t depth) {
   stacks_left_dirty += dirt.empty() ? 1 : 0;
   dirt = words.str();
 }
-
-} // namespace
 
 void refuse_dirt_of(const Operator& op) {
   if (dirt.empty()) {
@@ -307,33 +306,6 @@ void allow_only(DispatchKeySet keys, DispatchKeySet include) {
   now.set_included(
       (now.included() | include | DispatchKeySet(kBack)) - DispatchKeySet(kFront) - kTorchFuncKeys);
   now.set_excluded((now.excluded() | kBetween) - keys);
-}
-
-WithoutTop::WithoutTop(const Layer& layer)
-    : entry_(std::move(mirror().back())), keys_inside_(thread_keys()) {
-  // The guard's own frame is the only place the entry lives meanwhile.
-  auto& below = mirror();
-  below.pop_back();
-  depth_ = below.size();
-  const auto* processing = Processing::of(layer);
-  TORCH_INTERNAL_ASSERT(processing != nullptr);
-  auto keys = processing->keys_outside();
-  // NOTE [Autocast happens once]
-  keys.set_excluded(keys.excluded() | kAutocastKeys);
-  if (below.empty()) {
-    keys.set_included(keys.included() - kOurKeys - kTorchFuncKeys);
-  } else if (!any_ours(below)) {
-    keys.set_included(keys.included() - kOurKeys);
-  }
-  thread_keys() = keys;
-}
-
-WithoutTop::~WithoutTop() {
-  if (C10_UNLIKELY(mirror().size() != depth_)) {
-    clean_up(depth_);
-  }
-  mirror().push_back(std::move(entry_));
-  thread_keys() = keys_inside_;
 }
 
 } // namespace torchlayers

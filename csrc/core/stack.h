@@ -30,7 +30,7 @@ inline std::vector<at::functorch::DynamicLayer>& mirror() {
 // NOTE [A stack left dirty]
 // torch.func's stack is anybody's to push to and pop from: a kernel, or a program that uses
 // torch._C._functorch, may leave it unlike it was. An operator's call below a layer is looked at
-// when it is over (WithoutTop): what was left on the stack is taken off, and the front says which
+// when it is over (Below): what was left on the stack is taken off, and the front says which
 // operator it was. A layer that is not at its level any more is noticed by the next operator or
 // entry, and one that was taken off the stack when it is left.
 extern std::atomic<int> stacks_left_dirty; // of all threads, and not said yet
@@ -97,19 +97,8 @@ class Processing {
 // undoes it.
 void allow_only(DispatchKeySet keys, DispatchKeySet include = {});
 
-// While it lives, the layer is off the stack and the thread's keys are those that
-// its front found.
-class WithoutTop {
- public:
-  explicit WithoutTop(const Layer& layer);
-  ~WithoutTop();
-  WithoutTop(const WithoutTop&) = delete;
-  WithoutTop& operator=(const WithoutTop&) = delete;
-
- private:
-  at::functorch::DynamicLayer entry_;
-  size_t depth_; // below
-  c10::impl::PODLocalDispatchKeySet keys_inside_;
-};
+// For what comes back from below a layer: takes off what was left above `depth`, and keeps what was
+// wrong for the front to say. NOTE [A stack left dirty].
+void clean_up(size_t depth);
 
 } // namespace torchlayers

@@ -21,9 +21,9 @@ bool is_empty(c10::DispatchKeySet keys) {
 // Under autocast the cast comes first of all, where the user called the operator:
 // the front runs the operator's autocast kernel, whose casts and whose call of the
 // operator come back here with autocast off, and are recorded and batched like any
-// other. An operator made of others is taken apart, and each of its parts looked at.
-// After that no layer casts again: what a batching rule or a derivative calls, plain
-// code would not have called, and torch.func, which casts it, gives wrong dtypes
+// other. An operator made of others is decomposed, and each of its parts looked at.
+// After that no layer casts again: what a batching rule or a derivative calls, a program
+// without layers would not have called, and torch.func, which casts it, gives wrong dtypes
 // (pytorch#192617).
 // The dispatcher leaves an autocast key in `keys` if the operator has a kernel there
 // for these arguments' device.
@@ -119,7 +119,7 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
       return;
     }
   }
-  if (layer == nullptr && Below::is_at_bottom()) {
+  if (layer == nullptr && BelowForFunction::is_at_bottom()) {
     refuse_captured(op, *args);
   }
   // torch.func takes some operators apart (linear) that a layer has a rule for.

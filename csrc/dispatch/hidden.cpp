@@ -37,12 +37,8 @@ struct Held {
 };
 
 bool has_batching_rule(const Operator& op, const Layer& layer) {
-  return layer.kind() == Layer::Kind::Vmap &&
+  return layer.batch_size() != nullptr &&
          op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched);
-}
-
-bool is_autograd(const Layer& layer) {
-  return layer.kind() == Layer::Kind::Grad || layer.kind() == Layer::Kind::Jvp;
 }
 
 constexpr const char* kOrMadeOfOthers =
@@ -72,7 +68,7 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
         "would be taken for constants. Pass them as",
         kOrMadeOfOthers);
   }
-  if (op.hides_results && held.any_followed && is_autograd(layer) && !op.is_composite) {
+  if (op.hides_results && held.any_followed && layer.is_autograd() && !op.is_composite) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",

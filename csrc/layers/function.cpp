@@ -3,6 +3,7 @@
 #include <ATen/functorch/DynamicLayer.h>
 
 #include "core/keys.h"
+#include "core/stack.h"
 
 namespace torchlayers {
 namespace {
@@ -46,39 +47,31 @@ const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& laye
   return function;
 }
 
-void Below::enter() {
+void BelowForFunction::enter() {
   Layer* layer = top_layer();
-  TORCH_CHECK(layer != nullptr && !processing_, "torchlayers: no layer to go below");
-  const auto* autograd = dynamic_cast<const AutogradLayer*>(layer);
+  TORCH_CHECK(layer != nullptr && !below_, "torchlayers: no layer to go below");
   const auto* function = FunctionsOfOneLevel::innermost_on(*layer);
-  processing_.emplace(*layer);
-  without_top_.emplace(*layer);
+  const auto cast_outside = thread_keys().excluded() & kAutocastKeys;
+  below_.emplace(*layer, function != nullptr ? function->modes_outside() : Modes::of_thread());
   auto& keys = thread_keys();
-  keys.set_excluded(
-      (keys.excluded() - kAutocastKeys) | (processing_->keys_outside().excluded() & kAutocastKeys));
+  keys.set_excluded((keys.excluded() - kAutocastKeys) | cast_outside);
   if (mirror().empty()) {
     keys.set_included(keys.included() | DispatchKeySet(kFront));
     ++at_bottom;
-  }
-  if (autograd != nullptr) {
-    modes_.emplace(autograd->modes_below(
-        function != nullptr ? function->modes_outside() : Modes::of_thread()));
   }
   allowed_ = at::functorch::getSingleLevelAutogradFunctionAllowed();
   at::functorch::setSingleLevelAutogradFunctionAllowed(false);
 }
 
-void Below::leave() {
+void BelowForFunction::leave() {
   if (mirror().empty()) {
     --at_bottom;
   }
   at::functorch::setSingleLevelAutogradFunctionAllowed(*allowed_);
-  modes_.reset();
-  without_top_.reset();
-  processing_.reset();
+  below_.reset();
 }
 
-bool Below::is_at_bottom() {
+bool BelowForFunction::is_at_bottom() {
   return at_bottom > 0 && mirror().empty();
 }
 

@@ -5,9 +5,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "core/layer.h"
+#include "core/below.h"
 #include "core/modes.h"
-#include "core/stack.h"
 
 namespace torchlayers {
 
@@ -54,7 +53,7 @@ class FunctionsOfOneLevel {
 // Autocast, which happens once, is left to what the forward calls.
 // Below the last layer the front stays on, to find tensors that the forward was not
 // given: a wrapper of a layer that is off would there be taken for its value.
-class Below {
+class BelowForFunction {
  public:
   void enter();
   void leave();
@@ -63,9 +62,7 @@ class Below {
   static bool is_at_bottom();
 
  private:
-  std::optional<Processing> processing_;
-  std::optional<WithoutTop> without_top_;
-  std::optional<WithModes> modes_;
+  std::optional<Below> below_;
   std::optional<bool> allowed_;
 };
 

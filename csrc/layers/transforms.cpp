@@ -6,10 +6,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "core/errors.h"
-#include "core/layer.h"
 #include "core/modes.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/grad.h"
 #include "reverse/pass.h"
 #include "values/batched.h"
 #include "values/tangent.h"
@@ -119,10 +119,10 @@ std::vector<at::Tensor> vjp(
 }
 
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
-  const auto* layer = dynamic_cast<VmapLayer*>(&entered_layer());
-  TORCH_INTERNAL_ASSERT(layer != nullptr);
-  check_from_outside(tensor, *layer);
-  return batched(tensor, c10::maybe_wrap_dim(dim, tensor.dim()), *layer);
+  const Layer& layer = entered_layer();
+  TORCH_INTERNAL_ASSERT(layer.batch_size() != nullptr);
+  check_from_outside(tensor, layer);
+  return batched(tensor, c10::maybe_wrap_dim(dim, tensor.dim()), layer);
 }
 
 at::Tensor remove_batch_dim(

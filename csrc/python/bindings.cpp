@@ -2,16 +2,19 @@
 // Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include "core/errors.h"
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
 #include "layers/function.h"
+#include "layers/functionalize.h"
 #include "layers/transforms.h"
+#include "layers/vmap.h"
 #include "python/calls.h"
 #include "python/entry.h"
 #include "python/nodes.h"
@@ -26,7 +29,7 @@ namespace py = pybind11;
 using torch::wrap_pybind_function;
 using torch::wrap_pybind_function_no_gil;
 
-// A layer of the stack as Python sees it: plain values, so that it can be kept.
+// A layer of the stack as Python sees it: values, so that it can be kept.
 struct LayerView {
   std::string owner;
   std::string kind;
@@ -43,19 +46,9 @@ struct LayerView {
 };
 
 LayerView view_of(const Layer& layer) {
-  LayerView view{"torchlayers", kind_name(layer.kind()), layer.level(), {}};
-  if (const auto* grad = dynamic_cast<const GradLayer*>(&layer)) {
-    view.metadata["previous_grad_mode"] = py::cast(grad->previous_grad_mode());
-    view.metadata["previous_inference_mode"] = py::cast(grad->previous_inference_mode());
-  } else if (const auto* jvp = dynamic_cast<const JvpLayer*>(&layer)) {
-    view.metadata["previous_forward_grad_mode"] = py::cast(jvp->previous_forward_grad_mode());
-    view.metadata["previous_inference_mode"] = py::cast(jvp->previous_inference_mode());
-  } else if (const auto* vmap = dynamic_cast<const VmapLayer*>(&layer)) {
-    view.metadata["batch_size"] = py::cast(vmap->batch_size());
-    view.metadata["randomness"] = py::cast(randomness_name(vmap->randomness()));
-  } else if (const auto* functionalize = dynamic_cast<const FunctionalizeLayer*>(&layer)) {
-    view.metadata["remove"] =
-        py::cast(functionalize->keeps_views() ? "mutations" : "mutations_and_views");
+  LayerView view{"torchlayers", layer.kind(), layer.level(), {}};
+  for (auto& [name, value] : layer.metadata()) {
+    view.metadata[name] = torch::jit::toPyObject(std::move(value));
   }
   return view;
 }
@@ -141,8 +134,8 @@ class DualLevel {
 };
 
 void supply_python() {
-  python_is_running = [] { return PyGILState_Check() == 1; };
-  python_location = [] {
+  hooks.python_is_running = [] { return PyGILState_Check() == 1; };
+  hooks.python_location = [] {
     py::gil_scoped_acquire gil;
     try {
       return py::module_::import("torchlayers.errors").attr("location")().cast<std::string>();
@@ -150,21 +143,21 @@ void supply_python() {
       return std::string();
     }
   };
-  hold_dual_level = [] { DualLevel::instance().hold(); };
-  release_dual_level = [] { DualLevel::instance().release(); };
+  hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
+  hooks.release_dual_level = [] { DualLevel::instance().release(); };
 }
 
 // (kind, level) of the layer on top, or None where that is not ours.
 py::object top() {
   const Layer* layer = top_layer();
-  return layer ? py::object(py::make_tuple(kind_name(layer->kind()), layer->level())) : py::none();
+  return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
 }
 
 // (batch size, randomness) of the vmap on top.
 py::tuple top_batch() {
   const auto* layer = dynamic_cast<const VmapLayer*>(top_layer());
   TORCH_INTERNAL_ASSERT(layer != nullptr);
-  return py::make_tuple(layer->batch_size(), randomness_name(layer->randomness()));
+  return py::make_tuple(*layer->batch_size(), randomness_name(layer->randomness()));
 }
 
 // Whether the functionalize on top keeps views.
@@ -238,7 +231,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
 
   bind_guard<OneLevel>(m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
-  bind_guard<Below>(m, "Below", "Inside, the top layer is off the stack.");
+  bind_guard<BelowForFunction>(m, "Below", "Inside, the top layer is off the stack.");
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));

@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "layers/grad.h"
+#include "layers/jvp.h"
 #include "layers/transforms.h"
 #include "python/entry.h"
 #include "python/nest.h"
@@ -188,8 +190,8 @@ PyObject* call_vmap(PyObject*, PyObject* const* given, Py_ssize_t) {
     return not_plain();
   }
   load_batching_rules();
-  const auto entry =
-      std::make_shared<VmapEntry>(*batch->size, parse_randomness(py::handle(given[5])));
+  const auto entry = std::make_shared<Entry>(
+      std::make_shared<VmapLayer>(*batch->size, parse_randomness(py::handle(given[5]))));
   const auto body = [&](int64_t level) -> py::object {
     const py::tuple args = rebuilt(batch->args, [&](size_t i) { return batch->batched(i); });
     const py::object result = call(func, args, kwargs);
@@ -304,7 +306,7 @@ PyObject* call_grad(PyObject*, PyObject* const* given, Py_ssize_t) {
   if (!chosen) {
     return not_plain();
   }
-  const auto entry = std::make_shared<GradEntry>();
+  const auto entry = std::make_shared<Entry>(std::make_shared<GradLayer>());
   const auto body = [&](int64_t level) -> py::object {
     const auto wrapped = chosen->wrapped();
     Tensors tracked;
@@ -378,7 +380,7 @@ PyObject* call_jvp(PyObject*, PyObject* const* given, Py_ssize_t) {
   const Tensors fitting = changed(primals->tensors(), [&](const at::Tensor& primal) {
     return fit_tangent(primal, *given_tangent++);
   });
-  const auto entry = std::make_shared<JvpEntry>();
+  const auto entry = std::make_shared<Entry>(std::make_shared<JvpLayer>());
   const auto body = [&](int64_t level) -> py::object {
     auto tangent = fitting.begin();
     const Tensors duals = changed(primals->tensors(), [&](const at::Tensor& primal) {

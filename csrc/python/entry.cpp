@@ -1,5 +1,10 @@
 #include "python/entry.h"
 
+#include "layers/functionalize.h"
+#include "layers/grad.h"
+#include "layers/jvp.h"
+#include "layers/vmap.h"
+
 namespace torchlayers {
 namespace {
 
@@ -49,18 +54,6 @@ class Handling {
   PyObject* trace_ = nullptr;
 };
 
-template <class E>
-py::class_<E, std::shared_ptr<E>> bind_entry(py::module_& m, const char* name, const char* doc) {
-  return py::class_<E, std::shared_ptr<E>>(m, name, doc)
-      .def("__enter__", wrap_pybind_function([](E& entry) { return enter(entry); }))
-      .def(
-          "__exit__",
-          wrap_pybind_function(
-              [](E& entry, const py::object&, const py::object& error, const py::object&) {
-                leave(entry, error);
-              }));
-}
-
 } // namespace
 
 int64_t enter(Entry& entry) {
@@ -74,9 +67,9 @@ void leave(Entry& entry, py::handle error) {
     return;
   }
   const Layer* layer = entry.layer();
-  const auto* vmap = dynamic_cast<const VmapLayer*>(layer);
+  const c10::SymInt* batch_size = layer != nullptr ? layer->batch_size() : nullptr;
   const std::string name = layer != nullptr ? layer->name() : "";
-  const py::object samples = vmap != nullptr ? py::cast(vmap->batch_size()) : py::none();
+  const py::object samples = batch_size != nullptr ? py::cast(*batch_size) : py::none();
   entry.leave();
   explain(error, name, samples);
 }
@@ -109,16 +102,28 @@ Randomness parse_randomness(py::handle name) {
   throw py::value_error("torchlayers: no such randomness: " + std::string(py::repr(name)));
 }
 
+std::shared_ptr<Entry> entry_of(std::shared_ptr<Layer> layer) {
+  return std::make_shared<Entry>(std::move(layer));
+}
+
 void bind_entries(py::module_& m) {
-  bind_entry<GradEntry>(m, "GradEntry", "Context manager: inside, a grad layer.").def(py::init<>());
-  bind_entry<JvpEntry>(m, "JvpEntry", "Context manager: inside, a jvp layer.").def(py::init<>());
-  bind_entry<VmapEntry>(m, "VmapEntry", "Context manager: inside, a vmap layer.")
-      .def(py::init([](c10::SymInt batch_size, const py::object& randomness) {
-        return std::make_shared<VmapEntry>(std::move(batch_size), parse_randomness(randomness));
-      }));
-  bind_entry<FunctionalizeEntry>(
-      m, "FunctionalizeEntry", "Context manager: inside, a functionalize layer.")
-      .def(py::init<bool>());
+  py::class_<Entry, std::shared_ptr<Entry>>(m, "Entry", "Context manager: inside, a layer is on.")
+      .def("__enter__", wrap_pybind_function([](Entry& entry) { return enter(entry); }))
+      .def(
+          "__exit__",
+          wrap_pybind_function(
+              [](Entry& entry, const py::object&, const py::object& error, const py::object&) {
+                leave(entry, error);
+              }));
+  m.def("GradEntry", [] { return entry_of(std::make_shared<GradLayer>()); });
+  m.def("JvpEntry", [] { return entry_of(std::make_shared<JvpLayer>()); });
+  m.def("VmapEntry", [](c10::SymInt batch_size, const py::object& randomness) {
+    return entry_of(
+        std::make_shared<VmapLayer>(std::move(batch_size), parse_randomness(randomness)));
+  });
+  m.def("FunctionalizeEntry", [](bool keeps_views) {
+    return entry_of(std::make_shared<FunctionalizeLayer>(keeps_views));
+  });
 }
 
 } // namespace torchlayers

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "core/entry.h"
+#include "layers/vmap.h"
 
 namespace torchlayers {
 

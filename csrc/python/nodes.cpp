@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "core/hooks.h"
 #include "reverse/rule_node.h"
 
 namespace torchlayers {
@@ -27,7 +28,7 @@ void name_type(const std::type_info& type, const std::string& name) {
 } // namespace
 
 void supply_names_of_nodes() {
-  name_type_of_nodes = &name_type;
+  hooks.name_type_of_nodes = &name_type;
 }
 
 } // namespace torchlayers

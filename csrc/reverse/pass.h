@@ -11,12 +11,12 @@
 namespace torchlayers {
 
 // NOTE [The reverse pass]
-// Where the graph from outputs to inputs is plain, its nodes are run here, the last recorded
+// Where the graph from outputs to inputs is simple, its nodes are run here, the last recorded
 // first, on values of the layers below: what they compute are ordinary operators there, and
 // the layer itself has nothing more to do. A node of torch's own in between is run in the
 // layer's backward phase. What each node saved is freed as the pass goes, unless the graph is
 // retained. The order is the engine's, so sums are added up alike.
-// A graph is not plain, and the engine runs all of it, where somebody watches or steers the
+// A graph is not simple, and the engine runs all of it, where somebody watches or steers the
 // pass: hooks, retained gradients, anomaly mode, autograd.Functions in Python; where a device
 // has streams; where the order of recording is not that of the graph (several threads); where
 // an input was computed from another tensor; where a node of torch's own is in a graph that is
@@ -28,7 +28,7 @@ struct VjpTask {
   const std::vector<at::Tensor>& cotangents; // none: ones, for outputs without dimensions
   bool retain_graph;
   bool create_graph;
-  GradLayer* layer; // null where it has ended
+  Layer* layer; // null where it has ended
 };
 
 // A cotangent that is batched wherever its output is. What torch's own nodes do to it may write to

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "core/args.h"
+#include "core/below.h"
 #include "core/errors.h"
 #include "core/stack.h"
 #include "reverse/node_names.h"
@@ -41,7 +42,7 @@ void drop(Args& values, const std::bitset<64>& read) {
 
 } // namespace
 
-RuleNode::RuleNode(const Operator& op, const VjpRule& rule, Args& args, const Layer& layer)
+RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer)
     : op_(op),
       rule_(rule),
       level_(layer.level()),
@@ -81,13 +82,15 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, Args& args, const La
     }
   }
   set_next_edges(std::move(edges));
-  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+  for (size_t i = 0; i < op.num_args; ++i) {
     if (reads_.args[i]) {
-      save_version(tensor);
+      visit_tensors_of(args[first + i], [this](const at::Tensor& tensor) { save_version(tensor); });
     }
-    return unwrap(tensor, level_);
-  });
-  args_.assign(args.begin() + static_cast<std::ptrdiff_t>(first), args.end());
+  }
+}
+
+void RuleNode::save_args(const Args& values) {
+  args_.assign(values.end() - static_cast<std::ptrdiff_t>(op_.num_args), values.end());
   drop(args_, reads_.args);
 }
 
@@ -229,7 +232,7 @@ variable_list RuleNode::apply(variable_list&& cotangents) {
         level_,
         ") was pulled back on a thread where that transform is not active.");
   }
-  auto* layer = dynamic_cast<GradLayer*>(top_layer());
+  Layer* layer = top_layer();
   const bool is_top = layer != nullptr && layer->level() == level_;
   if (!is_top || !(layer->runs_backward() || !at::GradMode::is_enabled())) {
     return vjp_at_level(cotangents, is_wanted);
@@ -240,9 +243,7 @@ variable_list RuleNode::apply(variable_list&& cotangents) {
     }
   }
   {
-    Processing processing(*layer);
-    WithoutTop below(*layer);
-    WithModes modes(layer->modes_below(Modes::of_thread()));
+    const Below below(*layer, Modes::of_thread());
     vjp(cotangents, is_wanted, gradients);
   }
   for (at::Tensor& gradient : gradients) {

@@ -25,9 +25,11 @@ namespace torchlayers {
 // cycles. Versions are those of the wrappers, which every write at this level bumps.
 class RuleNode : public torch::autograd::Node {
  public:
-  // The arguments end `args` and are of the layer's level or come from outside it. They are
-  // unwrapped on the way.
-  RuleNode(const Operator& op, const VjpRule& rule, Args& args, const Layer& layer);
+  // The arguments end `args` and are of the layer's level or come from outside it.
+  RuleNode(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer);
+
+  // Keeps what the rule reads of the arguments, which end `values` as values of the layers below.
+  void save_args(const Args& values);
 
   bool reads_results() const {
     return reads_.results.any();
@@ -84,12 +86,9 @@ using NodePointer = std::conditional_t<
 
 // A node of the operator, with RuleNode's arguments.
 NodePointer<RuleNode> make_rule_node(
-    const Operator& op, const VjpRule& rule, Args& args, const Layer& layer);
+    const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer);
 
 // The node as one of ours; null if it is none. For those that make_rule_node made.
 RuleNode* rule_node_of(torch::autograd::Node& node);
-
-// Tells Python what to call nodes of this type. python_nodes.cpp supplies it.
-extern void (*name_type_of_nodes)(const std::type_info& type, const std::string& name);
 
 } // namespace torchlayers

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "core/hooks.h"
 #include "reverse/node_names.h"
 #include "reverse/rule_node.h"
 
@@ -26,11 +27,12 @@ namespace {
 
 constexpr size_t kNumbers = 512;
 
-using MakeNode = NodePointer<RuleNode> (*)(const Operator&, const VjpRule&, Args&, const Layer&);
+using MakeNode =
+    NodePointer<RuleNode> (*)(const Operator&, const VjpRule&, const Args&, const Layer&);
 
 template <size_t Number>
 NodePointer<RuleNode> make(
-    const Operator& op, const VjpRule& rule, Args& args, const Layer& layer) {
+    const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
   using Numbered = NumberedNode<Number>;
   if constexpr (std::is_same_v<NodePointer<Numbered>, std::shared_ptr<Numbered>>) {
     return std::shared_ptr<Numbered>(
@@ -71,7 +73,7 @@ const NodeType& type_of(const Operator& op) {
     }
   }
   if (is_new) { // unlocked: it waits for the interpreter
-    name_type_of_nodes(*types[number].type, name);
+    hooks.name_type_of_nodes(*types[number].type, name);
   }
   return types[number];
 }
@@ -104,11 +106,8 @@ size_t length_of_common_name() {
 
 } // namespace
 
-void (*name_type_of_nodes)(const std::type_info&, const std::string&) = [](const std::type_info&,
-                                                                           const std::string&) {};
-
 NodePointer<RuleNode> make_rule_node(
-    const Operator& op, const VjpRule& rule, Args& args, const Layer& layer) {
+    const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
   return known_type_of(op).make(op, rule, args, layer);
 }
 

@@ -34,12 +34,12 @@ Reads places_of(const Names& names, const c10::FunctionSchema& schema) {
 
 } // namespace
 
-OperatorRules& OperatorRules::jvp(void (*written)(JvpCall&)) {
+Derivatives& Derivatives::jvp(void (*written)(JvpCall&)) {
   jvp_ = std::make_unique<Written>(written);
   return *this;
 }
 
-OperatorRules& OperatorRules::sum(std::vector<Term> terms) {
+Derivatives& Derivatives::sum(std::vector<Term> terms) {
   for (const Term& term : terms) {
     of_numbers_[term.arg] = of_numbers_[term.arg] || term.is_of_numbers;
   }
@@ -47,7 +47,7 @@ OperatorRules& OperatorRules::sum(std::vector<Term> terms) {
   return *this;
 }
 
-OperatorRules& OperatorRules::linear(std::vector<size_t> args, bool at_once) {
+Derivatives& Derivatives::linear(std::vector<size_t> args, bool at_once) {
   if (at_once) {
     jvp_ = std::make_unique<LinearTogether>(std::move(args));
   } else {
@@ -56,7 +56,7 @@ OperatorRules& OperatorRules::linear(std::vector<size_t> args, bool at_once) {
   return *this;
 }
 
-OperatorRules& OperatorRules::by_argument(std::vector<Vjp> vjps) {
+Derivatives& Derivatives::by_argument(std::vector<Vjp> vjps) {
   for (const Vjp& vjp : vjps) {
     of_numbers_[vjp.arg] = of_numbers_[vjp.arg] || vjp.is_of_numbers;
   }
@@ -64,7 +64,7 @@ OperatorRules& OperatorRules::by_argument(std::vector<Vjp> vjps) {
   return *this;
 }
 
-OperatorRules& OperatorRules::vjp(void (*written)(VjpCall&), const Gradient& gradient) {
+Derivatives& Derivatives::vjp(void (*written)(VjpCall&), const Gradient& gradient) {
   const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name_));
   if (op) { // else this torch has no such operator
     const auto& schema = op->schema();
@@ -75,7 +75,7 @@ OperatorRules& OperatorRules::vjp(void (*written)(VjpCall&), const Gradient& gra
   return *this;
 }
 
-OperatorRules& OperatorRules::sum_and_adjoints(std::vector<Term> terms) {
+Derivatives& Derivatives::sum_and_adjoints(std::vector<Term> terms) {
   std::vector<Vjp> vjps;
   for (const Term& term : terms) {
     if (term.adjoint != Adjoint::Unknown) {
@@ -88,16 +88,16 @@ OperatorRules& OperatorRules::sum_and_adjoints(std::vector<Term> terms) {
   return sum(std::move(terms));
 }
 
-void OperatorRules::constant() {
+void Derivatives::constant() {
   step();
   is_constant_ = true;
 }
 
-void OperatorRules::step() {
+void Derivatives::step() {
   sum({});
 }
 
-OperatorRules& Table::operator[](const std::string& name) {
+Derivatives& Table::operator[](const std::string& name) {
   const auto [place, is_new] = rules_.try_emplace("aten::" + name, "aten::" + name);
   TORCH_INTERNAL_ASSERT(is_new, "two statements about ", name);
   return place->second;
@@ -112,24 +112,24 @@ const Table& Table::instance() {
   return *table;
 }
 
-const OperatorRules* Table::rules_of(const c10::OperatorName& name) {
+const Derivatives* Table::rules_of(const c10::OperatorName& name) {
   const auto& rules = instance().rules_;
   const auto found = rules.find(c10::toString(name));
   return found == rules.end() ? nullptr : &found->second;
 }
 
 const JvpRule* Table::find(const c10::OperatorName& name) {
-  const OperatorRules* rules = rules_of(name);
+  const Derivatives* rules = rules_of(name);
   return rules == nullptr ? nullptr : rules->jvp_.get();
 }
 
 const VjpRule* Table::find_vjp(const c10::OperatorName& name) {
-  const OperatorRules* rules = rules_of(name);
+  const Derivatives* rules = rules_of(name);
   return rules == nullptr ? nullptr : rules->vjp_.get();
 }
 
 bool Table::is_constant(const c10::OperatorName& name) {
-  const OperatorRules* rules = rules_of(name);
+  const Derivatives* rules = rules_of(name);
   return rules != nullptr && rules->is_constant_;
 }
 

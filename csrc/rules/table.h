@@ -28,33 +28,33 @@ struct Gradient {
 
 // What an operator does to tangents and to cotangents, in one statement:
 // rules["max.dim"].jvp(…).vjp(…).
-class OperatorRules {
+class Derivatives {
  public:
-  explicit OperatorRules(std::string name) : name_(std::move(name)) {}
+  explicit Derivatives(std::string name) : name_(std::move(name)) {}
 
   // The tangent is written out, by a function that runs the operator and sets the tangents; or it
   // is a sum of TANGENTs.
-  OperatorRules& jvp(void (*written)(JvpCall&));
-  OperatorRules& jvp(std::same_as<Term> auto... tangents) {
+  Derivatives& jvp(void (*written)(JvpCall&));
+  Derivatives& jvp(std::same_as<Term> auto... tangents) {
     return sum({std::move(tangents)...});
   }
   // It is the operator on one of these arguments' tangents at a time, summed up; or on all of
   // them at once.
-  OperatorRules& linear_in(std::same_as<int> auto... args) {
+  Derivatives& linear_in(std::same_as<int> auto... args) {
     return linear({static_cast<size_t>(args)...}, /*at_once=*/false);
   }
-  OperatorRules& jointly_linear_in(std::same_as<int> auto... args) {
+  Derivatives& jointly_linear_in(std::same_as<int> auto... args) {
     return linear({static_cast<size_t>(args)...}, /*at_once=*/true);
   }
 
   // The gradients are VJPs, or TERMs, or written out by a function that gives them all.
-  OperatorRules& vjp(std::convertible_to<Vjp> auto... vjps) {
+  Derivatives& vjp(std::convertible_to<Vjp> auto... vjps) {
     return by_argument({Vjp(std::move(vjps))...});
   }
-  OperatorRules& vjp(void (*written)(VjpCall&), const Gradient& gradient);
+  Derivatives& vjp(void (*written)(VjpCall&), const Gradient& gradient);
 
   // The tangent is the sum of these, and the gradients are those TERMs among them.
-  OperatorRules& terms(std::same_as<Term> auto... terms) {
+  Derivatives& terms(std::same_as<Term> auto... terms) {
     return sum_and_adjoints({std::move(terms)...});
   }
 
@@ -65,10 +65,10 @@ class OperatorRules {
  private:
   friend class Table;
 
-  OperatorRules& sum(std::vector<Term> terms);
-  OperatorRules& sum_and_adjoints(std::vector<Term> terms);
-  OperatorRules& linear(std::vector<size_t> args, bool at_once);
-  OperatorRules& by_argument(std::vector<Vjp> vjps);
+  Derivatives& sum(std::vector<Term> terms);
+  Derivatives& sum_and_adjoints(std::vector<Term> terms);
+  Derivatives& linear(std::vector<size_t> args, bool at_once);
+  Derivatives& by_argument(std::vector<Vjp> vjps);
 
   std::string name_;
   std::unique_ptr<JvpRule> jvp_;
@@ -80,7 +80,7 @@ class OperatorRules {
 class Table {
  public:
   // Begins the statement about an operator: "mul.Tensor" is aten::mul.Tensor.
-  OperatorRules& operator[](const std::string& name);
+  Derivatives& operator[](const std::string& name);
 
   // Null where there is none.
   static const JvpRule* find(const c10::OperatorName& name);
@@ -95,9 +95,9 @@ class Table {
 
  private:
   static const Table& instance();
-  static const OperatorRules* rules_of(const c10::OperatorName& name);
+  static const Derivatives* rules_of(const c10::OperatorName& name);
 
-  std::unordered_map<std::string, OperatorRules> rules_;
+  std::unordered_map<std::string, Derivatives> rules_;
 };
 
 } // namespace torchlayers

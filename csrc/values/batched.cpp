@@ -12,7 +12,7 @@ using at::functorch::BatchedTensorImpl;
 
 class OurBatch final : public BatchedTensorImpl {
  public:
-  OurBatch(c10::DispatchKeySet keys, at::Tensor value, int64_t dim, const VmapLayer& layer)
+  OurBatch(c10::DispatchKeySet keys, at::Tensor value, int64_t dim, const Layer& layer)
       : BatchedTensorImpl(keys, std::move(value), dim, layer.level()), number_(layer.number()) {}
 
   uint64_t number() const {
@@ -25,7 +25,7 @@ class OurBatch final : public BatchedTensorImpl {
 
 } // namespace
 
-at::Tensor batched(at::Tensor value, int64_t dim, const VmapLayer& layer) {
+at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
   if (value.is_nested()) {
     return at::functorch::makeBatched(std::move(value), dim, layer.level());
   }
@@ -35,7 +35,7 @@ at::Tensor batched(at::Tensor value, int64_t dim, const VmapLayer& layer) {
   return at::detail::make_tensor<OurBatch>(keys, std::move(value), dim, layer);
 }
 
-at::Tensor adopted(const at::Tensor& tensor, const VmapLayer& layer) {
+at::Tensor adopted(const at::Tensor& tensor, const Layer& layer) {
   const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
   const bool may_be = impl != nullptr && impl->level() == layer.level() && number_of(*impl) == 0 &&
                       tensor.use_count() == 1 && !impl->value().is_nested();

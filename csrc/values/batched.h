@@ -18,10 +18,10 @@ namespace torchlayers {
 // it has escaped, and the front says so.
 
 // The batched tensor of this value, of the layer, which is on this thread's stack.
-at::Tensor batched(at::Tensor value, int64_t dim, const VmapLayer& layer);
+at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer);
 
 // The same tensor, of our kind, if it is of torch's, of the layer's level, and nobody else's yet.
-at::Tensor adopted(const at::Tensor& tensor, const VmapLayer& layer);
+at::Tensor adopted(const at::Tensor& tensor, const Layer& layer);
 
 // The number of the layer that batched it; 0 for torch's kind.
 uint64_t number_of(const at::functorch::BatchedTensorImpl& batched);

@@ -14,8 +14,9 @@
 #include <typeinfo>
 #include <utility>
 
+#include "core/device.h"
+#include "core/recording.h"
 #include "core/stack.h"
-#include "values/plain.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -107,9 +108,9 @@ std::bitset<64> batches_of(const at::Tensor& tensor) {
 // A copy as below, made without operators; undefined where somebody could see those.
 at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
   const bool may_be = nothing_is_below() && is_plain(tangent) && is_plain(primal) &&
-                      tangent.is_cpu() && tangent.dtype() == primal.dtype() &&
-                      tangent.sizes() == primal.sizes() && tangent.is_contiguous() &&
-                      primal.is_contiguous() && primal.numel() > 0;
+                      is_in_host_memory(*tangent.unsafeGetTensorImpl()) &&
+                      tangent.dtype() == primal.dtype() && tangent.sizes() == primal.sizes() &&
+                      tangent.is_contiguous() && primal.is_contiguous() && primal.numel() > 0;
   if (!may_be) {
     return {};
   }

@@ -46,9 +46,8 @@ bool is_of(const at::functorch::BatchedTensorImpl& batched, const Layer* layer) 
     return layer != nullptr && layer->number() == number;
   }
   // torch's kind, which tells no more of its vmap; which may be torch.func's.
-  return layer == nullptr || (layer->kind() == Layer::Kind::Vmap &&
-                              batched.value().sym_size(batched.bdim()) ==
-                                  static_cast<const VmapLayer*>(layer)->batch_size());
+  return layer == nullptr || (layer->batch_size() != nullptr &&
+                              batched.value().sym_size(batched.bdim()) == *layer->batch_size());
 }
 
 } // namespace
@@ -134,7 +133,7 @@ bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   }
   // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
   if (batched->level() == layer.level()) {
-    return layer.kind() != Layer::Kind::Vmap || !is_of(*batched, &layer);
+    return !is_of(*batched, &layer);
   }
   return batched->level() > layer.level() || !is_of(*batched, layer_at(batched->level()));
 }

@@ -6,7 +6,6 @@
 
 #include "dispatch/typed/typed.h"
 #include "values/batched.h"
-#include "values/plain.h"
 
 namespace torchlayers {
 namespace {
@@ -14,7 +13,7 @@ namespace {
 using at::Tensor;
 
 // What is batched, if the tensor is so in front, at this layer's level; else null.
-const Tensor* batched_in_front(const Tensor& tensor, const VmapLayer& layer) {
+const Tensor* batched_in_front(const Tensor& tensor, const Layer& layer) {
   const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
   if (impl == nullptr || impl->level() != layer.level() || impl->bdim() != 0 || tensor.dim() == 0 ||
       has_escaped(tensor, layer)) {
@@ -62,37 +61,29 @@ class Along final : public c10::OperatorKernel {
   using Signature = Tensor(const Tensor&, Dims, Rest...);
 
   explicit Along(const c10::OperatorHandle& handle)
-      : handle_(handle),
-        typed_(handle.typed<Signature>()),
-        is_view_(Operator::of(handle).aliases) {}
+      : op_(Operator::of(handle)), typed_(handle.typed<Signature>()) {}
 
   Tensor operator()(c10::DispatchKeySet keys, const Tensor& x, Dims dims, Rest... rest) {
-    if (VmapLayer* layer = vmap_on_top()) {
+    if (Layer* layer = vmap_on_top()) {
       if (const Tensor* value = batched_in_front(x, *layer)) {
         PhysicalDims physical(x.dim());
         const Dims moved = physical(dims);
         if (physical.holds()) {
-          try {
-            const Processing processing(*layer);
-            Tensor result;
-            {
-              const WithoutTop below(*layer);
-              const SkipAutograd past(!is_view_ && nothing_is_below() && is_plain(*value));
-              result = typed_.call(*value, moved, rest...);
-            }
-            return batched(std::move(result), /*dim=*/0, *layer);
-          } catch (const c10::Error&) { // raised again in boxes
+          auto result = process_typed(op_, *layer, "rule", is_plain(*value), [&] {
+            return typed_.call(*value, moved, rest...);
+          });
+          if (result) {
+            return batched(std::move(*result), /*dim=*/0, *layer);
           }
         }
       }
     }
-    return front_boxed(handle_, keys, x, dims, rest...);
+    return front_boxed(op_.handle, keys, x, dims, rest...);
   }
 
  private:
-  c10::OperatorHandle handle_;
+  const Operator& op_;
   c10::TypedOperatorHandle<Signature> typed_;
-  bool is_view_;
 };
 
 // Those that have a batching rule of ours to do what is left.

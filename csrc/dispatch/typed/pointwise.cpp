@@ -3,7 +3,6 @@
 
 #include "dispatch/typed/typed.h"
 #include "rules/batching/pointwise.h"
-#include "values/plain.h"
 
 namespace torchlayers {
 namespace {
@@ -12,11 +11,11 @@ using at::Scalar;
 using at::Tensor;
 
 // A tensor at home here needs no look at whether it is dead or has escaped.
-bool is_at_home(const Tensor& tensor, const VmapLayer& layer) {
+bool is_at_home(const Tensor& tensor, const Layer& layer) {
   return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer);
 }
 
-bool is_at_home(const Scalar&, const VmapLayer&) {
+bool is_at_home(const Scalar&, const Layer&) {
   return true;
 }
 
@@ -34,32 +33,27 @@ class Pointwise final : public c10::OperatorKernel {
   using Signature = Tensor(Given...);
 
   explicit Pointwise(const c10::OperatorHandle& handle)
-      : handle_(handle), typed_(handle.typed<Tensor(Given...)>()) {}
+      : op_(Operator::of(handle)), typed_(handle.typed<Tensor(Given...)>()) {}
 
   Tensor operator()(c10::DispatchKeySet keys, Given... given) {
-    if (VmapLayer* layer = vmap_on_top()) {
+    if (Layer* layer = vmap_on_top()) {
       Alike alike(*layer);
       (alike.look_at(given), ...);
       if (alike.holds() && (is_at_home(given, *layer) && ...)) {
-        try {
-          const Processing processing(*layer);
-          Tensor result;
-          {
-            const WithoutTop below(*layer);
-            const SkipAutograd past(
-                nothing_is_below() && (is_plain_or_number(alike.value(given)) && ...));
-            result = typed_.call(alike.value(given)...);
-          }
-          return alike.batched(result);
-        } catch (const c10::Error&) { // raised again in boxes
+        const bool are_plain = (is_plain_or_number(alike.value(given)) && ...);
+        const auto result = process_typed(op_, *layer, "send_down", are_plain, [&] {
+          return typed_.call(alike.value(given)...);
+        });
+        if (result) {
+          return alike.batched(*result);
         }
       }
     }
-    return front_boxed(handle_, keys, given...);
+    return front_boxed(op_.handle, keys, given...);
   }
 
  private:
-  c10::OperatorHandle handle_;
+  const Operator& op_;
   c10::TypedOperatorHandle<Tensor(Given...)> typed_;
 };
 

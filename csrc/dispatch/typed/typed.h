@@ -4,11 +4,13 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/stack.h"
+#include "core/below.h"
+#include "core/recording.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "values/wrapper.h"
@@ -16,25 +18,41 @@
 namespace torchlayers {
 
 // NOTE [Typed]
-// The dispatcher puts an operator's arguments in boxes on their way into a fallback, and the
-// fallback takes them out on their way to the next kernel. Where little else is done that shows:
+// The dispatcher boxes an operator's arguments on their way into a fallback, and unboxes them on
+// their way to the next kernel. Where little else is done that shows:
 // under vmap, for operators that are called below with the same arguments (pointwise ones, NOTE
 // [Batched alike]) or with a dimension counted one further back. So the front has for those a
 // kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
 // nothing is written to or drawn at random: tensors and numbers in (pointwise.cpp), or one tensor
 // and its dimensions (along.cpp). Whatever else a call is, another layer's, an escaped tensor's,
-// under autocast, traced, goes into boxes after all. So does one that raised an error: there it
+// under autocast, goes boxed after all. So does one that raised an error: that way it
 // raises it again, and NOTE [An error under vmap] is seen to.
-// Other layers do so much more for an operator that their boxes don't show.
+// Other layers do so much more for an operator that boxing doesn't show.
 
 // The layer, if it is a vmap that may run an operator so.
-inline VmapLayer* vmap_on_top() {
+inline Layer* vmap_on_top() {
   Layer* layer = top_layer();
-  const bool is_vmap = layer != nullptr && layer->kind() == Layer::Kind::Vmap;
-  if (!is_vmap || tracing || autocast_is_on() || is_bypassed(kTorchFuncFront)) {
-    return nullptr;
+  const bool may_run = layer != nullptr && layer->batch_size() != nullptr && !autocast_is_on() &&
+                       !is_bypassed(kTorchFuncFront);
+  return may_run ? layer : nullptr;
+}
+
+// The layer's whole work on the operator: `call` calls it below. Nothing where that raised an
+// error.
+template <class Call>
+std::optional<at::Tensor> process_typed(
+    const Operator& op, Layer& layer, const char* step, bool are_plain, const Call& call) {
+  trace_state("front", op);
+  trace("process", op, layer);
+  try {
+    const Processing processing(layer);
+    trace(step, op, layer);
+    Below below(layer, op);
+    below.skip_autograd(op, are_plain);
+    return call();
+  } catch (const c10::Error&) {
+    return std::nullopt;
   }
-  return static_cast<VmapLayer*>(layer);
 }
 
 template <class... Given>

@@ -1,19 +1,20 @@
 #include "rules/batching/batched_call.h"
 
 #include "core/args.h"
+#include "core/recording.h"
 #include "values/batched.h"
 
 namespace torchlayers {
 
-bool BatchedCall::is_plain() const {
-  bool plain = layer_.batch_size().maybe_as_int().has_value();
+bool BatchedCall::is_strided() const {
+  bool strided = layer_.batch_size()->maybe_as_int().has_value();
   visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
     if (is_batched(each)) {
       const at::Tensor& value = at::functorch::maybeGetBatchedImpl(each)->value();
-      plain = plain && value.layout() == at::kStrided && !value.is_nested();
+      strided = strided && value.layout() == at::kStrided && !value.is_nested();
     }
   });
-  return plain;
+  return strided;
 }
 
 bool BatchedCall::only(size_t i) const {
@@ -96,12 +97,12 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   try {
-    const WithoutTop below(layer_);
+    Below below(layer_, op_);
+    below.skip_autograd(op_, are_plain());
     change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t i) {
       batched_[i] = is_batched(tensor);
       return value(tensor);
     });
-    const SkipAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
   } catch (...) {
     put_back();
@@ -125,13 +126,12 @@ void BatchedCall::put_back() {
   }
 }
 
-bool BatchedCall::may_go_past_autograd() const {
-  bool may = !op_.aliases && !op_.is_custom && nothing_is_below();
+bool BatchedCall::are_plain() const {
+  bool plain = true;
   visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(each);
-    may = may && torchlayers::is_plain(batched != nullptr ? batched->value() : each);
+    plain = plain && is_plain_in_batch(each);
   });
-  return may;
+  return plain;
 }
 
 bool BatchedCall::run_at_dim(size_t i) {

@@ -11,11 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/layer.h"
+#include "core/below.h"
 #include "core/operator.h"
-#include "core/stack.h"
 #include "core/trace.h"
-#include "values/plain.h"
 
 namespace torchlayers {
 
@@ -29,7 +27,7 @@ namespace torchlayers {
 // to raise, or would name the batch: so a rule leaves those calls to it where it sees them.
 class BatchedCall {
  public:
-  BatchedCall(const Operator& op, Args& args, const VmapLayer& layer)
+  BatchedCall(const Operator& op, Args& args, const Layer& layer)
       : op_(op), args_(args), layer_(layer), first_(args.size() - op.num_args) {}
 
   size_t size() const {
@@ -55,11 +53,11 @@ class BatchedCall {
     return layer_.name();
   }
   int64_t batch_size() const {
-    return *layer_.batch_size().maybe_as_int();
+    return *layer_.batch_size()->maybe_as_int();
   }
 
   // Whether its tensors are strided and its batch size a number, as all rules take for granted.
-  bool is_plain() const;
+  bool is_strided() const;
 
   bool is_batched(const at::Tensor& tensor) const {
     const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
@@ -113,8 +111,8 @@ class BatchedCall {
     trace("rule", op_, layer_);
     std::vector<at::Tensor> results;
     {
-      const WithoutTop below(layer_);
-      const SkipAutograd past(may_go_past_autograd());
+      Below below(layer_, op_);
+      below.skip_autograd(op_, are_plain());
       results = as_list(compute());
     }
     finish(results);
@@ -145,12 +143,12 @@ class BatchedCall {
   void finish(const std::vector<at::Tensor>& results);
   // Puts the arguments back as they were, for an error's sake.
   void put_back();
-  // To be asked on the layer below.
-  bool may_go_past_autograd() const;
+  // Whether its tensors, or what they batch, are plain.
+  bool are_plain() const;
 
   const Operator& op_;
   Args& args_;
-  const VmapLayer& layer_;
+  const Layer& layer_;
   size_t first_;
   // For put_back: arguments as they were, and those whose tensors were batched.
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
@@ -166,7 +164,7 @@ at::Tensor beside_channels(const at::Tensor& x);
 // What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
 // place of the argument that the rule is about: its dimension, its sizes.
 struct BatchingRule {
-  bool (*follow)(BatchedCall& call, size_t arg);
+  bool (*apply)(BatchedCall& call, size_t arg);
   size_t arg = 0;
 };
 

@@ -23,7 +23,7 @@ bool has_rule_of_ours(const c10::OperatorHandle& functional) {
 
 } // namespace
 
-bool write_functional(const Operator& op, Args& args, const VmapLayer& layer) {
+bool write_functional(const Operator& op, Args& args, const Layer& layer) {
   if (!op.is_in_place || !op.functional || torch_has_rule_of(op.handle) ||
       !has_rule_of_ours(*op.functional)) {
     return false;

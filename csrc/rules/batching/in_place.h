@@ -7,6 +7,6 @@ namespace torchlayers {
 
 // x.lerp_(...) as x.copy_(x.lerp(...)), and tells whether it did so. torch would loop over the
 // samples, with a warning.
-bool write_functional(const Operator& op, Args& args, const VmapLayer& layer);
+bool write_functional(const Operator& op, Args& args, const Layer& layer);
 
 } // namespace torchlayers

@@ -6,7 +6,9 @@
 
 #include <optional>
 
+#include "core/device.h"
 #include "core/errors.h"
+#include "core/recording.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -33,7 +35,7 @@ std::optional<at::Tensor> mask_of(const c10::IValue& indices, int64_t level) {
 
 } // namespace
 
-bool fill_by_mask(const Operator& op, Args& args, const VmapLayer& layer) {
+bool fill_by_mask(const Operator& op, Args& args, const Layer& layer) {
   if (!op.writes_by_index) {
     return false;
   }
@@ -95,7 +97,8 @@ Tensor padded(const Tensor& values) {
 }
 
 void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t available) {
-  if (numbers.size(1) > available && is_plain(numbers) && numbers.device().is_cpu()) {
+  if (numbers.size(1) > available && is_plain(numbers) &&
+      is_in_host_memory(*numbers.unsafeGetTensorImpl())) {
     const auto needed = numbers.select(1, -1).max().item<int64_t>();
     if (needed > available) {
       raise(

@@ -4,11 +4,8 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "core/args.h"
-#include "core/stack.h"
-#include "core/trace.h"
 #include "rules/batching/families.h"
 #include "values/batched.h"
-#include "values/plain.h"
 
 namespace torchlayers {
 
@@ -50,7 +47,7 @@ void Alike::put_back(Args& args, size_t count) const {
   });
 }
 
-bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
+bool run_batched_alike(const Operator& op, Args& args, Layer& layer) {
   if (!op.is_pointwise) {
     return false;
   }
@@ -59,14 +56,11 @@ bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer) {
   if (!alike.holds()) {
     return false;
   }
-  trace("send_down", op, layer);
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) -> at::Tensor {
     return alike.value(tensor);
   });
   try {
-    WithoutTop below(layer);
-    SkipAutograd past(SkipAutograd::may_go(op, args));
-    op.handle.callBoxed(&args);
+    layer.send_down(op, args);
   } catch (...) {
     alike.put_back(args, op.num_args); // for the error's sake
     throw;

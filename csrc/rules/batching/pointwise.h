@@ -22,7 +22,7 @@ namespace torchlayers {
 // have a way for the others.
 class Alike {
  public:
-  explicit Alike(const VmapLayer& layer) : layer_(layer) {}
+  explicit Alike(const Layer& layer) : layer_(layer) {}
 
   void look_at(const at::Tensor& tensor);
   void look_at(const at::Scalar&) {}
@@ -42,7 +42,7 @@ class Alike {
   void put_back(Args& args, size_t count) const;
 
  private:
-  const VmapLayer& layer_;
+  const Layer& layer_;
   int64_t batched_rank_ = -1; // none yet
   int64_t highest_rank_ = 0;
   std::optional<at::ScalarType> dtype_;
@@ -51,7 +51,7 @@ class Alike {
 };
 
 // Runs the operator so, and returns true, if that is what its arguments are like.
-bool run_batched_alike(const Operator& op, Args& args, const VmapLayer& layer);
+bool run_batched_alike(const Operator& op, Args& args, Layer& layer);
 
 // The rule of a pointwise operator whose arguments are batched in any way. `has_one_shape`: its
 // kernel does not broadcast.
