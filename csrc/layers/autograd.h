@@ -33,6 +33,9 @@ class AutogradLayer : public Layer {
   Modes modes_of_caller(const Operator& op) const override;
 
  protected:
+  // Who records an operator at this level: the layer itself, by its rule; torch's autograd; nobody.
+  enum class Recorder { Nobody, Rule, Autograd };
+
   // Where a user registers the derivative that the operator lacks.
   virtual const char* where_to_register() const = 0;
 

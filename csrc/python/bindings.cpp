@@ -81,8 +81,8 @@ std::vector<LayerView> current_stack() {
   return views;
 }
 
-// NOTE [One dual level]: torch.func's counter and forward_ad's notion of the
-// current level are module globals. The GIL is held throughout, so no other thread
+// The count of NOTE [One dual level]. torch.func's counter and forward_ad's notion of
+// the current level are module globals. The GIL is held throughout, so no other thread
 // and no signal handler comes between.
 class DualLevel {
  public:

@@ -1,4 +1,4 @@
-"""Gradients by torchlayers and by plain autograd, side by side.
+"""Derivatives by torchlayers, by plain autograd and by differences, to hold against each other.
 
 Functions take tensors and return a list of them.
 """
@@ -15,9 +15,36 @@ Function = Callable[..., list[Tensor]]
 Pull = Callable[[Function, Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 
 
+def tangents_of(*primals: Tensor) -> tuple[Tensor, ...]:
+    return tuple(_random(primals, seed=11))
+
+
 def cotangents_of(outputs: Sequence[Tensor], seed: int = 5) -> list[Tensor]:
+    return _random(outputs, seed)
+
+
+def _random(like: Sequence[Tensor], seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in outputs]
+    return [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in like]
+
+
+def moved(primals: Sequence[Tensor], tangents: Sequence[Tensor], step: float) -> list[Tensor]:
+    return [x + step * t for x, t in zip(primals, tangents, strict=True)]
+
+
+def central_difference(
+    f: Function, primals: Sequence[Tensor], tangents: Sequence[Tensor], step: float
+) -> list[Tensor]:
+    """(f(x + h t) - f(x - h t)) / 2h, for each of the tensors that f returns."""
+    after = f(*moved(primals, tangents, step))
+    before = f(*moved(primals, tangents, -step))
+    return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
+
+
+def pairing(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The real inner product of two lists of tensors."""
+    products = [(a.conj() * b).sum() for a, b in zip(left, right, strict=True)]
+    return torch.stack([p.real if p.is_complex() else p for p in products]).sum()
 
 
 def ours(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:

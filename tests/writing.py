@@ -26,6 +26,16 @@ def program(without: Program) -> Callable[[Program], Program]:
     return register
 
 
+def summed(f: Program) -> Callable[[Tensor], Tensor]:
+    """All that f returns as one real number."""
+
+    def scalar(x: Tensor) -> Tensor:
+        results = torch.utils._pytree.tree_leaves(f(x))
+        return sum((r.real + r.imag if r.is_complex() else r.double()).sum() for r in results)
+
+    return scalar
+
+
 def constant(x: Tensor) -> Tensor:
     """W without a tangent, and with x's batch, so that vmap lets it be written to."""
     return x.new_zeros(4) + W
