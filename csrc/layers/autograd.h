@@ -23,12 +23,11 @@ struct ArgumentFacts {
 
 class AutogradLayer : public Layer {
  public:
+  AutogradLayer() : Layer(/*is_autograd=*/true) {}
+
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  bool is_autograd() const override {
-    return true;
-  }
   // Of an operator in the jvp of a Function, or called by one of the user's, not those of now.
   Modes modes_of_caller(const Operator& op) const override;
 
