@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "../errors.h"
+#include "../torch_versions.h"
 #include "families.h"
 #include "forms.h"
 
@@ -195,15 +196,35 @@ void choose(Call& call) {
   }
 }
 
-Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
-  const auto at_least = [&] { return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar(); };
-  const auto at_most = [&] {
-    return high.isTensor() ? x <= high.toTensor() : x <= high.toScalar();
-  };
-  if (low.isNone()) {
-    return at_most();
+template <class X, class Bound>
+auto is_over(const X& x, const Bound& low) {
+  if constexpr (kTiesAreShared) {
+    return x > low;
+  } else {
+    return x >= low;
   }
-  return high.isNone() ? at_least() : at_least().logical_and(at_most());
+}
+
+template <class X, class Bound>
+auto is_under(const X& x, const Bound& high) {
+  if constexpr (kTiesAreShared) {
+    return x < high;
+  } else {
+    return x <= high;
+  }
+}
+
+Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
+  if (low.isNone()) {
+    return is_under(x, high.toScalar());
+  }
+  const Tensor over = is_over(x, low.toScalar());
+  return high.isNone() ? over : over.logical_and(is_under(x, high.toScalar()));
+}
+
+// What is given where two values are equal, and elsewhere.
+Tensor on_ties(const Tensor& t, const Tensor& x, const Tensor& other, const Tensor& elsewhere) {
+  return kTiesAreShared ? at::where(x == other, t / 2, elsewhere) : elsewhere;
 }
 
 Tensor by_logistic(const Tensor& t, const Tensor& difference) {
@@ -253,13 +274,54 @@ void zeta(Call& call) {
   call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
 }
 
-// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one.
-Tensor below(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return high.defined() ? (x < low).logical_and(low < high) : x < low;
+// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one;
+// either may be undefined. Where the bounds meet or cross, x does not share with them.
+Tensor meets(const Tensor& x, const Tensor& bound, const Tensor& low, const Tensor& high) {
+  const Tensor equal = x == bound;
+  return low.defined() && high.defined() ? equal.logical_and(low < high) : equal;
 }
 
-Tensor above(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return low.defined() ? (x > high).logical_or(high < low) : x > high;
+// What a lone bound is given: as maximum and minimum do it, all of it where one is nan.
+Tensor of_bound(const Tensor& t, const Tensor& x, const Tensor& bound, const Tensor& is_past) {
+  return at::where(is_past, 0, at::where(x == bound, t / 2, t));
+}
+
+Tensor of_low(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(high.defined() ? (x < low).logical_and(low < high) : x < low, t, 0);
+  }
+  if (!high.defined()) {
+    return of_bound(t, x, low, x > low);
+  }
+  const Tensor all = at::where((x < low).logical_and(low <= high), t, 0);
+  return at::where(meets(x, low, low, high), t / 2, all);
+}
+
+Tensor of_high(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(low.defined() ? (x > high).logical_or(high < low) : x > high, t, 0);
+  }
+  if (!low.defined()) {
+    return of_bound(t, x, high, x < high);
+  }
+  const Tensor is_over = (x > high).logical_and(low <= high).logical_or(high < low);
+  return at::where(meets(x, high, low, high), t / 2, at::where(is_over, t, 0));
+}
+
+Tensor of_clamped(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  Tensor given = t;
+  for (const auto& [bound, is_low] : {std::pair(low, true), std::pair(high, false)}) {
+    if (!bound.defined()) {
+      continue;
+    }
+    if (kTiesAreShared) {
+      given = at::where(meets(x, bound, low, high), t / 2, given);
+      given = at::where(is_low ? x < bound : x > bound, 0, given);
+    } else {
+      given = at::where(is_low ? x >= bound : x <= bound, given, 0);
+    }
+  }
+  return given;
 }
 
 } // namespace
@@ -333,29 +395,29 @@ void add_binary(Table& rules) {
       {1, ONE_PASS(where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t)))});
   TERMS(
       "fmax",
-      {0, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))},
-      {1, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))});
+      {0, TERM(on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0)))},
+      {1, TERM(on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t)))});
   TERMS(
       "fmin",
-      {0, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))},
-      {1, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))});
+      {0, TERM(on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0)))},
+      {1, TERM(on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t)))});
   ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
-  POINTWISE("clamp_min", where(x >= c.scalar(1), t, 0));
-  POINTWISE("clamp_max", where(x <= c.scalar(1), t, 0));
+  POINTWISE("clamp_min", where(is_over(x, c.scalar(1)), t, 0));
+  POINTWISE("clamp_max", where(is_under(x, c.scalar(1)), t, 0));
   TERMS(
       "clamp_min.Tensor",
-      {0, TERM(at::where(c[0] >= c[1], t, 0))},
-      {1, TERM(at::where(c[0] < c[1], t, 0))});
+      {0, TERM(of_clamped(t, c[0], c[1], {}))},
+      {1, TERM(of_low(t, c[0], c[1], {}))});
   TERMS(
       "clamp_max.Tensor",
-      {0, TERM(at::where(c[0] <= c[1], t, 0))},
-      {1, TERM(at::where(c[0] > c[1], t, 0))});
+      {0, TERM(of_clamped(t, c[0], {}, c[1]))},
+      {1, TERM(of_high(t, c[0], {}, c[1]))});
 
   TERMS(
       "clamp.Tensor",
-      {0, TERM(at::where(inside(x, c.arg(1), c.arg(2)), t, 0))},
-      {1, TERM(at::where(below(x, c[1], c[2]), t, 0))},
-      {2, TERM(at::where(above(x, c[1], c[2]), t, 0))});
+      {0, TERM(of_clamped(t, c[0], c[1], c[2]))},
+      {1, TERM(of_low(t, c[0], c[1], c[2]))},
+      {2, TERM(of_high(t, c[0], c[1], c[2]))});
 
   TERMS(
       "special_xlog1py",

@@ -1,4 +1,5 @@
 // Functions of each element, and of the elements of two broadcast together.
+#include "../../torch_versions.h"
 #include "../rules.h"
 
 namespace torchlayers::graph {
@@ -62,8 +63,12 @@ Rules elementwise_rules() {
       unary("aten::digamma", "grad * torch.polygamma(1, self)"),
       unary("aten::sign", "torch.zeros_like(grad)"),
       unary("aten::sgn", "torch.zeros_like(grad)"),
-      unary("aten::clamp_min", "grad * (self >= min).to(grad)"),
-      unary("aten::clamp_max", "grad * (self <= max).to(grad)"),
+      unary(
+          "aten::clamp_min",
+          kTiesAreShared ? "grad * (self > min).to(grad)" : "grad * (self >= min).to(grad)"),
+      unary(
+          "aten::clamp_max",
+          kTiesAreShared ? "grad * (self < max).to(grad)" : "grad * (self <= max).to(grad)"),
       unary("aten::to.dtype", "converted(grad, self_device, self_dtype, dtype)"),
       unary("aten::to.device", "converted(grad, self_device, self_dtype, dtype)"),
       unary("aten::to.other", "converted(grad, self_device, self_dtype, result_dtype)"),
