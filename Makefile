@@ -108,9 +108,8 @@ bench: $(VENV)/peers
 # looked for: Python and torch keep memory to the end on purpose, and
 # tests/test_stack.py counts bytes instead.
 sanitize: $(VENV)/built
-	SANITIZE=address $(BIN)/python setup.py build_ext \
-	  --build-lib build/sanitized --build-temp build/sanitizing
-	cp -r torchlayers/*.py torchlayers/autograd_function torchlayers/graph build/sanitized/torchlayers/
+	SANITIZE=address $(BIN)/python setup.py build_py --build-lib build/sanitized \
+	  build_ext --build-lib build/sanitized --build-temp build/sanitizing
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  $(BIN)/python -P -m pytest -p no:xdist --import-mode=append -k "not leak and not environment" \

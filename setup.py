@@ -63,19 +63,28 @@ def check_compiler():
 def units():
     """The files that are compiled together: lists of them, by the name of the unit.
 
-    Each list is of one folder, in which the names in anonymous namespaces have to differ.
+    Each list is of one room of csrc, in which the names in anonymous namespaces have to differ.
     """
+    rooms = {}
+    for path in sorted((HERE / "csrc").rglob("*.cpp")):
+        rooms.setdefault(path.relative_to(HERE).parent, []).append(path)
+    for room in [*rooms]:
+        if room.parent in rooms and size_of(rooms[room]) < UNIT_SIZE / 2:
+            rooms[room.parent] += rooms.pop(room)
     found = {}
-    for folder in sorted({path.parent for path in (HERE / "csrc").rglob("*.cpp")}):
-        sources = sorted(folder.glob("*.cpp"))
-        size = sum(path.stat().st_size for path in sources)
+    for room, sources in rooms.items():
+        size = size_of(sources)
         share = size / max(1, round(size / UNIT_SIZE))
         so_far = 0
         for path in sources:
-            name = f"{'_'.join(folder.relative_to(HERE).parts)}_{int(so_far / share)}"
+            name = f"{'_'.join(room.parts)}_{int(so_far / share)}"
             found.setdefault(name, []).append(path)
             so_far += path.stat().st_size
     return found
+
+
+def size_of(sources):
+    return sum(path.stat().st_size for path in sources)
 
 
 def write_units(folder):
@@ -101,7 +110,7 @@ def get_extensions(cpp_extension):
         cpp_extension.CppExtension(
             "torchlayers._C",
             sources=[],  # the units, which are written where the build is
-            include_dirs=[json_headers()],
+            include_dirs=[str(HERE.resolve() / "csrc"), json_headers()],
             # No NDEBUG in a debug build, so that C++ assertions run.
             extra_compile_args=["-std=c++20", "-Wall", "-fvisibility=hidden", *sanitize]
             + (["-O0", "-g", "-UNDEBUG"] if debug else ["-O2", "-g0"]),

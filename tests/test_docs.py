@@ -1,6 +1,10 @@
-"""The examples in docs/ and in the docstrings of torchlayers.graph give what they say."""
+"""The examples in README, docs/ and the public docstrings give what they say."""
 
 import doctest
+import importlib
+import inspect
+import itertools
+import pkgutil
 import re
 from pathlib import Path
 
@@ -8,48 +12,162 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import torchlayers.graph
+import torchlayers
+from tests import errors_page
+from torchlayers import autograd_function, errors, extend, graph
 from torchlayers.autograd_function import custom_function_call
-from torchlayers.graph import differentiate, gradient, script
+from torchlayers.graph import differentiate
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
-DOCS = Path(__file__).parent.parent / "docs"
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+RULES = ROOT / "csrc" / "rules"
+BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)$", re.MULTILINE)
 
+# Pages with code, and how many examples they have at least: values that a program states in a
+# comment, and inputs of a session.
+PAGES = {
+    "README.md": 2,
+    "docs/custom-functions.md": 3,
+    "docs/errors.md": 14,
+    "docs/forward-mode.md": 3,
+    "docs/graph-fx.md": 5,
+    "docs/graph.md": 15,
+    "docs/guide.md": 4,
+    "docs/reverse-mode.md": 3,
+}
 
-@pytest.mark.parametrize("page", ["custom-functions.md", "forward-mode.md", "reverse-mode.md"])
-def test_programs_give_what_they_state(page, monkeypatch):
+
+def with_code():
+    pages = [*ROOT.glob("*.md"), *(page for page in ROOT.glob("*/**/*.md") if is_ours(page))]
+    return [page for page in pages if BLOCK.search(page.read_text("utf-8"))]
+
+
+def is_ours(page):
+    # What is in csrc/README.md is run by test_tour.py.
+    return page.relative_to(ROOT).parts[0] in ("benchmarks", "docs", "examples", "tests")
+
+
+def test_no_page_with_code_is_left_out():
+    assert {page.relative_to(ROOT).as_posix() for page in with_code()} == PAGES.keys()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_a_page_give_what_they_say(page, monkeypatch):
+    """From its beginning to its end, as one program."""
     rules = custom_function_call.functorch_table.copy()  # a page replaces one
     monkeypatch.setattr(custom_function_call, "functorch_table", rules)
-    text = (DOCS / page).read_text(encoding="utf-8")
-    namespace: dict[str, object] = {}
-    stated = 0
-    for program in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(program, namespace)
-        for match in STATED.finditer(program):
-            value = eval(match["value"], {"tensor": torch.tensor})
-            found = eval(match["call"], namespace)
-            if isinstance(value, torch.Tensor):
-                torch.testing.assert_close(found, value)
-            else:
-                assert found == value
-            stated += 1
-    assert stated >= 3
+    # What a graph prints is compared to the letter.
+    flags = 0 if "graph" in page else doctest.NORMALIZE_WHITESPACE
+    namespace = {} if page != "docs/errors.md" else {"torch": torch, "torchlayers": torchlayers}
+    examples = 0
+    try:
+        blocks = BLOCK.findall((ROOT / page).read_text("utf-8"))
+        for is_session, joined in itertools.groupby(blocks, lambda block: block.startswith(">>> ")):
+            run = session if is_session else program
+            examples += run("\n".join(joined), namespace, flags)
+    finally:
+        torchlayers.uninstall()
+    assert examples >= PAGES[page]
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("graph.md", 15), ("graph-fx.md", 5)])
-def test_sessions_print_what_they_show(page, at_least):
-    failed, attempted = doctest.testfile(str(DOCS / page), module_relative=False)
-    assert attempted > at_least
+def program(text, namespace, flags):
+    """Runs it, and compares the values that it states. Returns how many."""
+    exec(text, namespace)
+    for match in STATED.finditer(text):
+        value = eval(match["value"], {"tensor": torch.tensor})
+        found = eval(match["call"], namespace)
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found, value)
+        else:
+            assert found == value
+    return len(STATED.findall(text))
+
+
+def session(text, namespace, flags):
+    """Runs it, and compares what it prints. Returns how many inputs it has."""
+    test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
+    test.globs = namespace
+    failed, attempted = doctest.DocTestRunner(optionflags=flags).run(test, clear_globs=False)
     assert failed == 0
+    return attempted
 
 
-@pytest.mark.parametrize("module", [torchlayers.graph, gradient, script])
-def test_docstrings_print_what_they_show(module):
-    failed, attempted = doctest.testmod(module)
-    assert attempted > 3
-    assert failed == 0
+def public():
+    """What is ours and for everybody, by its name: functions, classes and their methods."""
+    for module in (torchlayers, errors, autograd_function, extend, graph):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.ismodule(value) or getattr(torch.func, name, None) is value:
+                continue
+            yield f"{module.__name__}.{name}", value
+            for method, function in vars(value).items() if inspect.isclass(value) else ():
+                is_torchs = any(method in vars(base) for base in inspect.getmro(value)[1:])
+                if inspect.isfunction(function) and not method.startswith("_") and not is_torchs:
+                    yield f"{module.__name__}.{name}.{method}", function
+
+
+PUBLIC = dict(public())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example(name):
+    assert ">>> " in inspect.getdoc(PUBLIC[name])
+
+
+def test_all_that_is_public_has_been_found():
+    assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
+    assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
+    modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
+    assert modules == {"autograd_function", "extend", "graph"}
+
+
+def docstrings():
+    """Those with examples, public or not."""
+    for found in pkgutil.walk_packages(torchlayers.__path__, "torchlayers."):
+        if found.name != "torchlayers._C":
+            module = importlib.import_module(found.name)
+            for test in doctest.DocTestFinder().find(module):
+                if test.examples:
+                    yield pytest.param(module, test.docstring, id=test.name)
+
+
+@pytest.mark.parametrize(("module", "docstring"), [*docstrings()])
+def test_examples_of_a_docstring_give_what_they_say(module, docstring):
+    namespace = {"torch": torch, "torchlayers": torchlayers}
+    exec(f"from {module.__name__} import *", namespace)
+    assert session(docstring, namespace, doctest.NORMALIZE_WHITESPACE) > 0
+
+
+def test_the_list_of_errors_is_what_their_docstrings_say():
+    """python -m tests.errors_page writes it."""
+    text = errors_page.PAGE.read_text("utf-8")
+    assert errors_page.page(text) == text
+
+
+def squeezed(text):
+    """Without comments, and without the spaces that break lines."""
+    return re.sub(r"\s+", "", re.sub(r"//.*", "", text))
+
+
+LINES = [
+    (page, line)
+    for page in ("forward-mode.md", "reverse-mode.md")
+    for block in re.findall(r"```cpp\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    for line in squeezed(block).split(";")[:-1]
+]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_a_line_of_a_rule_is_one(page, line):
+    """As it stands in csrc/rules/, or in a list of names that share a line; … is anything."""
+    rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
+    as_it_stands = re.escape(line).replace("…", ".*?") + ";"
+    macro, name = re.search(r'(\w+)\("([\w.]+)"', line).groups()
+    in_a_list = rf'"{re.escape(name)}",[^{{}}]*\}}\)\{{{macro}\(name\);'
+    assert re.search(f"{as_it_stands}|{in_a_list}", rules)
 
 
 def test_the_picture_is_of_the_graph_on_its_page():

@@ -1,7 +1,5 @@
 """install: ours in torch.func's place, and torch's back again."""
 
-import doctest
-import sys
 import threading
 
 import functorch
@@ -94,11 +92,6 @@ def test_uninstall_ends_all_installations():
         tl.uninstall()
         assert who_is_in() == "torch's"
     assert who_is_in() == "torch's"
-
-
-def test_the_docstring_prints_what_it_shows():
-    failed, attempted = doctest.testmod(sys.modules["torchlayers.install"])
-    assert (failed, attempted) == (0, 3)
 
 
 def test_uninstall_without_an_installation_does_nothing():

@@ -1,7 +1,7 @@
 """Programs match on words: where one looks for a phrase of torch.func's, our message has it.
 
 Each phrase was found in a program that catches the error and looks into its message, or in a test
-of one. Messages that nobody is known to look into keep our words (test_misuse.py).
+of one. Messages that nobody is known to look into keep our words (tests/misuse).
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from torch import nn
 
 import torchlayers as tl
 from tests.helpers import Call, run
-from tests.test_misuse import WithBackwardOnly, WithoutSetupContext
+from tests.misuse.programs import WithBackwardOnly, WithoutSetupContext
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,59 +12,189 @@ from typing import Any
 
 import torch
 
+__all__ = [
+    "ArgnumsError",
+    "CallError",
+    "DimensionError",
+    "DtypeError",
+    "FunctionError",
+    "MissingDerivativeError",
+    "NotScalarError",
+    "NotTensorError",
+    "OutDimError",
+    "OutputError",
+    "RuleError",
+    "StructureError",
+    "TransformError",
+]
+
 _LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 
 class TransformError(RuntimeError):
-    """A transformed function, or what it was called with, can't be transformed."""
+    """A transformed function, or what it was called with, can't be transformed.
+
+    Example:
+        >>> torchlayers.vmap(torch.sin, randomness="never")
+        Traceback (most recent call last):
+        torchlayers.errors.TransformError: torchlayers: vmap: randomness must be 'error', 'same' or
+        'different', got 'never'.
+    """
 
 
 class NotScalarError(TransformError):
-    """grad's function returned something else than a real tensor without dimensions."""
+    """grad's function returned something else than a real tensor without dimensions.
+
+    Example:
+        >>> torchlayers.grad(torch.sin)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a tensor without
+        dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.
+    """
 
 
 class OutputError(TransformError):
-    """A transformed function returned something the transform can't use."""
+    """A transformed function returned something the transform can't use.
+
+    Example:
+        >>> torchlayers.grad(torch.sum, has_aux=True)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.OutputError: torchlayers: grad: what the function returns should be a
+        tuple: (output, aux) if has_aux is True, and it is Tensor.
+    """
 
 
 class ArgnumsError(TransformError):
-    """argnums names no positional argument, or names one twice."""
+    """argnums names no positional argument, or names one twice.
+
+    Example:
+        >>> torchlayers.grad(torch.sum, argnums=1)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.ArgnumsError: torchlayers: grad: argnums=1 names argument 1, but the
+        call has 1 positional argument (keyword arguments can't be chosen).
+    """
 
 
 class StructureError(TransformError):
-    """Two pytrees that have to match don't."""
+    """Two pytrees that have to match don't.
+
+    Example:
+        >>> torchlayers.jvp(torch.sin, (torch.ones(3),), (torch.ones(3), torch.ones(3)))
+        Traceback (most recent call last):
+        torchlayers.errors.StructureError: torchlayers: jvp: tangents must have the structure of
+        the primals: got (*, *) for (*,) (* stands for a leaf).
+    """
 
 
 class CallError(TransformError, TypeError):
-    """A function that a transform gave was called with other arguments than it takes."""
+    """A function that a transform gave was called with other arguments than it takes.
+
+    Example:
+        >>> output, vjp_fn = torchlayers.vjp(torch.sin, torch.ones(3))
+        >>> vjp_fn(torch.ones(3), torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.CallError: torchlayers: vjp: retain_graph must be a bool or None, got
+        Tensor. vjp_fn takes one pytree of cotangents: where the function returned a tuple, pass a
+        tuple, vjp_fn((a, b)).
+    """
 
 
 class DtypeError(TransformError, ValueError):
-    """A dtype is neither floating-point nor complex, or a tangent's does not suit its primal."""
+    """A dtype is neither floating-point nor complex, or a tangent's does not suit its primal.
+
+    Example:
+        >>> torchlayers.grad(torch.sum)(torch.arange(3))
+        Traceback (most recent call last):
+        torchlayers.errors.DtypeError: torchlayers: grad: can't differentiate by argument 0, of
+        dtype torch.int64: only floating-point and complex tensors have gradients. Convert it, or
+        leave it out of argnums.
+    """
 
 
 class FunctionError(TransformError):
-    """An autograd.Function lacks what a transform needs of it, or its methods return nonsense."""
+    """An autograd.Function lacks what a transform needs of it, or its methods return nonsense.
+
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         pass
+        >>> torchlayers.vmap(Double.apply)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.FunctionError: torchlayers: vmap does not know how to batch Double. If
+        its methods use torch's operators alone, set Double.generate_vmap_rule = True; else give it
+        a vmap staticmethod.
+    """
 
 
 class MissingDerivativeError(FunctionError, NotImplementedError):
-    """An autograd.Function has no backward, or no jvp, and one was needed."""
+    """An autograd.Function has no backward, or no jvp, and one was needed.
+
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         pass
+        >>> torchlayers.grad(Double.apply)(torch.tensor(1.0))
+        Traceback (most recent call last):
+        torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
+        staticmethod, which reverse mode needs. Give it one, or call it on x.detach() where its
+        gradient does not count.
+    """
 
 
 class RuleError(TransformError, ValueError):
-    """A rule can't be registered for this operator."""
+    """A rule can't be registered for this operator.
+
+    Example:
+        >>> torchlayers.extend.jvp_rule(torch.sin)
+        Traceback (most recent call last):
+        torchlayers.errors.RuleError: torchlayers: jvp_rule takes an operator
+        (torch.ops.mylib.name, or what torch.library.custom_op made), got
+        builtin_function_or_method.
+    """
 
 
 class DimensionError(ValueError):
-    """vmap's in_dims, out_dims or batch sizes don't fit the tensors."""
+    """vmap's in_dims, out_dims or batch sizes don't fit the tensors.
+
+    Example:
+        >>> torchlayers.vmap(torch.add)(torch.ones(2), torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.DimensionError: torchlayers: vmap(add, in_dims=0): Expected all tensors
+        to have the same size in the mapped dimension, but argument 0 has 2 in dim 0 and argument 1
+        has 3 in dim 0.
+    """
 
 
 class OutDimError(DimensionError, IndexError):
-    """vmap's out_dims name a dimension that a result does not have."""
+    """vmap's out_dims name a dimension that a result does not have.
+
+    Example:
+        >>> torchlayers.vmap(torch.sin, out_dims=2)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.OutDimError: torchlayers: vmap(sin, out_dims=2): out_dim 2 is out of
+        range for a result that has 1 dimensions with the batch's: it must lie in [-1, 0].
+    """
 
 
 class NotTensorError(TransformError, ValueError, TypeError):
-    """An argument to differentiate by or to batch, a tangent or a cotangent is not a tensor."""
+    """An argument to differentiate by or to batch, a tangent or a cotangent is not a tensor.
+
+    Example:
+        >>> torchlayers.grad(torch.sin)(1.0)
+        Traceback (most recent call last):
+        torchlayers.errors.NotTensorError: torchlayers: grad: argument 0 must be a tensor to
+        differentiate by it, got float (1.0). Make it one, or leave it out of argnums.
+    """
 
 
 def instead(api: str) -> str:

@@ -9,6 +9,8 @@ from torch._library.custom_ops import CustomOpDef
 from torchlayers import _C
 from torchlayers.errors import RuleError
 
+__all__ = ["jvp_rule", "vjp_rule"]
+
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
@@ -47,6 +49,7 @@ def jvp_rule(
         ...     return cube(x), 3 * x**2 * t
         >>> torchlayers.jvp(cube, (torch.tensor(2.0),), (torch.tensor(1.0),))
         (tensor(8.), tensor(12.))
+
     Source: the convention of jax.custom_jvp, with None for zeros.
     """
     return _decorator("jvp_rule", op, replace, _C.has_jvp_rule, _C.register_jvp_rule)
@@ -86,6 +89,7 @@ def vjp_rule(
         ...     return 4 * primals[0] ** 3 * g
         >>> torchlayers.grad(quartic)(torch.tensor(2.0))
         tensor(32.)
+
     Source: the convention of jax.custom_vjp, with None for zeros.
     """
     return _decorator("vjp_rule", op, replace, _C.has_vjp_rule, _C.register_vjp_rule)

@@ -44,6 +44,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         >>> graph = make_fx(functionalize(f))(torch.ones(2)).graph
         >>> [str(node.target) for node in graph.nodes if node.op == "call_function"]
         ['aten.add.Tensor', 'aten.mul.Tensor']
+
     Source: torch.func.functionalize.
     """
     if remove not in ("mutations", "mutations_and_views"):

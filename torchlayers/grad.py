@@ -61,6 +61,7 @@ def grad(
         tensor(1.)
         >>> grad(grad(torch.sin))(torch.tensor(0.0))
         tensor(-0.)
+
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
@@ -88,6 +89,7 @@ def grad_and_value(
     Example:
         >>> grad_and_value(torch.square)(torch.tensor(3.0))
         (tensor(6.), tensor(9.))
+
     Source: torch.func.grad_and_value.
     """
 
@@ -127,6 +129,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
         (tensor([1.0000, 0.5403]),)
+
     Source: torch.func.vjp.
     """
     if compiled.is_tracing():

@@ -34,6 +34,7 @@ def hvp(
     Example:
         >>> hvp(lambda x: (x**3).sum(), (torch.tensor([1.0, 2.0]),), (torch.tensor([1.0, 0.0]),))
         (tensor([6., 0.]),)
+
     Source: Pearlmutter, "Fast exact multiplication by the Hessian" (1994).
     """
     if not isinstance(primals, tuple):

@@ -89,6 +89,12 @@ def uninstall() -> None:
     """Takes ours out of torch.func, torch.vmap and functorch; ends every installation.
 
     What somebody else has put there since is left. Without an installation nothing happens.
+
+    Example:
+        >>> _ = torchlayers.install()
+        >>> torchlayers.uninstall()
+        >>> torch.func.grad is torchlayers.grad
+        False
     """
     with _lock:
         _installations.clear()

@@ -67,6 +67,7 @@ def jacrev(
         >>> jacrev(torch.sin)(torch.zeros(2))
         tensor([[1., 0.],
                 [0., 1.]])
+
     Source: torch.func.jacrev.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
@@ -166,6 +167,7 @@ def jacfwd(
         >>> jacfwd(torch.sin)(torch.zeros(2))
         tensor([[1., 0.],
                 [0., 1.]])
+
     Source: torch.func.jacfwd.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
@@ -263,6 +265,7 @@ def hessian(
         >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
         tensor([[ 6.,  0.],
                 [ 0., 12.]])
+
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """

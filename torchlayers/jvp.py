@@ -56,6 +56,7 @@ def jvp(
     Example:
         >>> jvp(torch.sin, (torch.tensor(0.0),), (torch.tensor(2.0),))
         (tensor(0.), tensor(2.))
+
     Source: torch.func.jvp; forward accumulation as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 3.
     """

@@ -48,6 +48,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         >>> output, jvp_fn = linearize(torch.sin, torch.zeros(2))
         >>> jvp_fn(torch.tensor([1.0, 2.0]))
         tensor([1., 2.])
+
     Source: torch.func.linearize.
     """
     output = func(*primals)

@@ -24,7 +24,7 @@ from torch.autograd import forward_ad
 from torchlayers import _C, tree
 from torchlayers.errors import TransformError
 
-VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python_steps.h counts them
+VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
 
 # What to call in place of steps of ours: functions of torch.func's, by name.
 Replaced: TypeAlias = Mapping[str, Callable[..., Any]]

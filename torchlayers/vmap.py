@@ -63,6 +63,7 @@ def vmap(
         tensor([2., 2., 2.])
         >>> vmap(torch.dot, in_dims=(1, None))(torch.ones(2, 3), torch.ones(2)).shape
         torch.Size([3])
+
     Source: torch.func.vmap.
     """
     if randomness not in ("error", "same", "different"):

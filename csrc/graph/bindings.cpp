@@ -1,15 +1,15 @@
-#include "bindings.h"
+#include "graph/bindings.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include "errors.h"
-#include "gradient.h"
-#include "prepare.h"
-#include "rewrites.h"
-#include "rules.h"
-#include "run.h"
-#include "tracked.h"
+#include "graph/errors.h"
+#include "graph/gradient.h"
+#include "graph/prepare.h"
+#include "graph/rewrites.h"
+#include "graph/rules.h"
+#include "graph/run.h"
+#include "graph/tracked.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "branches.h"
+#include "graph/branches.h"
 
 #include <algorithm>
 
-#include "captures.h"
-#include "constants.h"
-#include "errors.h"
-#include "linear.h"
+#include "graph/captures.h"
+#include "graph/constants.h"
+#include "graph/errors.h"
+#include "graph/linear.h"
 
 namespace torchlayers::graph {
 

@@ -1,7 +1,7 @@
 // The gradient of prim::If: another prim::If with the same condition.
 #pragma once
 
-#include "reverse.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

@@ -1,10 +1,10 @@
-#include "buffers.h"
+#include "graph/buffers.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <unordered_set>
 
-#include "captures.h"
+#include "graph/captures.h"
 
 namespace torchlayers::graph {
 

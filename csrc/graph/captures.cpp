@@ -1,10 +1,10 @@
-#include "captures.h"
+#include "graph/captures.h"
 
 #include <torch/csrc/jit/ir/alias_analysis.h>
 
 #include <algorithm>
 
-#include "errors.h"
+#include "graph/errors.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "constants.h"
+#include "graph/constants.h"
 
 #include <algorithm>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "captures.h"
+#include "graph/captures.h"
 
 namespace torchlayers::graph {
 

@@ -1,4 +1,4 @@
-#include "dead_code.h"
+#include "graph/dead_code.h"
 
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 

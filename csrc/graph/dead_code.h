@@ -1,7 +1,7 @@
 // What nobody reads goes.
 #pragma once
 
-#include "reverse.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

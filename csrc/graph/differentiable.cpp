@@ -1,4 +1,4 @@
-#include "differentiable.h"
+#include "graph/differentiable.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/runtime/symbolic_script.h>
@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "handwritten.h"
-#include "rules.h"
+#include "graph/handwritten.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

@@ -4,14 +4,14 @@
 
 #include <sstream>
 
-#include "captures.h"
-#include "constants.h"
-#include "dead_code.h"
-#include "gradient.h"
-#include "lift.h"
-#include "reverse.h"
-#include "sizes.h"
-#include "tracked.h"
+#include "graph/captures.h"
+#include "graph/constants.h"
+#include "graph/dead_code.h"
+#include "graph/gradient.h"
+#include "graph/lift.h"
+#include "graph/reverse.h"
+#include "graph/sizes.h"
+#include "graph/tracked.h"
 
 namespace torchlayers::graph {
 

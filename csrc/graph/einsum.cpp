@@ -1,4 +1,4 @@
-#include "einsum.h"
+#include "graph/einsum.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "errors.h"
+#include "graph/errors.h"
 
 namespace torchlayers::graph {
 

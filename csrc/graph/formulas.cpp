@@ -1,4 +1,4 @@
-#include "formulas.h"
+#include "graph/formulas.h"
 
 #include <torch/csrc/jit/passes/constant_propagation.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "reverse.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "handwritten.h"
+#include "graph/handwritten.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <string>
 #include <unordered_set>
 
-#include "einsum.h"
+#include "graph/einsum.h"
 
 namespace torchlayers::graph {
 

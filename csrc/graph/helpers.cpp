@@ -2,7 +2,7 @@
 // compositions (rewrites.cpp).
 #include <string>
 
-#include "script_source.h"
+#include "graph/script_source.h"
 
 namespace torchlayers::graph {
 

@@ -1,4 +1,4 @@
-#include "insert.h"
+#include "graph/insert.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/passes/constant_propagation.h>

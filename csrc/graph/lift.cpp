@@ -1,8 +1,8 @@
-#include "lift.h"
+#include "graph/lift.h"
 
 #include <unordered_map>
 
-#include "captures.h"
+#include "graph/captures.h"
 
 namespace torchlayers::graph {
 

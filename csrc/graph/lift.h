@@ -1,8 +1,8 @@
 // Lambda lifting: the reverse block becomes a graph of its own, what it reads its inputs.
 #pragma once
 
-#include "gradient.h"
-#include "reverse.h"
+#include "graph/gradient.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

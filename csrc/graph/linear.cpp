@@ -1,4 +1,4 @@
-#include "linear.h"
+#include "graph/linear.h"
 
 namespace torchlayers::graph {
 

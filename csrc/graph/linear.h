@@ -7,8 +7,8 @@
 #include <functional>
 #include <vector>
 
-#include "node_gradient.h"
-#include "reverse.h"
+#include "graph/node_gradient.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

@@ -1,9 +1,9 @@
-#include "lists.h"
+#include "graph/lists.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
-#include "errors.h"
-#include "linear.h"
+#include "graph/errors.h"
+#include "graph/linear.h"
 
 namespace torchlayers::graph {
 

@@ -1,7 +1,7 @@
 // Lists of tensors: taken apart, put together, cut from one tensor, broadcast to one shape.
 #pragma once
 
-#include "reverse.h"
+#include "graph/reverse.h"
 
 namespace torchlayers::graph {
 

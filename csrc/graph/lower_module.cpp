@@ -1,11 +1,11 @@
-#include "lower_module.h"
+#include "graph/lower_module.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
 #include <algorithm>
 #include <unordered_map>
 
-#include "errors.h"
+#include "graph/errors.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "node_gradient.h"
+#include "graph/node_gradient.h"
 
-#include "differentiable.h"
-#include "errors.h"
-#include "formulas.h"
-#include "handwritten.h"
-#include "insert.h"
-#include "rules.h"
+#include "graph/differentiable.h"
+#include "graph/errors.h"
+#include "graph/formulas.h"
+#include "graph/handwritten.h"
+#include "graph/insert.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

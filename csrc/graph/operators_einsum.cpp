@@ -2,7 +2,7 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
-#include "einsum.h"
+#include "graph/einsum.h"
 
 namespace {
 

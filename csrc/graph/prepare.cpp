@@ -1,4 +1,4 @@
-#include "prepare.h"
+#include "graph/prepare.h"
 
 #include <torch/csrc/jit/passes/canonicalize_graph_fuser_ops.h>
 #include <torch/csrc/jit/passes/common_subexpression_elimination.h>
@@ -13,12 +13,12 @@
 
 #include <algorithm>
 
-#include "buffers.h"
-#include "lower_module.h"
-#include "rewrites.h"
-#include "structure.h"
-#include "tracked.h"
-#include "writes.h"
+#include "graph/buffers.h"
+#include "graph/lower_module.h"
+#include "graph/rewrites.h"
+#include "graph/structure.h"
+#include "graph/tracked.h"
+#include "graph/writes.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "reverse.h"
+#include "graph/reverse.h"
 
-#include "branches.h"
-#include "differentiable.h"
-#include "errors.h"
-#include "linear.h"
-#include "lists.h"
-#include "node_gradient.h"
+#include "graph/branches.h"
+#include "graph/differentiable.h"
+#include "graph/errors.h"
+#include "graph/linear.h"
+#include "graph/lists.h"
+#include "graph/node_gradient.h"
 
 namespace torchlayers::graph {
 

@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "gradient.h"
-#include "handwritten.h"
-#include "tracked.h"
+#include "graph/gradient.h"
+#include "graph/handwritten.h"
+#include "graph/tracked.h"
 
 namespace torchlayers::graph {
 

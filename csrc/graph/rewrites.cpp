@@ -1,11 +1,11 @@
-#include "rewrites.h"
+#include "graph/rewrites.h"
 
 #include <string>
 #include <unordered_map>
 
-#include "insert.h"
-#include "rules.h"
-#include "script_source.h"
+#include "graph/insert.h"
+#include "graph/rules.h"
+#include "graph/script_source.h"
 
 namespace torchlayers::graph {
 

@@ -1,11 +1,11 @@
-#include "rules.h"
+#include "graph/rules.h"
 
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <unordered_map>
 
-#include "insert.h"
-#include "script_source.h"
+#include "graph/insert.h"
+#include "graph/script_source.h"
 
 namespace torchlayers::graph {
 

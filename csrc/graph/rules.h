@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "node_gradient.h"
+#include "graph/node_gradient.h"
 
 namespace torchlayers::graph {
 

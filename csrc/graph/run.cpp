@@ -1,6 +1,6 @@
-#include "run.h"
+#include "graph/run.h"
 
-#include "../torch_versions.h"
+#include "core/torch_versions.h"
 
 namespace torchlayers::graph {
 

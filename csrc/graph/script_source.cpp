@@ -1,4 +1,4 @@
-#include "script_source.h"
+#include "graph/script_source.h"
 
 #include <torch/csrc/jit/api/compilation_unit.h>
 #include <torch/csrc/jit/api/function_impl.h>

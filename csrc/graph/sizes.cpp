@@ -1,4 +1,4 @@
-#include "sizes.h"
+#include "graph/sizes.h"
 
 #include <torch/csrc/jit/ir/constants.h>
 
@@ -6,8 +6,8 @@
 #include <map>
 #include <unordered_set>
 
-#include "../torch_versions.h"
-#include "captures.h"
+#include "core/torch_versions.h"
+#include "graph/captures.h"
 
 namespace torchlayers::graph {
 

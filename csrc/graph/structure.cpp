@@ -1,6 +1,6 @@
-#include "structure.h"
+#include "graph/structure.h"
 
-#include "errors.h"
+#include "graph/errors.h"
 
 namespace torchlayers::graph {
 

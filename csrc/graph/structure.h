@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "prepare.h"
+#include "graph/prepare.h"
 
 namespace torchlayers::graph {
 

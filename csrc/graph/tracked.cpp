@@ -1,9 +1,9 @@
-#include "tracked.h"
+#include "graph/tracked.h"
 
 #include <algorithm>
 #include <string>
 
-#include "differentiable.h"
+#include "graph/differentiable.h"
 
 namespace torchlayers::graph {
 

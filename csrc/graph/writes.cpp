@@ -1,4 +1,4 @@
-#include "writes.h"
+#include "graph/writes.h"
 
 #include <algorithm>
 #include <string>

@@ -1,20 +1,19 @@
-// What grad and jvp share: torch's autograd works on wrappers of their level; the values inside
-// the wrappers belong to the layers below.
+#include "layers/autograd.h"
+
 #include <c10/core/GradMode.h>
-#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../function.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../stack.h"
-#include "../tangent.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/below.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/recording.h"
+#include "core/trace.h"
+#include "layers/function.h"
+#include "values/tangent.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -74,7 +73,7 @@ class CapturedTargets {
 };
 
 // NOTE [Operators without a derivative]
-// Of a user's operator that no derivative is registered for, plain autograd sees what its kernel
+// Of a user's operator that no derivative is registered for, torch's autograd sees what its kernel
 // is made of, and differentiates that. So the layer runs a kernel that is made for any backend at
 // the front, and its operators come to the layer one by one. A backend's own kernel may as well
 // read memory, and is not looked into: where a derivative is lost with it, that is an error. Nor do
@@ -134,10 +133,54 @@ c10::SmallVector<size_t, 2> results_of_immutable(
 
 } // namespace
 
-void AutogradLayer::lift(const Operator& op, Args& args) const {
-  change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {
-    return torchlayers::lift(tensor, *this);
+ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, bool with_tangents) const {
+  ArgumentFacts facts;
+  const auto look_at = [&](const at::Tensor& tensor, size_t i) {
+    facts.are_strided = facts.are_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
+    if (with_tangents) {
+      facts.tangents.emplace_back();
+    }
+    if (!is_at_level(tensor, *this)) {
+      return;
+    }
+    facts.any_at_level = true;
+    facts.requiring_grad[i] = facts.requiring_grad[i] || tensor.requires_grad();
+    if (with_tangents) {
+      facts.tangents.back() = tangent_of(tensor, level());
+      facts.any_tangent = facts.any_tangent || facts.tangents.back().defined();
+    } else {
+      const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
+      facts.any_tangent = facts.any_tangent || (meta != nullptr && meta->fw_grad_ != nullptr);
+    }
+  };
+  const size_t first = args.size() - count;
+  for (size_t i = 0; i < count; ++i) {
+    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
+      const auto* wrapper = wrapper_of(tensor);
+      if (wrapper != nullptr && !is_of_layer(*wrapper, *this) && !wrapper->is_alive()) {
+        facts.any_dead_wrapper = true;
+        look_at(without_dead_wrappers(tensor), i);
+      } else {
+        look_at(tensor, i);
+      }
+    });
+  }
+  return facts;
+}
+
+void AutogradLayer::lift_args(const Operator& op, Args& args) const {
+  change_tensors(
+      args, op.num_args, [this](const at::Tensor& tensor, size_t) { return lift(tensor, *this); });
+}
+
+bool AutogradLayer::unwrap_args(const Operator& op, Args& args) const {
+  bool are_plain = true;
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    at::Tensor value = unwrap(tensor, level());
+    are_plain = are_plain && is_plain(value);
+    return value;
   });
+  return are_plain;
 }
 
 bool AutogradLayer::follows(const at::Tensor& tensor) const {
@@ -157,14 +200,14 @@ void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) co
   raise_mutates_captured(op, *this);
 }
 
-// Of the modes that the operator was called with. A custom operator's own autograd kernel,
-// an autograd.Function, has turned recording off for its level, not for those below.
-Modes AutogradLayer::modes_below_caller(const Operator& op) const {
+// A custom operator's own autograd kernel, an autograd.Function, has turned recording off for its
+// level, not for those below.
+Modes AutogradLayer::modes_of_caller(const Operator& op) const {
   Modes modes = op.is_custom ? Processing::of(*this)->modes_outside() : Modes::of_thread();
   if (const auto* function = FunctionsOfOneLevel::running_jvp_on(*this)) {
     modes.forward_grad = function->modes_outside().forward_grad;
   }
-  return modes_below(modes);
+  return modes;
 }
 
 void AutogradLayer::process(const Operator& op, Args& args) {
@@ -176,7 +219,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   if (op.is_in_place) {
     refuse_to_mutate_captured(op, args);
   }
-  lift(op, args);
+  lift_args(op, args);
   std::optional<CapturedTargets> captured;
   if (!op.is_in_place && !op.written_args.empty()) {
     captured.emplace(op, args, *this);
@@ -197,8 +240,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
         op.name(),
         ": no derivative that reaches these arguments is registered for it, and it would be taken "
         "for zero. Register one with torch.library.register_autograd",
-        kind() == Kind::Jvp ? " and torchlayers.extend.jvp_rule"
-                            : " or torchlayers.extend.vjp_rule",
+        where_to_register(),
         ", or detach() the arguments if that is meant.");
   }
 }
@@ -221,16 +263,9 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
     });
   }
   // 3. Unwrap.
-  change_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t) {
-    return unwrap(tensor, level());
-  });
+  const bool are_plain = unwrap_args(op, args);
   // 4. Call the operator on the layers below.
-  {
-    WithoutTop below(*this);
-    WithModes modes(modes_below_caller(op));
-    PastAutograd past(PastAutograd::may_go(op, args));
-    op.handle.callBoxed(&args);
-  }
+  call_below(op, args, are_plain);
   // 5. Wrap the results.
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t i) {
     return wrap(tensor, *this, std::find(immutable.begin(), immutable.end(), i) != immutable.end());

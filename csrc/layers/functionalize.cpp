@@ -1,13 +1,13 @@
-// functionalize. torch's functionalization kernels do the work.
+#include "layers/functionalize.h"
+
 #include <ATen/FunctionalTensorWrapper.h>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
@@ -22,6 +22,17 @@ at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
       std::nullopt,
       std::nullopt,
       keeps_views_);
+}
+
+void FunctionalizeLayer::switch_on() {
+  // Between two of them another layer has to wrap what the outer one made functional.
+  if (!mirror().empty() && mirror().back().key() == at::functorch::TransformType::Functionalize) {
+    raise(
+        "functionalize can't be applied directly inside functionalize: what is functional already "
+        "(level ",
+        mirror().back().layerId(),
+        ") can't be made so again. Apply it once.");
+  }
 }
 
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
@@ -43,8 +54,7 @@ bool FunctionalizeLayer::follows(const at::Tensor& tensor) const {
 
 void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
-  WithoutTop below(*this);
-  op.handle.callBoxed(&args);
+  call_below(op, args, /*are_plain=*/false);
 }
 
 } // namespace torchlayers

@@ -1,17 +1,20 @@
-// grad. What an operator does to cotangents is read from its rule, in a node of ours; an operator
-// without a rule records torch's own.
+// What an operator does to cotangents is read from its rule, in a node of ours; an operator without
+// a rule records torch's own.
+#include "layers/grad.h"
+
+#include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "../args.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../rule_node.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/hooks.h"
+#include "core/keys.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "reverse/rule_node.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -19,59 +22,49 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-// What the arguments ask of the layer.
-struct AskedOfGrad {
-  bool any_at_level = false;
-  bool any_tracked = false;
-  // The rule tells the gradient by all that are tracked.
-  bool is_known = true;
-  // Sparse and nested tensors, and tangents that a user has made by hand, are torch's.
-  bool is_plain = true;
-  bool any_dead_wrapper = false;
+constexpr const char* kNoHooks =
+    "torchlayers: saved-tensor hooks (checkpointing, save_on_cpu) don't work inside grad, vjp, "
+    "jacrev and hessian: they would run between the layers. Use them around plain autograd, "
+    "outside the transformed function.";
 
-  AskedOfGrad(const Args& args, const Operator& op, const PullRule* rule, const Layer& layer) {
-    const size_t first = args.size() - op.num_args;
-    for (size_t i = 0; i < op.num_args; ++i) {
-      visit_tensors_of(
-          args[first + i], [&](const at::Tensor& tensor) { look_at(tensor, i, rule, layer); });
+bool knows_all(const VjpRule& rule, const std::bitset<64>& args, size_t count) {
+  for (size_t i = 0; i < count; ++i) {
+    if (args[i] && !rule.knows(i)) {
+      return false;
     }
   }
-
- private:
-  void look_at(const at::Tensor& tensor, size_t arg, const PullRule* rule, const Layer& layer) {
-    const auto* wrapper = wrapper_of(tensor);
-    if (wrapper != nullptr && !wrapper->is_alive()) {
-      any_dead_wrapper = true;
-      look_at(without_dead_wrappers(tensor), arg, rule, layer);
-      return;
-    }
-    is_plain = is_plain && tensor.layout() == at::kStrided && !tensor.is_nested();
-    if (!is_at_level(tensor, layer)) {
-      return;
-    }
-    any_at_level = true;
-    if (tensor.requires_grad()) {
-      any_tracked = true;
-      is_known = is_known && rule != nullptr && rule->knows(arg);
-    }
-    const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
-    is_plain = is_plain && (meta == nullptr || meta->fw_grad_ == nullptr);
-  }
-};
+  return true;
+}
 
 } // namespace
-
-bool (*python_is_running)() = [] { return true; };
 
 // NOTE [no_grad inside and outside]
 // A transform obeys a no_grad inside the function and is blind to one outside it.
 // Entering turns grad mode on at this level and remembers what it was; below, an
 // outside no_grad holds again, and an inside one simply still holds. jvp does the
 // same with forward grad mode.
-GradLayer::GradLayer(bool previous_grad_mode, bool previous_inference_mode)
-    : AutogradLayer(Kind::Grad),
-      previous_grad_mode_(previous_grad_mode),
-      previous_inference_mode_(previous_inference_mode) {}
+void GradLayer::switch_on() {
+  if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
+    raise(
+        "grad, vjp, jacrev and hessian can't run inside a `with` block of saved-tensor hooks "
+        "(checkpointing, save_on_cpu): the hooks would run between the layers. Call the transform "
+        "outside that block.");
+  }
+  hooks_message_ = at::SavedTensorDefaultHooks::get_disabled_error_message();
+  at::SavedTensorDefaultHooks::disable(kNoHooks);
+  previous_grad_mode_ = Modes::of_thread().grad;
+  without_inference(no_inference_);
+  c10::AutogradState::get_tls_state().set_grad_mode(true);
+}
+
+void GradLayer::switch_off() {
+  no_inference_.reset();
+  if (hooks_message_) {
+    at::SavedTensorDefaultHooks::disable(*hooks_message_);
+  } else {
+    at::SavedTensorDefaultHooks::enable();
+  }
+}
 
 DynamicLayer GradLayer::mirrored(int64_t level) const {
   return DynamicLayer(TransformType::Grad, level, std::nullopt, std::nullopt, previous_grad_mode_);
@@ -91,15 +84,29 @@ Modes GradLayer::modes_below(Modes here) const {
 // - whatever Python calls, from hooks or an autograd.Function's backward: it may
 //   differentiate on its own. The engine runs without the interpreter lock, so
 //   holding the lock tells that Python is running.
-// An operator made of others is taken apart first, and its parts go down: what it is
+// An operator made of others is decomposed first, and its parts go down: what it is
 // made of may depend on whether it sees wrappers, and torch.func shows it some.
 bool GradLayer::runs_backward() const {
-  return backwards_running_.load(std::memory_order_relaxed) > 0 && !python_is_running();
+  return backwards_running_.load(std::memory_order_relaxed) > 0 && !hooks.python_is_running();
 }
 
 // An operator made of others has no rule as a rule, and they do.
-bool GradLayer::takes_apart(const Operator& op) const {
-  return op.is_composite && (op.pull_rule == nullptr || runs_backward());
+bool GradLayer::decomposes(const Operator& op) const {
+  return op.is_composite && (op.vjp_rule == nullptr || runs_backward());
+}
+
+GradLayer::Recorder GradLayer::recorder_of(const Operator& op, const ArgumentFacts& facts) const {
+  if (!facts.are_strided || facts.any_tangent) { // which a user has made by hand
+    return Recorder::Autograd;
+  }
+  if (facts.requiring_grad.none() || !c10::GradMode::is_enabled() || op.is_constant) {
+    // A view of a tensor of this level has to be known as one.
+    return op.aliases && facts.any_at_level ? Recorder::Autograd : Recorder::Nobody;
+  }
+  const VjpRule* rule = op.vjp_rule;
+  return rule != nullptr && (op.aliases || knows_all(*rule, facts.requiring_grad, op.num_args))
+             ? Recorder::Rule
+             : Recorder::Autograd;
 }
 
 void GradLayer::process(const Operator& op, Args& args) {
@@ -107,46 +114,36 @@ void GradLayer::process(const Operator& op, Args& args) {
     send_down(op, args);
     return;
   }
-  const PullRule* rule = op.pull_rule;
-  const bool is_view = op.aliases && op.written_args.empty() && rule != nullptr;
-  if ((op.aliases && !is_view) || (op.is_custom && rule == nullptr) ||
-      c10::InferenceMode::is_enabled()) {
+  const VjpRule* rule = op.vjp_rule;
+  const bool may_have_rule =
+      rule != nullptr ? op.written_args.empty() : !op.aliases && !op.is_custom;
+  if (!may_have_rule || c10::InferenceMode::is_enabled()) {
     AutogradLayer::process(op, args);
     return;
   }
-  const AskedOfGrad asked(args, op, rule, *this);
-  if (asked.any_dead_wrapper) {
+  const ArgumentFacts facts = look_at(args, op.num_args, /*with_tangents=*/false);
+  if (facts.any_dead_wrapper) {
     take_off_dead_wrappers(op, args);
   }
-  const bool is_recorded = asked.any_tracked && c10::GradMode::is_enabled();
-  if (!asked.is_plain) {
-    AutogradLayer::process(op, args);
-  } else if (is_view) {
-    if (is_recorded) {
-      follow_view(*rule, op, args);
-    } else if (asked.any_at_level) {
-      AutogradLayer::process(op, args); // which has to know it as a view
-    } else {
+  switch (recorder_of(op, facts)) {
+    case Recorder::Nobody:
       send_down(op, args);
-    }
-  } else if (!is_recorded || op.is_constant) {
-    send_down(op, args); // nothing to differentiate
-  } else if (asked.is_known) {
-    follow(*rule, op, args);
-  } else {
-    AutogradLayer::process(op, args);
+      break;
+    case Recorder::Rule:
+      op.aliases ? apply_rule_of_view(*rule, op, args) : apply_rule(*rule, op, args);
+      break;
+    case Recorder::Autograd:
+      AutogradLayer::process(op, args);
+      break;
   }
 }
 
-void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
+void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);
-  {
-    WithoutTop below(*this);
-    WithModes modes(modes_below_caller(op));
-    PastAutograd past(PastAutograd::may_go(op, args));
-    op.handle.callBoxed(&args);
-  }
+  const bool are_plain = unwrap_args(op, args);
+  node->save_args(args);
+  call_below(op, args, are_plain);
   Args values;
   if (node->reads_results()) {
     values.assign(args.end() - static_cast<std::ptrdiff_t>(op.num_returns), args.end());
@@ -170,10 +167,12 @@ void GradLayer::follow(const PullRule& rule, const Operator& op, Args& args) {
 
 // torch's kernel for views, without that of autograd proper, tells autograd what the result is a
 // view of: a write to either is then seen by both.
-void GradLayer::follow_view(const PullRule& rule, const Operator& op, Args& args) {
+void GradLayer::apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
-  Args unwrapped(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-  const auto node = make_rule_node(op, rule, unwrapped, *this);
+  const auto node = make_rule_node(op, rule, args, *this);
+  Args values(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  unwrap_args(op, values);
+  node->save_args(values);
   allow_only(DispatchKeySet(DispatchKey::ADInplaceOrView));
   op.handle.callBoxed(&args);
   visit_tensors(args, op.num_returns, [&](const at::Tensor& view) {

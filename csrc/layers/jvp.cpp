@@ -1,20 +1,21 @@
-// jvp. What an operator does to tangents is read from its rule, on the values of the
-// layers below; an operator without a rule goes through torch's forward AD.
+// What an operator does to tangents is read from its rule, on the values of the layers below; an
+// operator without a rule goes through torch's forward AD.
+#include "layers/jvp.h"
+
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 
-#include "../args.h"
-#include "../decompose.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../plain.h"
-#include "../rules/rule.h"
-#include "../stack.h"
-#include "../tangent.h"
-#include "../trace.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/below.h"
+#include "core/errors.h"
+#include "core/hooks.h"
+#include "core/keys.h"
+#include "core/recording.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "values/tangent.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -28,49 +29,12 @@ bool is_missing_formula(const c10::NotImplementedError& error) {
   return text.find("Trying to use forward AD with") != std::string::npos;
 }
 
-// What the arguments ask of the layer.
-struct AskedOfJvp {
-  Tangents tangents;
-  bool any_tangent = false;
-  // Somebody differentiates in reverse at this level, which is autograd's to record.
-  bool is_recorded = false;
-  // Sparse and nested tensors are torch's to differentiate.
-  bool is_strided = true;
-
-  AskedOfJvp(const Args& args, size_t count, const Layer& layer) {
-    tangents.reserve(count);
-    visit_tensors(args, count, [&](const at::Tensor& tensor) {
-      const auto* wrapper = wrapper_of(tensor);
-      const bool is_dead =
-          wrapper != nullptr && !is_of_layer(*wrapper, layer) && !wrapper->is_alive();
-      look_at(is_dead ? without_dead_wrappers(tensor) : tensor, layer);
-    });
-  }
-
- private:
-  void look_at(const at::Tensor& tensor, const Layer& layer) {
-    tangents.emplace_back();
-    if (is_at_level(tensor, layer)) {
-      is_recorded = is_recorded || tensor.requires_grad();
-      tangents.back() = tangent_of(tensor, layer.level());
-      any_tangent = any_tangent || tangents.back().defined();
-    }
-    is_strided = is_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
-  }
-};
-
 bool any_result_has_derivatives(const Args& results, size_t count) {
   bool any = false;
   visit_tensors(results, count, [&](const at::Tensor& result) {
     any = any || result.is_floating_point() || result.is_complex();
   });
   return any;
-}
-
-void unwrap_all(const Operator& op, Args& args, int64_t level) {
-  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
-    return unwrap(without_dead_wrappers(tensor), level);
-  });
 }
 
 bool are_plain(const Tangents& tangents) {
@@ -111,7 +75,7 @@ bool is_prim(const Operator& op) {
 // user had called it.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  if ((!op.written_args.empty() && !is_prim(op)) || !decompose(op, args)) {
+  if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
     raise_not_implemented(
         layer.name(),
         " can't differentiate ",
@@ -123,12 +87,17 @@ void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
 
 } // namespace
 
-bool (*decompose)(const Operator&, Args&) = [](const Operator&, Args&) { return false; };
+void JvpLayer::switch_on() {
+  hooks.hold_dual_level();
+  previous_forward_grad_mode_ = Modes::of_thread().forward_grad;
+  without_inference(no_inference_);
+  c10::AutogradState::get_tls_state().set_fw_grad_mode(true);
+}
 
-JvpLayer::JvpLayer(bool previous_forward_grad_mode, bool previous_inference_mode)
-    : AutogradLayer(Kind::Jvp),
-      previous_forward_grad_mode_(previous_forward_grad_mode),
-      previous_inference_mode_(previous_inference_mode) {}
+void JvpLayer::switch_off() {
+  no_inference_.reset();
+  hooks.release_dual_level();
+}
 
 DynamicLayer JvpLayer::mirrored(int64_t level) const {
   return DynamicLayer(
@@ -145,49 +114,57 @@ Modes JvpLayer::modes_below(Modes here) const {
 }
 
 // An operator made of others has no rule as a rule, and they do.
-bool JvpLayer::takes_apart(const Operator& op) const {
-  return op.is_composite && op.rule == nullptr;
+bool JvpLayer::decomposes(const Operator& op) const {
+  return op.is_composite && op.jvp_rule == nullptr;
+}
+
+JvpLayer::Recorder JvpLayer::recorder_of(
+    const Operator& op, const JvpRule* rule, const ArgumentFacts& facts) {
+  const bool may_have_rule =
+      rule != nullptr ? !op.is_custom || op.jvp_rule != nullptr : !op.aliases && !op.is_custom;
+  if (!may_have_rule || facts.requiring_grad.any() || !Modes::of_thread().forward_grad ||
+      c10::InferenceMode::is_enabled()) {
+    return Recorder::Autograd;
+  }
+  if (!facts.any_tangent) {
+    return op.aliases ? Recorder::Autograd : Recorder::Nobody;
+  }
+  return rule != nullptr && facts.are_strided ? Recorder::Rule : Recorder::Autograd;
 }
 
 void JvpLayer::process(const Operator& op, Args& args) {
-  const bool may_follow = Modes::of_thread().forward_grad && !c10::InferenceMode::is_enabled() &&
-                          (!op.is_custom || op.rule != nullptr);
   const bool writes = !op.written_args.empty();
-  const Rule* rule = op.rule;
+  const JvpRule* rule = op.jvp_rule;
   if (writes) {
-    rule = op.functional ? Operator::of(*op.functional).rule.load() : nullptr;
+    rule = op.functional ? Operator::of(*op.functional).jvp_rule.load() : nullptr;
   }
-  if (!may_follow || (op.aliases && rule == nullptr)) {
-    leave_to_autograd(op, args);
-    return;
-  }
-  AskedOfJvp asked(args, op.num_args, *this);
-  if (asked.is_recorded) {
-    leave_to_autograd(op, args);
-  } else if (!asked.any_tangent && !op.aliases) {
-    send_down(op, args); // nothing to differentiate
-  } else if (!asked.any_tangent || rule == nullptr || !asked.is_strided) {
-    leave_to_autograd(op, args);
-  } else if (writes) {
-    follow_in_place(*rule, op, args, asked.tangents);
-  } else {
-    follow(*rule, op, args, asked.tangents);
+  ArgumentFacts facts = look_at(args, op.num_args, /*with_tangents=*/true);
+  switch (recorder_of(op, rule, facts)) {
+    case Recorder::Nobody:
+      send_down(op, args);
+      break;
+    case Recorder::Rule:
+      writes ? apply_rule_in_place(*rule, op, args, facts.tangents)
+             : apply_rule(*rule, op, args, facts.tangents);
+      break;
+    case Recorder::Autograd:
+      leave_to_autograd(op, args, facts.any_tangent);
+      break;
   }
 }
 
-void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
+void JvpLayer::apply_rule(
+    const JvpRule& rule, const Operator& op, Args& args, const Tangents& tangents) {
   trace("rule", op, *this);
   const at::Tensor base =
       op.aliases ? without_dead_wrappers(args[args.size() - op.num_args].toTensor()) : at::Tensor();
-  unwrap_all(op, args, level());
-  Call call(op, args, tangents);
+  const bool values_are_plain = unwrap_args(op, args);
+  JvpCall call(op, args, tangents);
   Tangents results;
   {
-    WithoutTop below(*this);
-    WithModes modes(modes_below_caller(op));
-    PastAutograd past(
-        !rule.is_from_python() && PastAutograd::may_go(op, args) && are_plain(tangents));
-    rule.push_forward(call);
+    Below below(*this, op);
+    below.skip_autograd(op, values_are_plain && !rule.is_from_python() && are_plain(tangents));
+    rule.jvp(call);
     results = call.finish();
   }
   auto tangent = results.begin();
@@ -205,23 +182,22 @@ void JvpLayer::follow(const Rule& rule, const Operator& op, Args& args, Tangents
 
 // What is written to a dual tensor is written to its tangent too, whose views are views of
 // it; a tensor that has none yet, and what it is a view of, is given one.
-void JvpLayer::follow_in_place(
-    const Rule& rule, const Operator& op, Args& args, Tangents& tangents) {
+void JvpLayer::apply_rule_in_place(
+    const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
   const at::Tensor target = args[args.size() - op.num_args].toTensor();
-  unwrap_all(op, args, level());
+  unwrap_args(op, args);
   const at::Tensor written = tangents[0];
   at::Tensor tangent;
   {
-    WithoutTop below(*this);
-    WithModes modes(modes_below_caller(op));
+    const Below below(*this, op);
     Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
     const at::Tensor value = kept[0].toTensor();
     keep(kept, tangents, op.num_args);
-    Call call(Operator::of(*op.functional), kept, tangents);
+    JvpCall call(Operator::of(*op.functional), kept, tangents);
     call.write_to(op, value);
-    rule.push_forward(call);
+    rule.jvp(call);
     if (!written.defined()) {
       tangent = call.finish()[0];
     } else if (const at::Tensor given = call.given(0); given.defined()) {
@@ -243,13 +219,11 @@ void JvpLayer::follow_in_place(
 
 // A derivative that is registered from Python (torch.library's register_autograd) is of
 // reverse mode alone, and does not say so in forward mode: the tangent would be zero.
-void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
-  if (is_prim(op) && AskedOfJvp(args, op.num_args, *this).any_tangent) {
+void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangent) {
+  if (any_tangent && is_prim(op)) {
     decompose_or_refuse(op, args, *this);
     return;
   }
-  const bool may_lose_tangents =
-      op.has_custom_autograd && AskedOfJvp(args, op.num_args, *this).any_tangent;
   const size_t start = args.size() - op.num_args;
   const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
   visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
@@ -266,7 +240,8 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args) {
     decompose_or_refuse(op, args, *this);
     return;
   }
-  if (may_lose_tangents && !AskedOfJvp(args, op.num_returns, *this).any_tangent &&
+  if (any_tangent && op.has_custom_autograd &&
+      !look_at(args, op.num_returns, /*with_tangents=*/true).any_tangent &&
       any_result_has_derivatives(args, op.num_returns)) {
     raise(
         name(),

@@ -1,33 +1,32 @@
-// vmap. Where no rule of ours (rules/) fits, torch's batching rules do the work; they
-// read the batch size and the randomness from this layer's entry in the mirror.
+// Where no rule of ours (rules/batching/) fits, torch's batching rules do the work; they read the
+// batch size and the randomness from this layer's entry in the mirror.
+#include "layers/vmap.h"
+
 #include <algorithm>
 
-#include "../args.h"
-#include "../batched.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../layer.h"
-#include "../rules/batching/batched_call.h"
-#include "../rules/batching/in_place.h"
-#include "../rules/batching/masked.h"
-#include "../rules/batching/pointwise.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "../wrapper.h"
-#include "vmap_errors.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/recording.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "layers/vmap_errors.h"
+#include "rules/batching/batched_call.h"
+#include "rules/batching/in_place.h"
+#include "rules/batching/masked.h"
+#include "rules/batching/pointwise.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
 namespace {
 
-bool follow_rule(const Operator& op, Args& args, const VmapLayer& layer) {
-  static const BatchRule of_pointwise{line_up};
-  const BatchRule* rule = op.is_pointwise ? &of_pointwise : op.batch_rule.load();
-  if (rule == nullptr) {
-    return false;
-  }
-  BatchedCall call(op, args, layer);
-  return call.is_plain() && rule->follow(call, rule->arg);
+bool apply_rule(BatchedCall& call) {
+  static const BatchingRule of_pointwise{line_up};
+  const Operator& op = call.op();
+  const BatchingRule* rule = op.is_pointwise ? &of_pointwise : op.batching_rule.load();
+  return rule != nullptr && call.is_strided() && rule->apply(call, rule->arg);
 }
 
 // A batching rule registered for the operator finds the batch among hidden tensors too, which
@@ -69,8 +68,22 @@ bool is_to_be_looked_into(const Operator& op, const Args& args) {
 
 } // namespace
 
-VmapLayer::VmapLayer(c10::SymInt batch_size, Randomness randomness)
-    : Layer(Kind::Vmap), batch_size_(std::move(batch_size)), randomness_(randomness) {}
+const char* randomness_name(Randomness randomness) {
+  switch (randomness) {
+    case Randomness::Error:
+      return "error";
+    case Randomness::Same:
+      return "same";
+    case Randomness::Different:
+      return "different";
+    default:
+      return "?";
+  }
+}
+
+std::map<std::string, c10::IValue> VmapLayer::metadata() const {
+  return {{"batch_size", batch_size_}, {"randomness", randomness_name(randomness_)}};
+}
 
 at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
@@ -78,13 +91,13 @@ at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
 }
 
 void VmapLayer::process(const Operator& op, Args& args) {
-  unwrap_dead_and_check(op, args, *this);
+  BatchedCall batched_call(op, args, *this);
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
-    if (run_batched_alike(op, args, *this) || follow_rule(op, args, *this) ||
+    if (run_batched_alike(batched_call) || apply_rule(batched_call) ||
         fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
       return;
     }
@@ -131,8 +144,11 @@ void VmapLayer::bypassed(const Operator& op, const Args& args) const {
 
 void VmapLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
-  WithoutTop below(*this);
-  op.handle.callBoxed(&args);
+  bool are_plain = true;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& value) {
+    are_plain = are_plain && is_plain(value);
+  });
+  call_below(op, args, are_plain);
 }
 
 } // namespace torchlayers

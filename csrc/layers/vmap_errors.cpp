@@ -1,4 +1,4 @@
-#include "vmap_errors.h"
+#include "layers/vmap_errors.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/zeros.h>
@@ -10,10 +10,10 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "../args.h"
-#include "../errors.h"
-#include "../keys.h"
-#include "../wrapper.h"
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -198,7 +198,7 @@ void explain(
         op.name(),
         " with randomness='error'. Give vmap randomness='different', for numbers of its own for "
         "each sample, or 'same'.",
-        python_location());
+        hooks.python_location());
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
@@ -234,7 +234,7 @@ void explain(
         " can't write a batched value into a tensor that is not batched (",
         op.name(),
         "): it has room for one sample, not for ",
-        layer.batch_size(),
+        *layer.batch_size(),
         ". Make it from the sample (torch.zeros_like(x), x.new_zeros), or use the out-of-place "
         "operator.");
   }
@@ -244,13 +244,13 @@ void explain(
         "torchlayers: " + layer.name() + ": Batching rule not implemented for " + op.name() +
             ". Loop over the samples and torch.stack what they give, or write it with other "
             "operators." +
-            python_location());
+            hooks.python_location());
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
     raise(
         layer.name(),
         " can't make one Python bool of ",
-        layer.batch_size(),
+        *layer.batch_size(),
         " samples (",
         op.name(),
         "). Use torch.isclose(x, y).all(), and look at it after vmap.");
@@ -261,7 +261,7 @@ void explain(
         " can't update the running statistics of a batch norm (",
         op.name(),
         "): they are not batched, and each of the ",
-        layer.batch_size(),
+        *layer.batch_size(),
         " samples has its own. Give the layer none (torchlayers.replace_all_batch_norm_modules_, "
         "or "
         "track_running_stats=False), or put the module into eval mode.");
@@ -287,12 +287,12 @@ void say_again(
     return;
   }
   const std::string on =
-      refusal ? " on a sample" : " on a batch of " + c10::str(layer.batch_size()) + " samples";
+      refusal ? " on a sample" : " on a batch of " + c10::str(*layer.batch_size()) + " samples";
   throw_like(
       error,
       "torchlayers: " + layer.name() + " can't run " + op.name() + on +
           (whole ? shapes_of(op, args) : "") + ": " + quoted(refusal.value_or(error.msg())) + "." +
-          python_location());
+          hooks.python_location());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
@@ -302,7 +302,7 @@ void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer
       raise(
           layer.name(),
           " can't make one Python number of a batched tensor: it holds ",
-          layer.batch_size(),
+          *layer.batch_size(),
           " values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a "
           "Tensor in some data-dependent control flow (bool(), if, while). Use torch.where or "
           "torch.stack, or return the value and look at it after vmap.");

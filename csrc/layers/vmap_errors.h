@@ -1,7 +1,7 @@
 // What goes wrong under vmap, said in terms of the user's function.
 #pragma once
 
-#include "../layer.h"
+#include "layers/vmap.h"
 
 namespace torchlayers {
 

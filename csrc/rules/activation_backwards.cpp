@@ -1,7 +1,7 @@
 // The backward operators of activations, which appear when a gradient is differentiated:
 // linear in the cotangent g, and curved in the rest.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -99,7 +99,7 @@ Tensor prelu_input_on_first(const Tensor& t, const Tensor& x, const Tensor& weig
 }
 
 // _prelu_kernel_backward(g, x, weight) -> (gradient of x, gradient of weight)
-void prelu_backward(Call& call) {
+void prelu_backward(JvpCall& call) {
   call.run();
   const Tensor& g = call[0];
   const Tensor& x = call[1];
@@ -118,7 +118,7 @@ void prelu_backward(Call& call) {
            call.has_tangent(1) ? at::where(x > 0, 0, call.tangent(1) * g) : Tensor()}));
 }
 
-void pull_prelu_backward(Pullback& call) {
+void pull_prelu_backward(VjpCall& call) {
   const Tensor& g = call[0];
   const Tensor& x = call[1];
   const Tensor& weight = call[2];
@@ -184,12 +184,12 @@ void add_activation_backwards(Table& rules) {
       "glu_backward",
       {0, TANGENT(on_first(t, c))},
       {1, TANGENT(glu_curvature(t, c[0], c[1], c.integer(2)))});
-  PULLS(
+  VJPS(
       "glu_backward",
-      {0, PULL(at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2)))},
-      {1, PULL(glu_curvature(g, c[0], c[1], c.integer(2)))});
+      {0, VJP(at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2)))},
+      {1, VJP(glu_curvature(g, c[0], c[1], c.integer(2)))});
   WRITTEN("_prelu_kernel_backward", prelu_backward);
-  rules.add_pull("_prelu_kernel_backward", {0, 1, 2}, {0, 1}, Reads{0b111, 0}, pull_prelu_backward);
+  rules.add_vjp("_prelu_kernel_backward", {0, 1, 2}, {0, 1}, Reads{0b111, 0}, pull_prelu_backward);
   TRANSPOSED("native_dropout_backward", g * c[1] * c.number(2));
   TERMS("threshold_backward", {0, ONE_PASS(threshold_backward(t, c[1], c.scalar(2)))}, {1, FLAT});
   for (const char* name :

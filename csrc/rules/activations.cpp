@@ -1,7 +1,7 @@
 // Activation functions. ATen's backward operators multiply by the derivative, which is what
 // a tangent needs too.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -77,7 +77,7 @@ Tensor gelu_tangent(const Tensor& t, const Operands& call) {
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
 constexpr double kSeluScale = 1.0507009873554804934193349852946;
 
-void log_sigmoid(Call& call) {
+void log_sigmoid(JvpCall& call) {
   call.run();
   call.set_tangent(0, at::log_sigmoid_backward(call.tangent(0), call[0], call.result(1)));
 }
@@ -114,10 +114,10 @@ void add_activations(Table& rules) {
   ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
   POINTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
   TERMS("glu", {0, TANGENT(at::glu_jvp(y, x, t, c.integer(1)))});
-  PULLS("glu", {0, PULL(at::glu_backward(g, x, c.integer(1)))});
+  VJPS("glu", {0, VJP(at::glu_backward(g, x, c.integer(1)))});
   TERMS("_prelu_kernel", {0, TERM(prelu_of_input(t, x, c[1]))}, {1, TERM(prelu_of_weight(t, x))});
   WRITTEN("log_sigmoid_forward", log_sigmoid);
-  PULLS("log_sigmoid_forward", {0, PULL(at::log_sigmoid_backward(g, x, c.result(1)))});
+  VJPS("log_sigmoid_forward", {0, VJP(at::log_sigmoid_backward(g, x, c.result(1)))});
 }
 
 } // namespace torchlayers

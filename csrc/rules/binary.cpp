@@ -3,10 +3,10 @@
 #include <cmath>
 #include <limits>
 
-#include "../errors.h"
-#include "../torch_versions.h"
-#include "families.h"
-#include "forms.h"
+#include "core/errors.h"
+#include "core/torch_versions.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -19,7 +19,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
 }
 
 // Both terms of the product rule in two operators, where there are two.
-void mul(Call& call) {
+void mul(JvpCall& call) {
   call.run();
   const Tensor& a = call[0];
   const Tensor& b = call[1];
@@ -42,7 +42,7 @@ void mul(Call& call) {
 }
 
 // (a / b)' = (a' - b' y) / b, with one division.
-void quotient(Call& call) {
+void quotient(JvpCall& call) {
   call.run();
   const Tensor& b = call[1];
   if (!call.has_tangent(1)) {
@@ -70,7 +70,7 @@ void quotient(Call& call) {
   }
 }
 
-void quotient_with_mode(Call& call) {
+void quotient_with_mode(JvpCall& call) {
   if (call.arg(2).isNone()) {
     quotient(call);
   } else {
@@ -166,7 +166,7 @@ Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
   return (t * (of / distance) / distance).masked_fill(is_origin, 0);
 }
 
-void choose(Call& call) {
+void choose(JvpCall& call) {
   call.run();
   const Tensor& condition = call[0];
   if (!call.has_tangent(1)) {
@@ -239,7 +239,7 @@ Tensor fractions(const Tensor& result, int64_t steps) {
 const Scalar kImaginaryUnit(c10::complex<double>(0, 1));
 
 // Nobody has a formula by the first argument.
-void refuse_first(const Call& call) {
+void refuse_first(const JvpCall& call) {
   if (call.has_tangent(0)) {
     raise_not_implemented(
         "jvp can't differentiate ",
@@ -254,7 +254,7 @@ Tensor gamma_density(const Tensor& a, const Tensor& x) {
 }
 
 template <int Sign>
-void incomplete_gamma(Call& call) {
+void incomplete_gamma(JvpCall& call) {
   refuse_first(call);
   call.run();
   call.set_tangent(0, Sign * call.tangent(1) * gamma_density(call[0], call[1]));
@@ -268,7 +268,7 @@ Tensor zeta_of_scalar(const Tensor& t, const Scalar& s, const Tensor& q) {
   return t * -s.toDouble() * at::special_zeta(s.toDouble() + 1, q);
 }
 
-void zeta(Call& call) {
+void zeta(JvpCall& call) {
   refuse_first(call);
   call.run();
   call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
@@ -424,11 +424,11 @@ void add_binary(Table& rules) {
       {0, TERM(at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0))},
       {1, TERM(t * c[0] / (c[1] + 1))});
   WRITTEN("igamma", incomplete_gamma<1>);
-  PULLS("igamma", {1, PULL(g * gamma_density(c[0], c[1]))});
+  VJPS("igamma", {1, VJP(g * gamma_density(c[0], c[1]))});
   WRITTEN("igammac", incomplete_gamma<-1>);
-  PULLS("igammac", {1, PULL(-g * gamma_density(c[0], c[1]))});
+  VJPS("igammac", {1, VJP(-g * gamma_density(c[0], c[1]))});
   WRITTEN("special_zeta", zeta);
-  PULLS("special_zeta", {1, PULL(zeta_of_second(g, c[0], c[1]))});
+  VJPS("special_zeta", {1, VJP(zeta_of_second(g, c[0], c[1]))});
   TERMS("special_zeta.self_scalar", {1, TERM(zeta_of_scalar(t, c.scalar(0), c[1]))});
   TERMS("ldexp.Tensor", {0, TERM(t * at::pow(2, c[1]))}, {1, TERM(t * y * M_LN2)});
   TERMS("nextafter", {0, TERM(at::where(c[0] != c[1], t, 0))}, {1, TERM({})});
@@ -437,7 +437,7 @@ void add_binary(Table& rules) {
       "polar",
       {0, TANGENT(t * at::polar(at::ones_like(c[1]), c[1]))},
       {1, TANGENT(t * y * kImaginaryUnit)});
-  PULLS("polar", {0, PULL(g * y.sgn().conj())}, {1, PULL(g * (y * kImaginaryUnit).conj())});
+  VJPS("polar", {0, VJP(g * y.sgn().conj())}, {1, VJP(g * (y * kImaginaryUnit).conj())});
   TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
   TERMS(
       "linspace.Tensor_Tensor",

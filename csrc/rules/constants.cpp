@@ -1,7 +1,7 @@
 // Operators whose results have no tangent, whatever their arguments have: comparisons,
 // steps, fillings.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 

@@ -1,14 +1,14 @@
 // Convolutions: bilinear, with a bias.
-#include "families.h"
-#include "forms.h"
-#include "parameters.h"
+#include "rules/families.h"
+#include "rules/forms.h"
+#include "rules/parameters.h"
 
 namespace torchlayers {
 namespace {
 
 using at::Tensor;
 
-void convolution(Call& call) {
+void convolution(JvpCall& call) {
   call.run();
   // The bias goes with the first term.
   c10::IValue bias = call.has_tangent(2) ? c10::IValue(call.tangent(2)) : c10::IValue();
@@ -23,7 +23,7 @@ void convolution(Call& call) {
 
 // convolution_backward(g, input, weight, bias_sizes, …, output_mask) -> the gradients of
 // input, weight and bias.
-void convolution_backward(Call& call) {
+void convolution_backward(JvpCall& call) {
   call.run();
   const size_t mask_place = call.op().num_args - 1;
   const auto mask = call.arg(mask_place).toBoolList();
@@ -48,7 +48,7 @@ void convolution_backward(Call& call) {
   }
 }
 
-void pull_convolution(Pullback& call) {
+void pull_convolution(VjpCall& call) {
   const std::array<bool, 3> mask{call.wants(0), call.wants(1), call.wants(2)};
   give_each(
       call,
@@ -67,7 +67,7 @@ void pull_convolution(Pullback& call) {
           mask));
 }
 
-void pull_convolution_backward(Pullback& call) {
+void pull_convolution_backward(VjpCall& call) {
   const auto mask = call.arg(10).toBoolList();
   std::array<std::optional<Tensor>, 3> cotangents; // a result that was not asked for has none
   size_t place = 0;
@@ -99,10 +99,10 @@ void pull_convolution_backward(Pullback& call) {
 
 void add_convolutions(Table& rules) {
   WRITTEN("convolution", convolution);
-  rules.add_pull("convolution", {0, 1, 2}, {0}, Reads{0b11, 0}, pull_convolution);
+  rules.add_vjp("convolution", {0, 1, 2}, {0}, Reads{0b11, 0}, pull_convolution);
   WRITTEN("_convolution", convolution);
   WRITTEN("convolution_backward", convolution_backward);
-  rules.add_pull(
+  rules.add_vjp(
       "convolution_backward", {0, 1, 2}, {0, 1, 2}, Reads{0b111, 0}, pull_convolution_backward);
 }
 

@@ -3,8 +3,8 @@
 
 #include <limits>
 
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -167,13 +167,13 @@ Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, 
 
 void add_cumulative(Table& rules) {
   TERMS("prod", {0, TANGENT(product_tangent(t, x, y))});
-  PULLS("prod", {0, PULL(product_gradient(g, x, y))});
+  VJPS("prod", {0, VJP(product_gradient(g, x, y))});
   TERMS("prod.dim_int", {0, TANGENT(product_tangent_along(t, x, y, c.integer(1), c.flag(2)))});
-  PULLS("prod.dim_int", {0, PULL(product_gradient_along(g, x, y, c.integer(1), c.flag(2)))});
+  VJPS("prod.dim_int", {0, VJP(product_gradient_along(g, x, y, c.integer(1), c.flag(2)))});
   TERMS("cumprod", {0, TANGENT(cumprod_tangent(t, x, y, c.integer(1)))});
-  PULLS("cumprod", {0, PULL(cumprod_gradient(g, x, y, c.integer(1)))});
+  VJPS("cumprod", {0, VJP(cumprod_gradient(g, x, y, c.integer(1)))});
   TERMS("logcumsumexp", {0, TANGENT(logcumsumexp_tangent(t, x, y, c.integer(1)))});
-  PULLS("logcumsumexp", {0, PULL(logcumsumexp_gradient(g, x, y, c.integer(1)))});
+  VJPS("logcumsumexp", {0, VJP(logcumsumexp_gradient(g, x, y, c.integer(1)))});
 }
 
 } // namespace torchlayers

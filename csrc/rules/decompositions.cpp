@@ -1,7 +1,7 @@
 // Triangular decompositions: Cholesky, LU and QR, and the reflections that QR is made of.
-#include "../errors.h"
-#include "families.h"
-#include "forms.h"
+#include "core/errors.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -32,7 +32,7 @@ Tensor under(const Tensor& triangle, const Tensor& matrix, bool is_upper, bool h
 
 // linalg_cholesky_ex(A, upper, check_errors) -> (L, info), cholesky(A, upper) -> L: L^-1 L' is the
 // lower half of L^-1 A' L^-H.
-void cholesky(Call& call) {
+void cholesky(JvpCall& call) {
   call.run();
   const bool is_upper = call.flag(1);
   const Tensor factor = is_upper ? call.result(0).mH() : call.result(0);
@@ -156,7 +156,7 @@ Tensor permutation(const Tensor& packed, const Tensor& pivots) {
 }
 
 // linalg_lu_factor_ex(A, *, pivot, check_errors) -> (LU, pivots, info)
-void lu_factor(Call& call) {
+void lu_factor(JvpCall& call) {
   call.run();
   const Tensor& both = call.result(0);
   const Tensor& pivots = call.result(1);
@@ -173,7 +173,7 @@ Tensor lu_factor_gradient(const Tensor& g, const Tensor& both, const Tensor& piv
 }
 
 // linalg_lu(A, *, pivot) -> (P, L, U)
-void lu(Call& call) {
+void lu(JvpCall& call) {
   call.run();
   const Tensor t = call.flag(1) ? call.result(0).mT().matmul(call.tangent(0)) : call.tangent(0);
   const Triangles tangents = lu_tangents(t, {call.result(1), call.result(2)});
@@ -181,7 +181,7 @@ void lu(Call& call) {
   call.set_tangent(2, tangents.upper);
 }
 
-void pull_lu(Pullback& call) {
+void pull_lu(VjpCall& call) {
   const Triangles factors{call.result(1), call.result(2)};
   const auto& by = call.cotangents();
   const Triangles g{
@@ -192,7 +192,7 @@ void pull_lu(Pullback& call) {
 }
 
 // lu_unpack(LU, pivots, unpack_data, unpack_pivots) -> (P, L, U)
-void lu_unpack(Call& call) {
+void lu_unpack(JvpCall& call) {
   call.run();
   if (call.flag(2)) {
     const Triangles tangents = unpacked(call.tangent(0), call[1]);
@@ -201,7 +201,7 @@ void lu_unpack(Call& call) {
   }
 }
 
-void pull_lu_unpack(Pullback& call) {
+void pull_lu_unpack(VjpCall& call) {
   const auto& by = call.cotangents();
   const c10::SymIntArrayRef sizes = call.sizes_of(0);
   const c10::SymInt rows = sizes[sizes.size() - 2];
@@ -232,7 +232,7 @@ void check_qr(const Operands& call) {
   }
 }
 
-void qr(Call& call) {
+void qr(JvpCall& call) {
   call.run();
   check_qr(call);
   const Tensor t = call.tangent(0);
@@ -254,7 +254,7 @@ void qr(Call& call) {
   }
 }
 
-void pull_qr(Pullback& call) {
+void pull_qr(VjpCall& call) {
   check_qr(call);
   const Tensor& q = call.result(0);
   const Tensor& r = call.result(1);
@@ -355,7 +355,7 @@ class Reflections {
 };
 
 void give_reflections(
-    Pullback& call, const Reflections& reflections, const Tensor& left, const Tensor& right) {
+    VjpCall& call, const Reflections& reflections, const Tensor& left, const Tensor& right) {
   if (call.wants(0)) {
     const Tensor gradient = reflections.by_vectors(left, right);
     const c10::SymIntArrayRef sizes = call.sizes_of(0);
@@ -372,7 +372,7 @@ Tensor first_columns_of_one(const Operands& call) {
 }
 
 // linalg_householder_product(input, tau): as many of the product's columns as the input has.
-void householder_product(Call& call) {
+void householder_product(JvpCall& call) {
   call.run();
   const Reflections reflections(call[0], call[1]);
   call.set_tangent(
@@ -384,14 +384,14 @@ void householder_product(Call& call) {
           /*adjoint=*/false));
 }
 
-void pull_householder_product(Pullback& call) {
+void pull_householder_product(VjpCall& call) {
   const Reflections reflections(call[0], call[1]);
   give_reflections(call, reflections, call.cotangents()[0], first_columns_of_one(call));
 }
 
 // ormqr(input, tau, other, left, transpose): the product of reflections, or its adjoint, times the
 // other matrix from the left or right.
-void multiply_by_reflections(Call& call) {
+void multiply_by_reflections(JvpCall& call) {
   call.run();
   const bool left = call.flag(3);
   Tensor sum;
@@ -410,7 +410,7 @@ void multiply_by_reflections(Call& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_multiply_by_reflections(Pullback& call) {
+void pull_multiply_by_reflections(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const bool left = call.flag(3);
   const bool adjoint = call.flag(4);
@@ -433,26 +433,25 @@ void pull_multiply_by_reflections(Pullback& call) {
 
 void add_decompositions(Table& rules) {
   WRITTEN("linalg_cholesky_ex", cholesky);
-  PULLS("linalg_cholesky_ex", {0, PULL(cholesky_gradient(g, y, c.flag(1)))});
+  VJPS("linalg_cholesky_ex", {0, VJP(cholesky_gradient(g, y, c.flag(1)))});
   WRITTEN("cholesky", cholesky);
-  PULLS("cholesky", {0, PULL(cholesky_gradient(g, y, c.flag(1)))});
+  VJPS("cholesky", {0, VJP(cholesky_gradient(g, y, c.flag(1)))});
   WRITTEN("linalg_lu_factor_ex", lu_factor);
-  PULLS(
-      "linalg_lu_factor_ex", {0, PULL(lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1)))});
+  VJPS("linalg_lu_factor_ex", {0, VJP(lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1)))});
   WRITTEN("linalg_lu", lu);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_lu", std::make_unique<AtOnce>(Places{0}, Places{1, 2}, Reads{0, 0b111}, pull_lu));
   WRITTEN("lu_unpack", lu_unpack);
-  rules.add_pull(
+  rules.add_vjp(
       "lu_unpack", std::make_unique<AtOnce>(Places{0}, Places{1, 2}, Reads(), pull_lu_unpack));
   WRITTEN("linalg_qr", qr);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_qr", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_qr));
   WRITTEN("linalg_householder_product", householder_product);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_householder_product", {0, 1}, {0}, Reads{0b11, 0}, pull_householder_product);
   WRITTEN("ormqr", multiply_by_reflections);
-  rules.add_pull("ormqr", {0, 1, 2}, {0}, Reads{0b111, 0}, pull_multiply_by_reflections);
+  rules.add_vjp("ormqr", {0, 1, 2}, {0}, Reads{0b111, 0}, pull_multiply_by_reflections);
 }
 
 } // namespace torchlayers

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "one_pass.h"
+#include "rules/one_pass.h"
 
 namespace torchlayers {
 

@@ -1,9 +1,9 @@
 // Norms of vectors, and distances between them.
 #include <cmath>
 
-#include "dims.h"
-#include "families.h"
-#include "forms.h"
+#include "rules/dims.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -68,7 +68,7 @@ Tensor norm_gradient(
 }
 
 // linalg_vector_norm(x, order, dim, keepdim, …)
-void vector_norm(Call& call) {
+void vector_norm(JvpCall& call) {
   call.run();
   const Dims over{call.integers(2), call.flag(3)};
   call.set_tangent(
@@ -165,7 +165,7 @@ Tensor differences(const Tensor& rows, const Tensor& others) {
 }
 
 // _cdist_forward(x1, x2, order, mode)
-void cdist(Call& call) {
+void cdist(JvpCall& call) {
   call.run();
   const Distances found(differences(call[0], call[1]), call.result(), call.number(2));
   if (!found.is_constant()) {
@@ -175,12 +175,12 @@ void cdist(Call& call) {
 }
 
 // What a cotangent's own tangent comes to: the operator is linear in it.
-Tensor by_cotangent(const Call& call) {
+Tensor by_cotangent(const JvpCall& call) {
   return call.has_tangent(0) ? call.with({{0, call.tangent(0).contiguous()}}) : Tensor();
 }
 
 // _cdist_backward(g, x1, x2, order, distances): by x1, of all rows of x2 together.
-void cdist_backward(Call& call) {
+void cdist_backward(JvpCall& call) {
   call.run();
   const Distances found(differences(call[1], call[2]), call[4], call.number(3));
   if (found.is_constant()) {
@@ -194,7 +194,7 @@ void cdist_backward(Call& call) {
       0, sum_of({by_cotangent(call), of_pairs.defined() ? of_pairs.sum(-2) : of_pairs}));
 }
 
-void pull_cdist_backward(Pullback& call) {
+void pull_cdist_backward(VjpCall& call) {
   const Distances found(differences(call[1], call[2]), call[4], call.number(3));
   if (found.is_constant()) {
     return;
@@ -238,7 +238,7 @@ struct Pairs {
 };
 
 // _pdist_forward(x, order)
-void pdist(Call& call) {
+void pdist(JvpCall& call) {
   call.run();
   const Pairs pairs(call[0]);
   const Distances found(pairs.differences(call[0]), call.result(), call.number(1));
@@ -249,7 +249,7 @@ void pdist(Call& call) {
 }
 
 // _pdist_backward(g, x, order, distances)
-void pdist_backward(Call& call) {
+void pdist_backward(JvpCall& call) {
   call.run();
   const Pairs pairs(call[1]);
   const Distances found(pairs.differences(call[1]), call[3], call.number(2));
@@ -263,7 +263,7 @@ void pdist_backward(Call& call) {
       sum_of({by_cotangent(call), of_pairs.defined() ? pairs.sum(of_pairs, call[1]) : of_pairs}));
 }
 
-void pull_pdist_backward(Pullback& call) {
+void pull_pdist_backward(VjpCall& call) {
   const Pairs pairs(call[1]);
   const Distances found(pairs.differences(call[1]), call[3], call.number(2));
   if (found.is_constant()) {
@@ -290,32 +290,30 @@ void pull_pdist_backward(Pullback& call) {
 void add_distances(Table& rules) {
   for (const char* name : {"linalg_vector_norm", "norm.ScalarOpt_dim"}) {
     WRITTEN(name, vector_norm);
-    PULLS(
-        name,
-        {0, PULL(norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)}))});
+    VJPS(
+        name, {0, VJP(norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)}))});
   }
   TERMS(
       "dist",
       {0, TANGENT(norm_tangent(t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
       {1, TANGENT(norm_tangent(-t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
-  PULLS(
+  VJPS(
       "dist",
-      {0, PULL(norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
-      {1, PULL(norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
+      {0, VJP(norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
+      {1, VJP(norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
   WRITTEN("_cdist_forward", cdist);
-  PULLS(
+  VJPS(
       "_cdist_forward",
-      {0, PULL(at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y))},
+      {0, VJP(at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y))},
       {1,
-       PULL(
-           at::_cdist_backward(
-               g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous()))});
+       VJP(at::_cdist_backward(
+           g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous()))});
   WRITTEN("_cdist_backward", cdist_backward);
-  rules.add_pull("_cdist_backward", {0, 1, 2, 4}, {0}, Reads{0b10111, 0}, pull_cdist_backward);
+  rules.add_vjp("_cdist_backward", {0, 1, 2, 4}, {0}, Reads{0b10111, 0}, pull_cdist_backward);
   WRITTEN("_pdist_forward", pdist);
-  PULLS("_pdist_forward", {0, PULL(at::_pdist_backward(g, x, c.number(1), y))});
+  VJPS("_pdist_forward", {0, VJP(at::_pdist_backward(g, x, c.number(1), y))});
   WRITTEN("_pdist_backward", pdist_backward);
-  rules.add_pull("_pdist_backward", {0, 1, 3}, {0}, Reads{0b1011, 0}, pull_pdist_backward);
+  rules.add_vjp("_pdist_backward", {0, 1, 3}, {0}, Reads{0b1011, 0}, pull_pdist_backward);
 }
 
 } // namespace torchlayers

@@ -1,7 +1,7 @@
 // The families of rules, a file each.
 #pragma once
 
-#include "rule.h"
+#include "rules/rule.h"
 
 namespace torchlayers {
 

@@ -9,9 +9,9 @@
 
 #include <ATen/ATen.h>
 
-#include "numbers.h"
-#include "one_pass.h"
-#include "rule.h"
+#include "rules/numbers.h"
+#include "rules/one_pass.h"
+#include "rules/rule.h"
 
 #define TORCHLAYERS_TANGENT_OF(...)                                           \
   [](const at::Tensor& t, [[maybe_unused]] const Operands& c) -> at::Tensor { \
@@ -51,12 +51,12 @@
 #define TANGENT(...) TORCHLAYERS_TANGENT_OF(__VA_ARGS__)
 
 // The gradient by an argument.
-#define PULL(...)                                                                 \
-  Reads::named_in(#__VA_ARGS__),                                                  \
-      [](const at::Tensor& g, [[maybe_unused]] const Pullback& c) -> at::Tensor { \
-        [[maybe_unused]] const at::Tensor& x = c[0];                              \
-        [[maybe_unused]] const at::Tensor& y = c.result();                        \
-        return __VA_ARGS__;                                                       \
+#define VJP(...)                                                                 \
+  Reads::named_in(#__VA_ARGS__),                                                 \
+      [](const at::Tensor& g, [[maybe_unused]] const VjpCall& c) -> at::Tensor { \
+        [[maybe_unused]] const at::Tensor& x = c[0];                             \
+        [[maybe_unused]] const at::Tensor& y = c.result();                       \
+        return __VA_ARGS__;                                                      \
       }
 
 // Elementwise in its first argument: its derivative there, times t.
@@ -66,17 +66,17 @@
 // A term for each argument that may have a tangent: TERMS("sub.Tensor", {0, TERM(t)}, …).
 #define TERMS(name, ...) rules.add_terms(name, {__VA_ARGS__})
 
-// The gradients of an operator whose tangent stands elsewhere: PULLS("mv", {0, PULL(…)}, …),
+// The gradients of an operator whose tangent stands elsewhere: VJPS("mv", {0, VJP(…)}, …),
 // or, element by element, SYMMETRIC("mul.Tensor", {0, TERM(t * c[1])}, …).
-#define PULLS(name, ...) \
-  rules.add_pull(name, std::make_unique<ByArgument>(std::vector<Pull>{__VA_ARGS__}))
+#define VJPS(name, ...) \
+  rules.add_vjp(name, std::make_unique<ByArgument>(std::vector<Vjp>{__VA_ARGS__}))
 #define SYMMETRIC(name, ...) rules.add_symmetric(name, {__VA_ARGS__})
 
 // Linear in the first argument; the second macro with its transpose, on g.
 #define LINEAR(name) rules.add(name, std::make_unique<Multilinear>(std::vector<size_t>{0}))
 #define TRANSPOSED(name, ...) \
   LINEAR(name);               \
-  PULLS(name, {0, PULL(__VA_ARGS__)})
+  VJPS(name, {0, VJP(__VA_ARGS__)})
 
 // Linear in each of these arguments.
 #define MULTILINEAR(name, ...) \
@@ -85,7 +85,7 @@
 // Linear in each of the first two: the product rule and two transposes.
 #define BILINEAR(name, by_first, by_second) \
   MULTILINEAR(name, 0, 1);                  \
-  PULLS(name, {0, PULL(by_first)}, {1, PULL(by_second)})
+  VJPS(name, {0, VJP(by_first)}, {1, VJP(by_second)})
 
 // Linear in these arguments at once.
 #define LINEAR_TOGETHER(name, ...) \

@@ -1,6 +1,6 @@
 // Reading and writing elements by index or mask.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -13,7 +13,7 @@ Tensor with_tangent_and_zero(const Tensor& t, const Operands& call, size_t scala
 
 // _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and
 // means are linear in the weights; a maximum is where its index says.
-void embedding_bag(Call& call) {
+void embedding_bag(JvpCall& call) {
   constexpr int64_t kMax = 2;
   call.run();
   Tensor sum;
@@ -29,7 +29,7 @@ void embedding_bag(Call& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_embedding_bag(Pullback& call) {
+void pull_embedding_bag(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   if (call.wants(0)) {
     call.give(
@@ -125,55 +125,53 @@ void add_indexing(Table& rules) {
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
   TRANSPOSED("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
   WRITTEN("_embedding_bag", embedding_bag);
-  rules.add_pull("_embedding_bag", {0, 6}, {0}, Reads{0b1000111, 0b1110}, pull_embedding_bag);
+  rules.add_vjp("_embedding_bag", {0, 6}, {0}, Reads{0b1000111, 0b1110}, pull_embedding_bag);
   MULTILINEAR("_embedding_bag_backward", 0, 10);
   MULTILINEAR("_embedding_bag_per_sample_weights_backward", 0, 1);
   for (const char* name : {"index_put", "_unsafe_index_put"}) {
     LINEAR_TOGETHER(name, 0, 2);
-    PULLS(
+    VJPS(
         name,
-        {0, PULL(c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList()))},
-        {2, PULL(at::index(g, c.arg(1).toOptionalTensorList()))});
+        {0, VJP(c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList()))},
+        {2, VJP(at::index(g, c.arg(1).toOptionalTensorList()))});
   }
   LINEAR_TOGETHER("index_add", 0, 3);
-  PULLS(
+  VJPS(
       "index_add",
-      {0, PULL(g)},
-      {3, PULL(times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj()))});
+      {0, VJP(g)},
+      {3, VJP(times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj()))});
   LINEAR_TOGETHER("index_copy", 0, 3);
-  PULLS(
+  VJPS(
       "index_copy",
-      {0, PULL(g.index_fill(c.integer(1), c[2], 0))},
-      {3, PULL(g.index_select(c.integer(1), c[2]))});
+      {0, VJP(g.index_fill(c.integer(1), c[2], 0))},
+      {3, VJP(g.index_select(c.integer(1), c[2]))});
   LINEAR_TOGETHER("index_fill.int_Tensor", 0, 3);
-  PULLS(
+  VJPS(
       "index_fill.int_Tensor",
-      {0, PULL(g.index_fill(c.integer(1), c[2], 0))},
-      {3, PULL(sum_of_filled(g, c.integer(1), c[2]))});
+      {0, VJP(g.index_fill(c.integer(1), c[2], 0))},
+      {3, VJP(sum_of_filled(g, c.integer(1), c[2]))});
   LINEAR_TOGETHER("scatter.src", 0, 3);
-  PULLS(
+  VJPS(
       "scatter.src",
-      {0, PULL(g.scatter(c.integer(1), c[2], 0))},
-      {3, PULL(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
+      {0, VJP(g.scatter(c.integer(1), c[2], 0))},
+      {3, VJP(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
   LINEAR_TOGETHER("scatter_add", 0, 3);
-  PULLS(
-      "scatter_add",
-      {0, PULL(g)},
-      {3, PULL(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
+  VJPS(
+      "scatter_add", {0, VJP(g)}, {3, VJP(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
   LINEAR_TOGETHER("masked_scatter", 0, 2);
-  PULLS(
+  VJPS(
       "masked_scatter",
-      {0, PULL(g.masked_fill(c[1], 0))},
-      {2, PULL(at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2)))});
+      {0, VJP(g.masked_fill(c[1], 0))},
+      {2, VJP(at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2)))});
   LINEAR_TOGETHER("put", 0, 2);
-  PULLS(
+  VJPS(
       "put",
-      {0, PULL(c.flag(3) ? g : put_zeros(g, c[1]))},
-      {2, PULL(g.take(c[1]).reshape_symint(c.sizes_of(2)))});
+      {0, VJP(c.flag(3) ? g : put_zeros(g, c[1]))},
+      {2, VJP(g.take(c[1]).reshape_symint(c.sizes_of(2)))});
   TERMS("index_fill.int_Scalar", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
-  PULLS("index_fill.int_Scalar", {0, PULL(g.index_fill(c.integer(1), c[2], 0))});
+  VJPS("index_fill.int_Scalar", {0, VJP(g.index_fill(c.integer(1), c[2], 0))});
   TERMS("scatter.value", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
-  PULLS("scatter.value", {0, PULL(g.scatter(c.integer(1), c[2], 0))});
+  VJPS("scatter.value", {0, VJP(g.scatter(c.integer(1), c[2], 0))});
 }
 
 } // namespace torchlayers

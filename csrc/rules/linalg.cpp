@@ -4,10 +4,10 @@
 #include <limits>
 #include <tuple>
 
-#include "../wrapper.h"
-#include "dims.h"
-#include "families.h"
-#include "forms.h"
+#include "rules/dims.h"
+#include "rules/families.h"
+#include "rules/forms.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -16,14 +16,14 @@ using at::Tensor;
 using Places = std::vector<size_t>;
 
 // linalg_inv_ex(A, check_errors) -> (inverse, info)
-void inverse(Call& call) {
+void inverse(JvpCall& call) {
   call.run();
   const Tensor& y = call.result(0);
   call.set_tangent(0, -y.matmul(call.tangent(0)).matmul(y));
 }
 
 // _linalg_solve_ex(A, B, left, check_errors) -> (X, LU, pivots, info): A X' = B' - A' X.
-void solve_ex(Call& call) {
+void solve_ex(JvpCall& call) {
   call.run();
   const Tensor& a = call[0];
   const Tensor& x = call.result(0);
@@ -48,7 +48,7 @@ void solve_ex(Call& call) {
   call.set_tangent(0, is_vector ? tangent.squeeze(-1) : tangent);
 }
 
-void pull_solve_ex(Pullback& call) {
+void pull_solve_ex(VjpCall& call) {
   const Tensor& a = call[0];
   const Tensor& x = call.result(0);
   const Tensor& g = call.cotangents()[0];
@@ -70,7 +70,7 @@ void pull_solve_ex(Pullback& call) {
 }
 
 // linalg_solve_triangular(A, B, *, upper, left, unitriangular)
-void solve_triangular(Call& call) {
+void solve_triangular(JvpCall& call) {
   call.run();
   const Tensor& a = call[0];
   const Tensor& x = call.result();
@@ -90,7 +90,7 @@ void solve_triangular(Call& call) {
   call.set_tangent(0, at::linalg_solve_triangular(a, right, upper, left, unitriangular));
 }
 
-void pull_solve_triangular(Pullback& call) {
+void pull_solve_triangular(VjpCall& call) {
   const bool upper = call.flag(2);
   const bool left = call.flag(3);
   const bool unitriangular = call.flag(4);
@@ -132,7 +132,7 @@ struct Triangular {
   }
 };
 
-void triangular_solve(Call& call) {
+void triangular_solve(JvpCall& call) {
   call.run();
   const Triangular triangular(call);
   Tensor right = tangent_or_none(call, 0);
@@ -144,7 +144,7 @@ void triangular_solve(Call& call) {
   call.set_tangent(0, triangular.solve(right));
 }
 
-void pull_triangular_solve(Pullback& call) {
+void pull_triangular_solve(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   Tensor by_matrix = call.cotangents()[1];
   if (g.defined()) {
@@ -178,7 +178,7 @@ struct Factored {
   }
 };
 
-void lu_solve(Call& call) {
+void lu_solve(JvpCall& call) {
   call.run();
   const bool left = call.flag(3);
   Tensor right = tangent_or_none(call, 2);
@@ -191,7 +191,7 @@ void lu_solve(Call& call) {
   call.set_tangent(0, call.with({{2, right}}));
 }
 
-void pull_lu_solve(Pullback& call) {
+void pull_lu_solve(VjpCall& call) {
   const bool left = call.flag(3);
   const bool adjoint = call.flag(4);
   const Tensor by_right =
@@ -216,7 +216,7 @@ Tensor product_gradient(const Tensor& factor, const Tensor& g, bool upper) {
 }
 
 // cholesky_inverse(L, upper)
-void cholesky_inverse(Call& call) {
+void cholesky_inverse(JvpCall& call) {
   call.run();
   const Tensor& y = call.result();
   const Tensor t = product_tangent(call[0], call.tangent(0), call.flag(1));
@@ -229,7 +229,7 @@ Tensor cholesky_inverse_gradient(
 }
 
 // cholesky_solve(B, L, upper)
-void cholesky_solve(Call& call) {
+void cholesky_solve(JvpCall& call) {
   call.run();
   const bool upper = call.flag(2);
   Tensor right = tangent_or_none(call, 0);
@@ -240,7 +240,7 @@ void cholesky_solve(Call& call) {
   call.set_tangent(0, at::cholesky_solve(right, call[1], upper));
 }
 
-void pull_cholesky_solve(Pullback& call) {
+void pull_cholesky_solve(VjpCall& call) {
   const bool upper = call.flag(2);
   const Tensor by_right = at::cholesky_solve(call.cotangents()[0], call[1], upper);
   if (call.wants(1)) {
@@ -251,7 +251,7 @@ void pull_cholesky_solve(Pullback& call) {
 }
 
 // linalg_pinv(A, *, atol, rtol, hermitian), of constant rank.
-void pseudo_inverse(Call& call) {
+void pseudo_inverse(JvpCall& call) {
   call.run();
   if (!call.has_tangent(0)) {
     return; // a tolerance's: the rank is held
@@ -306,7 +306,7 @@ struct LeastSquares {
   }
 };
 
-void least_squares(Call& call) {
+void least_squares(JvpCall& call) {
   call.run();
   const LeastSquares found(call);
   const Tensor& p = found.inverse;
@@ -329,7 +329,7 @@ void least_squares(Call& call) {
   }
 }
 
-void pull_least_squares(Pullback& call) {
+void pull_least_squares(VjpCall& call) {
   const Tensor& by_residuals = call.cotangents()[1];
   const LeastSquares found(call);
   const Tensor& p = found.inverse;
@@ -407,7 +407,7 @@ Tensor adjoint_inverse(
 }
 
 // _linalg_det(A) -> (determinant, LU, pivots)
-void determinant(Call& call) {
+void determinant(JvpCall& call) {
   call.run();
   const Tensor quotient =
       trace_of_quotient(call[0], call.tangent(0), call.result(1), call.result(2));
@@ -420,7 +420,7 @@ Tensor determinant_gradient(
 }
 
 // _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots)
-void log_determinant(Call& call) {
+void log_determinant(JvpCall& call) {
   call.run();
   const Tensor quotient =
       trace_of_quotient(call[0], call.tangent(0), call.result(2), call.result(3));
@@ -433,7 +433,7 @@ void log_determinant(Call& call) {
   call.set_tangent(1, at::real(quotient).clone());
 }
 
-void pull_log_determinant(Pullback& call) {
+void pull_log_determinant(VjpCall& call) {
   const Tensor& by_sign = call.cotangents()[0];
   Tensor factor = call.cotangents()[1];
   const Tensor& sign = call.result(0);
@@ -460,43 +460,43 @@ Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
 
 void add_linalg(Table& rules) {
   WRITTEN("linalg_inv_ex", inverse);
-  PULLS("linalg_inv_ex", {0, PULL(-y.mH().matmul(g.matmul(y.mH())))});
+  VJPS("linalg_inv_ex", {0, VJP(-y.mH().matmul(g.matmul(y.mH())))});
   WRITTEN("linalg_solve_triangular", solve_triangular);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_solve_triangular",
       std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b1}, pull_solve_triangular));
   WRITTEN("triangular_solve", triangular_solve);
-  rules.add_pull(
+  rules.add_vjp(
       "triangular_solve",
       std::make_unique<AtOnce>(
           Places{0, 1}, Places{0, 1}, Reads{0b10, 0b1}, pull_triangular_solve));
   WRITTEN("_linalg_solve_ex", solve_ex);
-  rules.add_pull(
+  rules.add_vjp(
       "_linalg_solve_ex",
       std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b111}, pull_solve_ex));
   WRITTEN("linalg_lu_solve", lu_solve);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_lu_solve",
       std::make_unique<AtOnce>(Places{0, 2}, Places{0}, Reads{0b11, 0b1}, pull_lu_solve));
   WRITTEN("cholesky_inverse", cholesky_inverse);
-  PULLS("cholesky_inverse", {0, PULL(cholesky_inverse_gradient(g, x, y, c.flag(1)))});
+  VJPS("cholesky_inverse", {0, VJP(cholesky_inverse_gradient(g, x, y, c.flag(1)))});
   WRITTEN("cholesky_solve", cholesky_solve);
-  rules.add_pull(
+  rules.add_vjp(
       "cholesky_solve",
       std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b10, 0b1}, pull_cholesky_solve));
   WRITTEN("linalg_pinv.atol_rtol_tensor", pseudo_inverse);
-  PULLS("linalg_pinv.atol_rtol_tensor", {0, PULL(pseudo_inverse_gradient(g, x, y))});
+  VJPS("linalg_pinv.atol_rtol_tensor", {0, VJP(pseudo_inverse_gradient(g, x, y))});
   WRITTEN("linalg_lstsq", least_squares);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_lstsq",
       std::make_unique<AtOnce>(Places{0, 1}, Places{0, 1}, Reads{0b11, 0b1}, pull_least_squares));
   WRITTEN("_linalg_det", determinant);
-  PULLS("_linalg_det", {0, PULL(determinant_gradient(g, x, y, c.result(1), c.result(2)))});
+  VJPS("_linalg_det", {0, VJP(determinant_gradient(g, x, y, c.result(1), c.result(2)))});
   WRITTEN("_linalg_slogdet", log_determinant);
-  rules.add_pull(
+  rules.add_vjp(
       "_linalg_slogdet",
       std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0b1, 0b1101}, pull_log_determinant));
-  PULLS("linalg_matrix_exp", {0, PULL(exponential_tangent(g, x.mH()))});
+  VJPS("linalg_matrix_exp", {0, VJP(exponential_tangent(g, x.mH()))});
 }
 
 } // namespace torchlayers

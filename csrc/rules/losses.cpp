@@ -1,6 +1,6 @@
 // Losses: elementwise, then reduced.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -48,7 +48,7 @@ Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
 
 // Losses of the difference of their two arguments: the slope of it times t, reduced, by `of_slope`.
 template <class Slope>
-void of_difference(Call& call, const Slope& of_slope) {
+void of_difference(JvpCall& call, const Slope& of_slope) {
   call.run();
   const Tensor t = call.has_tangent(0) && call.has_tangent(1) ? call.tangent(0) - call.tangent(1)
                    : call.has_tangent(0)                      ? call.tangent(0)
@@ -56,7 +56,7 @@ void of_difference(Call& call, const Slope& of_slope) {
   call.set_tangent(0, of_slope(t, call.integer(2)));
 }
 
-void mse_loss(Call& call) {
+void mse_loss(JvpCall& call) {
   of_difference(call, [&](const Tensor& t, int64_t reduction) {
     return reduce(
         [](const auto& x, const auto& target, const auto& t) { return 2 * (x - target) * t; },
@@ -67,7 +67,7 @@ void mse_loss(Call& call) {
   });
 }
 
-void smooth_l1_loss(Call& call) {
+void smooth_l1_loss(JvpCall& call) {
   of_difference(call, [&](const Tensor& t, int64_t reduction) {
     return reduce(
         at::smooth_l1_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
@@ -75,7 +75,7 @@ void smooth_l1_loss(Call& call) {
   });
 }
 
-void huber_loss(Call& call) {
+void huber_loss(JvpCall& call) {
   of_difference(call, [&](const Tensor& t, int64_t reduction) {
     return reduce(
         at::huber_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
@@ -172,7 +172,7 @@ Tensor ctc_gradient(
 }
 
 // A loss depends on its own log_probs alone.
-void ctc_loss(Call& call) {
+void ctc_loss(JvpCall& call) {
   call.run();
   const Tensor& losses = call.result(0);
   const Tensor gradient = ctc_gradient(at::ones_like(losses), call, losses, call.result(1));
@@ -180,7 +180,7 @@ void ctc_loss(Call& call) {
 }
 
 // (loss, total weight), linear in the input; the total does not depend on it.
-void nll_loss(Call& call) {
+void nll_loss(JvpCall& call) {
   call.run();
   if (call.has_tangent(0)) {
     call.set_tangent(0, call.with({{0, call.tangent(0)}}));
@@ -226,48 +226,46 @@ Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Operands& 
 
 void add_losses(Table& rules) {
   WRITTEN("mse_loss", mse_loss);
-  PULLS(
+  VJPS(
       "mse_loss",
-      {0, PULL(at::mse_loss_backward(g, c[0], c[1], c.integer(2)))},
-      {1, PULL(at::mse_loss_backward(g, c[1], c[0], c.integer(2)))});
+      {0, VJP(at::mse_loss_backward(g, c[0], c[1], c.integer(2)))},
+      {1, VJP(at::mse_loss_backward(g, c[1], c[0], c.integer(2)))});
   WRITTEN("smooth_l1_loss", smooth_l1_loss);
-  PULLS(
+  VJPS(
       "smooth_l1_loss",
-      {0, PULL(at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
-      {1, PULL(at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
+      {0, VJP(at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
+      {1, VJP(at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
   WRITTEN("huber_loss", huber_loss);
-  PULLS(
+  VJPS(
       "huber_loss",
-      {0, PULL(at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
-      {1, PULL(at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
+      {0, VJP(at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
+      {1, VJP(at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
   WRITTEN("nll_loss_forward", nll_loss);
-  PULLS(
+  VJPS(
       "nll_loss_forward",
       {0,
-       PULL(
-           at::nll_loss_backward_symint(
-               g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
+       VJP(at::nll_loss_backward_symint(
+           g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
   WRITTEN("nll_loss2d_forward", nll_loss);
-  PULLS(
+  VJPS(
       "nll_loss2d_forward",
       {0,
-       PULL(
-           at::nll_loss2d_backward_symint(
-               g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
+       VJP(at::nll_loss2d_backward_symint(
+           g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
   TERMS(
       "binary_cross_entropy",
       {0, cross_entropy_of_input},
       {1, cross_entropy_of_target},
       {2, cross_entropy_of_weight});
-  PULLS(
+  VJPS(
       "binary_cross_entropy",
-      {0, PULL(at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3)))});
-  PULLS(
+      {0, VJP(at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3)))});
+  VJPS(
       "binary_cross_entropy_with_logits",
-      {0, PULL(share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x))},
-      {1, PULL(share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x))},
-      {2, PULL(share(g * without_weight(c), c.integer(4), x))},
-      {3, PULL(share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x))});
+      {0, VJP(share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x))},
+      {1, VJP(share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x))},
+      {2, VJP(share(g * without_weight(c), c.integer(4), x))},
+      {3, VJP(share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x))});
   TERMS(
       "binary_cross_entropy_with_logits",
       {0, with_logits_of_input},
@@ -275,30 +273,29 @@ void add_losses(Table& rules) {
       {2, with_logits_of_weight},
       {3, with_logits_of_positive});
   TERMS("soft_margin_loss", {0, TANGENT(soft_margin(t, c, 1))}, {1, TANGENT(soft_margin(t, c, 0))});
-  PULLS("soft_margin_loss", {0, PULL(share(soft_margin_slope(g, c, 1), c.integer(2), x))});
-  PULLS(
+  VJPS("soft_margin_loss", {0, VJP(share(soft_margin_slope(g, c, 1), c.integer(2), x))});
+  VJPS(
       "multi_margin_loss",
       {0,
-       PULL(
-           at::multi_margin_loss_backward(
-               g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5)))});
-  PULLS(
+       VJP(at::multi_margin_loss_backward(
+           g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5)))});
+  VJPS(
       "multilabel_margin_loss_forward",
-      {0, PULL(at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1)))});
+      {0, VJP(at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1)))});
   for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
     WRITTEN(name, ctc_loss);
-    PULLS(name, {0, PULL(ctc_gradient(g, c, y, c.result(1)))});
+    VJPS(name, {0, VJP(ctc_gradient(g, c, y, c.result(1)))});
   }
   LINEAR("nll_loss_backward");
-  PULLS(
+  VJPS(
       "nll_loss_backward",
-      {0, PULL(at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
-      {1, PULL({})});
+      {0, VJP(at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
+      {1, VJP({})});
   LINEAR("nll_loss2d_backward");
-  PULLS(
+  VJPS(
       "nll_loss2d_backward",
-      {0, PULL(at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
-      {1, PULL({})});
+      {0, VJP(at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
+      {1, VJP({})});
   TERMS(
       "mse_loss_backward",
       {0, on_first},

@@ -1,7 +1,7 @@
 // Batch, layer and group norm: standardise, then scale and shift.
-#include "families.h"
-#include "forms.h"
-#include "parameters.h"
+#include "rules/families.h"
+#include "rules/forms.h"
+#include "rules/parameters.h"
 
 namespace torchlayers {
 namespace {
@@ -105,7 +105,7 @@ std::vector<int64_t> last_dims(size_t count) {
 }
 
 // native_layer_norm(input, normalized_shape, weight, bias, eps) -> (output, mean, rstd)
-void layer_norm(Call& call) {
+void layer_norm(JvpCall& call) {
   call.run();
   const std::vector<int64_t> dims = last_dims(call.sizes(1).size());
   const Tensor& x = call[0];
@@ -118,7 +118,7 @@ void layer_norm(Call& call) {
 
 // native_group_norm(input, weight, bias, N, C, HxW, group, eps) -> (output, mean, rstd),
 // the last two of (N, group).
-void group_norm(Call& call) {
+void group_norm(JvpCall& call) {
   call.run();
   const Tensor& x = call[0];
   const c10::SymInt groups = call.arg(6).toSymInt();
@@ -157,7 +157,7 @@ std::vector<int64_t> all_but_channels(int64_t rank) {
 
 // native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
 // -> (output, mean, 1/deviation), the last two of the batch where it is training.
-void batch_norm(Call& call) {
+void batch_norm(JvpCall& call) {
   call.run();
   const Tensor& x = call[0];
   const int64_t rank = x.dim();
@@ -206,7 +206,7 @@ void batch_norm(Call& call) {
 // The gradients are written with ordinary operators where somebody differentiates them: torch's
 // backward operators take the statistics for constants then, or have no derivative.
 
-void pull_layer_norm(Pullback& call) {
+void pull_layer_norm(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const Tensor& weight = call[2];
@@ -237,7 +237,7 @@ void pull_layer_norm(Pullback& call) {
 }
 
 // Of a weight and a bias for each channel.
-void give_by_channel(Pullback& call, const Tensor& g, const Tensor& standard) {
+void give_by_channel(VjpCall& call, const Tensor& g, const Tensor& standard) {
   const std::vector<int64_t> others = all_but_channels(standard.dim());
   if (call.wants(1)) {
     call.give(1, (g * standard).sum(others));
@@ -251,7 +251,7 @@ Tensor weighted_by_channel(const Tensor& g, const Tensor& weight) {
   return weight.defined() ? g * along_channels(weight, g.dim()) : g;
 }
 
-void pull_group_norm(Pullback& call) {
+void pull_group_norm(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const Tensor& g_mean = call.cotangents()[1];
@@ -299,7 +299,7 @@ void pull_group_norm(Pullback& call) {
   }
 }
 
-void pull_batch_norm(Pullback& call) {
+void pull_batch_norm(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const bool is_training = call.flag(5);
@@ -341,11 +341,11 @@ void pull_batch_norm(Pullback& call) {
 
 void add_norms(Table& rules) {
   WRITTEN("native_layer_norm", layer_norm);
-  rules.add_pull("native_layer_norm", {0, 2, 3}, {0}, Reads{0b1101, 0b110}, pull_layer_norm);
+  rules.add_vjp("native_layer_norm", {0, 2, 3}, {0}, Reads{0b1101, 0b110}, pull_layer_norm);
   WRITTEN("native_group_norm", group_norm);
-  rules.add_pull("native_group_norm", {0, 1, 2}, {0, 1, 2}, Reads{0b11, 0b110}, pull_group_norm);
+  rules.add_vjp("native_group_norm", {0, 1, 2}, {0, 1, 2}, Reads{0b11, 0b110}, pull_group_norm);
   WRITTEN("native_batch_norm", batch_norm);
-  rules.add_pull("native_batch_norm", {0, 1, 2}, {0}, Reads{0b11011, 0b110}, pull_batch_norm);
+  rules.add_vjp("native_batch_norm", {0, 1, 2}, {0}, Reads{0b11011, 0b110}, pull_batch_norm);
 }
 
 } // namespace torchlayers

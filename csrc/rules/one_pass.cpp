@@ -1,14 +1,15 @@
-#include "one_pass.h"
+#include "rules/one_pass.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
-#include "../batched.h"
-#include "../fallbacks.h"
-#include "../plain.h"
-#include "../stack.h"
-#include "../trace.h"
-#include "pullback.h"
+#include "core/device.h"
+#include "core/keys.h"
+#include "core/recording.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "rules/vjp_call.h"
+#include "values/batched.h"
 
 namespace torchlayers {
 namespace {
@@ -45,7 +46,7 @@ OnePass::OnePass() {
   is_open_ = !tracing && !is_any_mode_on(); // a trace shows the operators
   if (is_open_ && thread_keys().included().has(kFront)) {
     const Layer* layer = top_layer();
-    is_open_ = layer != nullptr && layer->kind() == Layer::Kind::Vmap && layer->level() == 1 &&
+    is_open_ = layer != nullptr && layer->batch_size() != nullptr && layer->level() == 1 &&
                !is_bypassed(kTorchFuncFront);
     level_ = 1;
   }
@@ -69,7 +70,7 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
   if (batched != nullptr) {
     value = batched->value().unsafeGetTensorImpl();
   }
-  if (!is_plain(*value) || !value->is_cpu()) {
+  if (!is_plain(*value) || !is_in_host_memory(*value)) {
     return false;
   }
   operand.sizes = value->sizes();
@@ -210,7 +211,7 @@ at::Tensor OnePass::as_batched(at::Tensor result) const {
                          : batched(
                                std::move(result),
                                /*dim=*/0,
-                               static_cast<const VmapLayer&>(*top_layer()));
+                               *top_layer());
 }
 
 } // namespace torchlayers

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-#include "operands.h"
+#include "rules/operands.h"
 
 namespace torchlayers {
 

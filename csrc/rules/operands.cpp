@@ -1,4 +1,4 @@
-#include "operands.h"
+#include "rules/operands.h"
 
 namespace torchlayers {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "../operator.h"
+#include "core/operator.h"
 
 namespace torchlayers {
 

@@ -1,9 +1,9 @@
 // Operators that choose elements by their order: what is chosen, its tangent is chosen.
 #include <cmath>
 
-#include "dims.h"
-#include "families.h"
-#include "forms.h"
+#include "rules/dims.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -22,7 +22,7 @@ Tensor chosen(const Tensor& t, int64_t dim, const Tensor& indices, bool keepdim)
 
 // (values, indices) with the dimension at `dim` reduced to one element.
 template <size_t Dim>
-void one_of(Call& call) {
+void one_of(JvpCall& call) {
   call.run();
   call.set_tangent(
       0, chosen(call.tangent(0), call.integer(Dim), call.result(1), call.flag(Dim + 1)));
@@ -30,7 +30,7 @@ void one_of(Call& call) {
 
 // (values, indices), the dimension kept.
 template <size_t Dim>
-void many_of(Call& call) {
+void many_of(JvpCall& call) {
   call.run();
   call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
 }
@@ -69,7 +69,7 @@ Tensor shared_along(const Tensor& t, const Tensor& x, const Tensor& value, const
   return over.sum(at::where(is_chosen, t, 0)) / over.sum(is_chosen);
 }
 
-void aminmax(Call& call) {
+void aminmax(JvpCall& call) {
   call.run();
   Dims over{{}, call.flag(2)};
   if (!call.arg(1).isNone()) {
@@ -97,7 +97,7 @@ Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, co
   return over.kept(g, x.dim()) / kept.sum(is_chosen) * is_chosen;
 }
 
-void pull_aminmax(Pullback& call) {
+void pull_aminmax(VjpCall& call) {
   Dims over{{}, call.flag(2)};
   if (!call.arg(1).isNone()) {
     over.dims = {call.integer(1)};
@@ -125,44 +125,43 @@ Tensor add_back(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const T
 
 void add_order(Table& rules) {
   TERMS("max", {0, TANGENT(shared(t, x, y))});
-  PULLS("max", {0, PULL(share_out(g, x, y))});
+  VJPS("max", {0, VJP(share_out(g, x, y))});
   TERMS("min", {0, TANGENT(shared(t, x, y))});
-  PULLS("min", {0, PULL(share_out(g, x, y))});
+  VJPS("min", {0, VJP(share_out(g, x, y))});
   TERMS("median", {0, TANGENT(shared(t, x, y))});
-  PULLS("median", {0, PULL(share_out(g, x, y))});
+  VJPS("median", {0, VJP(share_out(g, x, y))});
   TERMS("nanmedian", {0, TANGENT(shared(t, x, y))});
-  PULLS("nanmedian", {0, PULL(share_out(g, x, y))});
+  VJPS("nanmedian", {0, VJP(share_out(g, x, y))});
   TERMS("amax", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  PULLS("amax", {0, PULL(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
+  VJPS("amax", {0, VJP(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   TERMS("amin", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  PULLS("amin", {0, PULL(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
+  VJPS("amin", {0, VJP(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   WRITTEN("aminmax", aminmax);
-  rules.add_pull("aminmax", {0}, {0, 1}, Reads{0b1, 0b11}, pull_aminmax);
+  rules.add_vjp("aminmax", {0}, {0, 1}, Reads{0b1, 0b11}, pull_aminmax);
   WRITTEN("max.dim", one_of<1>);
-  PULLS("max.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
+  VJPS("max.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("min.dim", one_of<1>);
-  PULLS("min.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
+  VJPS("min.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("median.dim", one_of<1>);
-  PULLS("median.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
+  VJPS("median.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("nanmedian.dim", one_of<1>);
-  PULLS(
-      "nanmedian.dim", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
+  VJPS("nanmedian.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("mode", one_of<1>);
-  PULLS("mode", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
+  VJPS("mode", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
   WRITTEN("kthvalue", one_of<2>);
-  PULLS("kthvalue", {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3)))});
+  VJPS("kthvalue", {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3)))});
   WRITTEN("topk", many_of<2>);
-  PULLS("topk", {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
+  VJPS("topk", {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
   WRITTEN("sort", many_of<1>);
-  PULLS("sort", {0, PULL(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true))});
+  VJPS("sort", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true))});
   WRITTEN("sort.stable", many_of<2>);
-  PULLS(
+  VJPS(
       "sort.stable",
-      {0, PULL(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
+      {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
   WRITTEN("cummax", many_of<1>);
-  PULLS("cummax", {0, PULL(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
+  VJPS("cummax", {0, VJP(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
   WRITTEN("cummin", many_of<1>);
-  PULLS("cummin", {0, PULL(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
+  VJPS("cummin", {0, VJP(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
 }
 
 } // namespace torchlayers

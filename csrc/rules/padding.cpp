@@ -1,6 +1,6 @@
 // Padding, and its backward operators: linear, and each other's transposes.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -24,11 +24,11 @@ Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
 #define PADDING(name)                                              \
   TRANSPOSED(#name, at::name##_backward_symint(g, x, c.sizes(1))); \
   LINEAR(#name "_backward");                                       \
-  PULLS(#name "_backward", {0, PULL(at::name##_symint(g, c.sizes(2)))}, {1, PULL({})})
+  VJPS(#name "_backward", {0, VJP(at::name##_symint(g, c.sizes(2)))}, {1, VJP({})})
 
 void add_padding(Table& rules) {
   TERMS("constant_pad_nd", {0, padded_with_zeros});
-  PULLS("constant_pad_nd", {0, PULL(unpadded(g, c.sizes(1)))});
+  VJPS("constant_pad_nd", {0, VJP(unpadded(g, c.sizes(1)))});
   PADDING(reflection_pad1d);
   PADDING(reflection_pad2d);
   PADDING(reflection_pad3d);

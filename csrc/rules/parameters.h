@@ -6,7 +6,7 @@
 #include <array>
 #include <tuple>
 
-#include "pullback.h"
+#include "rules/vjp_call.h"
 
 namespace torchlayers {
 
@@ -22,7 +22,7 @@ inline at::Tensor along_channels(const at::Tensor& parameter, int64_t rank) {
 
 // Gives the three of them their gradients.
 inline void give_each(
-    Pullback& call,
+    VjpCall& call,
     std::array<size_t, 3> args,
     const std::tuple<at::Tensor, at::Tensor, at::Tensor>& gradients) {
   call.give(args[0], std::get<0>(gradients));

@@ -1,6 +1,6 @@
 // Pooling, and rearrangements of pixels: linear, but for the choice of a maximum.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -15,7 +15,7 @@ Tensor chosen(const Tensor& tensor, const Tensor& indices) {
 
 // (maxima, indices)
 template <int64_t Spatial>
-void max_pool(Call& call) {
+void max_pool(JvpCall& call) {
   call.run();
   if (call.has_tangent(0)) { // the random samples of a fractional pool have one
     call.set_tangent(0, chosen<Spatial>(call.tangent(0), call.result(1)));
@@ -42,7 +42,7 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
 // maxima alone.
 #define BACKWARD(name, ...) \
   LINEAR(name);             \
-  PULLS(name, {0, PULL(__VA_ARGS__)}, {1, PULL({})})
+  VJPS(name, {0, VJP(__VA_ARGS__)}, {1, VJP({})})
 
 #define AVG_POOL(name)         \
   TRANSPOSED(                  \
@@ -69,29 +69,28 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
 
 #define MAX_POOL(name, spatial)      \
   WRITTEN(#name, max_pool<spatial>); \
-  PULLS(                             \
+  VJPS(                              \
       #name,                         \
       {0,                            \
-       PULL(                         \
-           at::name##_backward(      \
-               g,                    \
-               x,                    \
-               c.integers(1),        \
-               c.integers(2),        \
-               c.integers(3),        \
-               c.integers(4),        \
-               c.flag(5),            \
-               c.result(1)))});      \
+       VJP(at::name##_backward(      \
+           g,                        \
+           x,                        \
+           c.integers(1),            \
+           c.integers(2),            \
+           c.integers(3),            \
+           c.integers(4),            \
+           c.flag(5),                \
+           c.result(1)))});          \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[7]))
 
-#define ADAPTIVE_MAX_POOL(name, spatial)                           \
-  WRITTEN(#name, max_pool<spatial>);                               \
-  PULLS(#name, {0, PULL(at::name##_backward(g, x, c.result(1)))}); \
+#define ADAPTIVE_MAX_POOL(name, spatial)                         \
+  WRITTEN(#name, max_pool<spatial>);                             \
+  VJPS(#name, {0, VJP(at::name##_backward(g, x, c.result(1)))}); \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[2]))
 
-#define FRACTIONAL_MAX_POOL(name, spatial)                                                       \
-  WRITTEN(#name, max_pool<spatial>);                                                             \
-  PULLS(#name, {0, PULL(at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))}); \
+#define FRACTIONAL_MAX_POOL(name, spatial)                                                     \
+  WRITTEN(#name, max_pool<spatial>);                                                           \
+  VJPS(#name, {0, VJP(at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))}); \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[4]))
 
 } // namespace

@@ -1,6 +1,6 @@
 // Matrix products, and sums of one with something else.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -75,7 +75,7 @@ Tensor matmul_second(const Tensor& g, const Tensor& a, size_t rank, bool is_colu
 
 // beta * self + alpha * product(a, b), on tangents where they are there.
 template <class Product, class Fused>
-void add_product(Call& call, const Product& product, const Fused& fused) {
+void add_product(JvpCall& call, const Product& product, const Fused& fused) {
   call.run();
   const Scalar beta = call.scalar(3);
   const Scalar alpha = call.scalar(4);
@@ -95,7 +95,7 @@ void add_product(Call& call, const Product& product, const Fused& fused) {
   call.set_tangent(0, sum);
 }
 
-void linear(Call& call) {
+void linear(JvpCall& call) {
   call.run();
   Tensor bias = call.has_tangent(2) ? call.tangent(2) : Tensor();
   Tensor sum;
@@ -110,7 +110,7 @@ void linear(Call& call) {
 
 // name(sum, a, b, beta, alpha), the product of a and b in words, and the gradients by them.
 #define ADDS_PRODUCT(name, product, by_first, by_second)                                         \
-  rules.add(#name, std::make_unique<Written>([](Call& call) {                                    \
+  rules.add(#name, std::make_unique<Written>([](JvpCall& call) {                                 \
               add_product(                                                                       \
                   call,                                                                          \
                   [](const Tensor& a, const Tensor& b) { return product; },                      \
@@ -118,14 +118,14 @@ void linear(Call& call) {
                     return at::name(sum, a, b, 1, alpha);                                        \
                   });                                                                            \
             }));                                                                                 \
-  PULLS(                                                                                         \
+  VJPS(                                                                                          \
       #name,                                                                                     \
-      {0, PULL(times(g, conjugated(c.scalar(3))))},                                              \
-      {1, PULL(times(by_first, conjugated(c.scalar(4))))},                                       \
-      {2, PULL(times(by_second, conjugated(c.scalar(4))))})
+      {0, VJP(times(g, conjugated(c.scalar(3))))},                                               \
+      {1, VJP(times(by_first, conjugated(c.scalar(4))))},                                        \
+      {2, VJP(times(by_second, conjugated(c.scalar(4))))})
 
 // einsum(equation, operands, path), linear in each operand.
-void einsum(Call& call) {
+void einsum(JvpCall& call) {
   call.run();
   const at::ArrayRef<Tensor> tangents = call.tangents(1);
   const std::vector<Tensor> operands = call.arg(1).toTensorVector();
@@ -159,10 +159,10 @@ void add_products(Table& rules) {
       at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
   WRITTEN("einsum", einsum);
   MULTILINEAR("_trilinear", 0, 1, 2);
-  PULLS( // what is summed over in the result is expanded in a gradient, and the other way round
+  VJPS( // what is summed over in the result is expanded in a gradient, and the other way round
       "_trilinear",
       {0,
-       PULL(
+       VJP(
            at::_trilinear(
                g,
                conjugated(c[1]),
@@ -172,7 +172,7 @@ void add_products(Table& rules) {
                c.integers(5),
                c.integers(3)))},
       {1,
-       PULL(
+       VJP(
            at::_trilinear(
                conjugated(c[0]),
                g,
@@ -182,7 +182,7 @@ void add_products(Table& rules) {
                c.integers(5),
                c.integers(4)))},
       {2,
-       PULL(
+       VJP(
            at::_trilinear(
                conjugated(c[0]),
                conjugated(c[1]),
@@ -201,7 +201,7 @@ void add_products(Table& rules) {
   ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g));
   ADDS_PRODUCT(addr, a.outer(b), g.mv(conjugated(c[2])), g.t().mv(conjugated(c[1])));
   WRITTEN("linear", linear);
-  PULLS("linear", {0, PULL(linear_input(g, c[1]))}, {1, PULL(linear_weight(g, x))}, {2, PULL(g)});
+  VJPS("linear", {0, VJP(linear_input(g, c[1]))}, {1, VJP(linear_weight(g, x))}, {2, VJP(g)});
 }
 
 } // namespace torchlayers

@@ -1,9 +1,9 @@
 // Sums, means and variances.
 #include <cmath>
 
-#include "dims.h"
-#include "families.h"
-#include "forms.h"
+#include "rules/dims.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -69,27 +69,27 @@ Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
       deviation);
 }
 
-void var(Call& call) {
+void var(JvpCall& call) {
   call.run();
   const Dims over{call.integers(1), call.flag(3)};
   call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
 }
 
-void std_(Call& call) {
+void std_(JvpCall& call) {
   call.run();
   const Dims over{call.integers(1), call.flag(3)};
   const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
   call.set_tangent(0, deviation_tangent(variance, call.result()));
 }
 
-void var_mean(Call& call) {
+void var_mean(JvpCall& call) {
   call.run();
   const Dims over{call.integers(1), call.flag(3)};
   call.set_tangent(0, variance_tangent(call.tangent(0), call[0], over, call.arg(2)));
   call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
-void std_mean(Call& call) {
+void std_mean(JvpCall& call) {
   call.run();
   const Dims over{call.integers(1), call.flag(3)};
   const Tensor variance = variance_tangent(call.tangent(0), call[0], over, call.arg(2));
@@ -97,7 +97,7 @@ void std_mean(Call& call) {
   call.set_tangent(1, over.mean(call.tangent(0)));
 }
 
-void nansum(Call& call) {
+void nansum(JvpCall& call) {
   call.run();
   const Tensor t = at::where(call[0].isnan(), 0, call.tangent(0));
   const Dims over{call.integers(1), call.flag(2)};
@@ -142,18 +142,18 @@ Tensor variance_gradient(
 
 // By the variance and the mean, of which one may be absent.
 Tensor variance_and_mean_gradient(
-    const Tensor& g_variance, const Tensor& g_mean, const Pullback& call) {
+    const Tensor& g_variance, const Tensor& g_mean, const VjpCall& call) {
   const Dims over{call.integers(1), call.flag(3)};
   return sum_of(
       {g_variance.defined() ? variance_gradient(g_variance, call[0], over, call.arg(2)) : Tensor(),
        g_mean.defined() ? mean_gradient(g_mean, call.sizes_of(0), over) : Tensor()});
 }
 
-void pull_var_mean(Pullback& call) {
+void pull_var_mean(VjpCall& call) {
   call.give(0, variance_and_mean_gradient(call.cotangents()[0], call.cotangents()[1], call));
 }
 
-void pull_std_mean(Pullback& call) {
+void pull_std_mean(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor g_variance = g.defined() ? deviation_tangent(g, call.result(0)) : g;
   call.give(0, variance_and_mean_gradient(g_variance, call.cotangents()[1], call));
@@ -168,37 +168,37 @@ Tensor on_diagonal(const Tensor& g, c10::SymIntArrayRef sizes) {
 
 void add_reductions(Table& rules) {
   TERMS("sum", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), itself_summed))});
-  PULLS("sum", {0, PULL(g.expand_symint(c.sizes_of(0)))});
+  VJPS("sum", {0, VJP(g.expand_symint(c.sizes_of(0)))});
   TERMS(
       "sum.dim_IntList",
       {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed))});
-  PULLS("sum.dim_IntList", {0, PULL(spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
+  VJPS("sum.dim_IntList", {0, VJP(spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
   TERMS("mean", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), mean_of_all))});
-  PULLS("mean", {0, PULL(shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)))});
+  VJPS("mean", {0, VJP(shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)))});
   TERMS(
       "mean.dim",
       {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all))});
-  PULLS("mean.dim", {0, PULL(mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
+  VJPS("mean.dim", {0, VJP(mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
   TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
   TRANSPOSED("trace", on_diagonal(g, c.sizes_of(0)));
   WRITTEN("nansum", nansum);
-  PULLS(
+  VJPS(
       "nansum",
-      {0, PULL(at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))});
+      {0, VJP(at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))});
   WRITTEN("var.correction", var);
-  PULLS(
+  VJPS(
       "var.correction",
-      {0, PULL(variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
+      {0, VJP(variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
   WRITTEN("std.correction", std_);
-  PULLS(
+  VJPS(
       "std.correction",
       {0,
-       PULL(variance_gradient(
+       VJP(variance_gradient(
            deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
   WRITTEN("var_mean.correction", var_mean);
-  rules.add_pull("var_mean.correction", {0}, {0, 1}, Reads{0b1, 0}, pull_var_mean);
+  rules.add_vjp("var_mean.correction", {0}, {0, 1}, Reads{0b1, 0}, pull_var_mean);
   WRITTEN("std_mean.correction", std_mean);
-  rules.add_pull("std_mean.correction", {0}, {0, 1}, Reads{0b1, 0b1}, pull_std_mean);
+  rules.add_vjp("std_mean.correction", {0}, {0, 1}, Reads{0b1, 0b1}, pull_std_mean);
 }
 
 } // namespace torchlayers

@@ -2,8 +2,8 @@
 // is sampled at moves the weights of the pixels.
 #include <tuple>
 
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -286,7 +286,7 @@ Grid grid_of(const Operands& call, const Tensor& image, const Tensor& grid, size
 }
 
 // grid_sampler(input, grid, interpolation_mode, padding_mode, align_corners)
-void grid_sampler(Call& call) {
+void grid_sampler(JvpCall& call) {
   call.run();
   Tensor sum;
   if (call.has_tangent(0)) {
@@ -300,7 +300,7 @@ void grid_sampler(Call& call) {
 }
 
 template <auto Backward>
-void pull_grid_sampler(Pullback& call) {
+void pull_grid_sampler(VjpCall& call) {
   const auto [input, grid] = Backward(
       call.cotangents()[0],
       call[0],
@@ -315,7 +315,7 @@ void pull_grid_sampler(Pullback& call) {
 
 // grid_sampler_backward(g, input, grid, …, output_mask) -> (by input, by grid)
 template <auto Backward>
-void grid_sampler_backward(Call& call) {
+void grid_sampler_backward(JvpCall& call) {
   call.run();
   const auto mask = call.arg(6).toBoolList();
   const bool moves = is_moved(call, 3);
@@ -347,7 +347,7 @@ void grid_sampler_backward(Call& call) {
 // The gradients of <g, what is sampled>, along the cotangents of input and grid, which are where
 // tangents of those would be.
 template <auto Forward, auto Backward>
-void pull_grid_sampler_backward(Pullback& call) {
+void pull_grid_sampler_backward(VjpCall& call) {
   const auto mask = call.arg(6).toBoolList();
   const auto& by = call.cotangents(); // a result that was not asked for may have none
   const Tensor to_input = mask[0] ? by.front() : Tensor();
@@ -397,15 +397,15 @@ void pull_grid_sampler_backward(Pullback& call) {
       at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3, 4, 5))); \
   TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))
 
-#define GRID_SAMPLER(name)                                                                    \
-  WRITTEN(#name, grid_sampler);                                                               \
-  rules.add_pull(#name, {0, 1}, {0}, Reads{0b11, 0}, pull_grid_sampler<at::name##_backward>); \
-  WRITTEN(#name "_backward", grid_sampler_backward<at::name##_backward>);                     \
-  rules.add_pull(                                                                             \
-      #name "_backward",                                                                      \
-      {0, 1, 2},                                                                              \
-      {0, 1},                                                                                 \
-      Reads{0b111, 0},                                                                        \
+#define GRID_SAMPLER(name)                                                                   \
+  WRITTEN(#name, grid_sampler);                                                              \
+  rules.add_vjp(#name, {0, 1}, {0}, Reads{0b11, 0}, pull_grid_sampler<at::name##_backward>); \
+  WRITTEN(#name "_backward", grid_sampler_backward<at::name##_backward>);                    \
+  rules.add_vjp(                                                                             \
+      #name "_backward",                                                                     \
+      {0, 1, 2},                                                                             \
+      {0, 1},                                                                                \
+      Reads{0b111, 0},                                                                       \
       pull_grid_sampler_backward<at::name, at::name##_backward>)
 
 void add_resampling(Table& rules) {

@@ -1,4 +1,4 @@
-#include "rule.h"
+#include "rules/rule.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mul.h>
@@ -6,14 +6,14 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "../stack.h"
-#include "../wrapper.h"
-#include "families.h"
-#include "one_pass.h"
+#include "core/stack.h"
+#include "rules/families.h"
+#include "rules/one_pass.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
-void SumOfTerms::push_forward(Call& call) const {
+void SumOfTerms::jvp(JvpCall& call) const {
   call.run();
   at::Tensor sum;
   for (const Term& term : terms_) {
@@ -24,7 +24,7 @@ void SumOfTerms::push_forward(Call& call) const {
   call.set_tangent(0, sum);
 }
 
-void Multilinear::push_forward(Call& call) const {
+void Multilinear::jvp(JvpCall& call) const {
   call.run();
   at::Tensor sum;
   for (size_t arg : args_) {
@@ -35,9 +35,9 @@ void Multilinear::push_forward(Call& call) const {
   call.set_tangent(0, sum);
 }
 
-void LinearTogether::push_forward(Call& call) const {
+void LinearTogether::jvp(JvpCall& call) const {
   call.run();
-  Call::Replacements replaced;
+  JvpCall::Replacements replaced;
   for (size_t arg : args_) {
     const bool is_absent = !call.has_tangent(arg);
     replaced.emplace_back(arg, is_absent ? at::zeros_like(call[arg]) : call.tangent(arg));
@@ -100,38 +100,38 @@ bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
   return is_recorded && at::GradMode::is_enabled();
 }
 
-at::Tensor tangent_or_none(const Call& call, size_t arg) {
+at::Tensor tangent_or_none(const JvpCall& call, size_t arg) {
   return call.has_tangent(arg) ? call.tangent(arg) : at::Tensor();
 }
 
-void Table::add(const std::string& name, std::unique_ptr<Rule> rule) {
+void Table::add(const std::string& name, std::unique_ptr<JvpRule> rule) {
   const bool is_new = rules_.emplace("aten::" + name, std::move(rule)).second;
   TORCH_INTERNAL_ASSERT(is_new, "two rules for ", name);
 }
 
-void Table::add_pull(const std::string& name, std::unique_ptr<PullRule> rule) {
+void Table::add_vjp(const std::string& name, std::unique_ptr<VjpRule> rule) {
   const bool is_new = pulls_.emplace("aten::" + name, std::move(rule)).second;
   TORCH_INTERNAL_ASSERT(is_new, "two cotangent rules for ", name);
 }
 
-void Table::add_pull(
+void Table::add_vjp(
     const std::string& name,
     std::vector<size_t> args,
     std::vector<size_t> results,
     const Reads& reads,
-    void (*pull_back)(Pullback&)) {
-  add_pull(name, std::make_unique<AtOnce>(std::move(args), std::move(results), reads, pull_back));
+    void (*vjp)(VjpCall&)) {
+  add_vjp(name, std::make_unique<AtOnce>(std::move(args), std::move(results), reads, vjp));
 }
 
 void Table::add_symmetric(const std::string& name, const std::vector<Term>& terms) {
-  std::vector<Pull> pulls;
+  std::vector<Vjp> pulls;
   for (const Term& term : terms) {
     if (term.adjoint != Adjoint::Unknown) {
       pulls.push_back({term.arg, term.reads, nullptr, term.of, term.adjoint == Adjoint::Conjugate});
     }
   }
   if (!pulls.empty()) {
-    add_pull(name, std::make_unique<ByArgument>(std::move(pulls)));
+    add_vjp(name, std::make_unique<ByArgument>(std::move(pulls)));
   }
 }
 
@@ -154,13 +154,13 @@ const Table& Table::instance() {
   return *table;
 }
 
-const Rule* Table::find(const c10::OperatorName& name) {
+const JvpRule* Table::find(const c10::OperatorName& name) {
   const auto& rules = instance().rules_;
   const auto found = rules.find(c10::toString(name));
   return found == rules.end() ? nullptr : found->second.get();
 }
 
-const PullRule* Table::find_pull(const c10::OperatorName& name) {
+const VjpRule* Table::find_vjp(const c10::OperatorName& name) {
   const auto& pulls = instance().pulls_;
   const auto found = pulls.find(c10::toString(name));
   return found == pulls.end() ? nullptr : found->second.get();
@@ -178,7 +178,7 @@ std::vector<std::string> Table::names() {
   return names;
 }
 
-std::vector<std::string> Table::pull_names() {
+std::vector<std::string> Table::vjp_names() {
   std::vector<std::string> names;
   for (const auto& [name, rule] : instance().pulls_) {
     names.push_back(name);

@@ -9,22 +9,22 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
-#include "pullback.h"
+#include "rules/jvp_call.h"
+#include "rules/vjp_call.h"
 
 namespace torchlayers {
 
-class Rule {
+class JvpRule {
  public:
-  Rule() = default;
-  virtual ~Rule() = default;
-  Rule(const Rule&) = delete;
-  Rule& operator=(const Rule&) = delete;
+  JvpRule() = default;
+  virtual ~JvpRule() = default;
+  JvpRule(const JvpRule&) = delete;
+  JvpRule& operator=(const JvpRule&) = delete;
 
   // Runs the operator, and gives its results their tangents.
-  virtual void push_forward(Call& call) const = 0;
+  virtual void jvp(JvpCall& call) const = 0;
 
-  // Whether it is a user's. NOTE [Past autograd].
+  // Whether it is a user's. NOTE [Skipping autograd].
   virtual bool is_from_python() const {
     return false;
   }
@@ -43,10 +43,10 @@ struct Term {
 };
 
 // An operator with one result, whose tangent is a sum of terms.
-class SumOfTerms final : public Rule {
+class SumOfTerms final : public JvpRule {
  public:
   explicit SumOfTerms(std::vector<Term> terms) : terms_(std::move(terms)) {}
-  void push_forward(Call& call) const override;
+  void jvp(JvpCall& call) const override;
 
  private:
   std::vector<Term> terms_;
@@ -54,10 +54,10 @@ class SumOfTerms final : public Rule {
 
 // Linear in each of these arguments by itself, the others held: the tangent is the sum of
 // the operator on one tangent at a time. One argument: a linear operator; two: bilinear.
-class Multilinear final : public Rule {
+class Multilinear final : public JvpRule {
  public:
   explicit Multilinear(std::vector<size_t> args) : args_(std::move(args)) {}
-  void push_forward(Call& call) const override;
+  void jvp(JvpCall& call) const override;
 
  private:
   std::vector<size_t> args_;
@@ -65,25 +65,25 @@ class Multilinear final : public Rule {
 
 // Linear in these arguments at once: the tangent is the operator on all their tangents,
 // with zeros for those that are absent.
-class LinearTogether final : public Rule {
+class LinearTogether final : public JvpRule {
  public:
   explicit LinearTogether(std::vector<size_t> args) : args_(std::move(args)) {}
-  void push_forward(Call& call) const override;
+  void jvp(JvpCall& call) const override;
 
  private:
   std::vector<size_t> args_;
 };
 
 // Written out: runs the operator and sets the tangents itself.
-class Written final : public Rule {
+class Written final : public JvpRule {
  public:
-  explicit Written(void (*push_forward)(Call&)) : push_forward_(push_forward) {}
-  void push_forward(Call& call) const override {
-    push_forward_(call);
+  explicit Written(void (*jvp)(JvpCall&)) : jvp_(jvp) {}
+  void jvp(JvpCall& call) const override {
+    jvp_(call);
   }
 
  private:
-  void (*push_forward_)(Call&);
+  void (*jvp_)(JvpCall&);
 };
 
 // The sum of those that are there; undefined if none is.
@@ -109,20 +109,20 @@ bool is_differentiated_below(std::initializer_list<at::Tensor> values);
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values);
 
 // The argument's tangent; undefined if it has none.
-at::Tensor tangent_or_none(const Call& call, size_t arg);
+at::Tensor tangent_or_none(const JvpCall& call, size_t arg);
 
 // The rules by the operators' names: "mul.Tensor" is aten::mul.Tensor.
 class Table {
  public:
-  void add(const std::string& name, std::unique_ptr<Rule> rule);
-  void add_pull(const std::string& name, std::unique_ptr<PullRule> rule);
+  void add(const std::string& name, std::unique_ptr<JvpRule> rule);
+  void add_vjp(const std::string& name, std::unique_ptr<VjpRule> rule);
   // All arguments at once, from the cotangents of these results.
-  void add_pull(
+  void add_vjp(
       const std::string& name,
       std::vector<size_t> args,
       std::vector<size_t> results,
       const Reads& reads,
-      void (*pull_back)(Pullback&));
+      void (*vjp)(VjpCall&));
   // The tangents, and the cotangents of those terms that tell them.
   void add_terms(const std::string& name, std::vector<Term> terms);
   // The cotangents alone.
@@ -131,19 +131,19 @@ class Table {
   void add_constant(const std::string& name);
 
   // Null where there is none.
-  static const Rule* find(const c10::OperatorName& name);
-  static const PullRule* find_pull(const c10::OperatorName& name);
+  static const JvpRule* find(const c10::OperatorName& name);
+  static const VjpRule* find_vjp(const c10::OperatorName& name);
   static bool is_constant(const c10::OperatorName& name);
 
   // The names of the operators with rules, for tangents and for cotangents.
   static std::vector<std::string> names();
-  static std::vector<std::string> pull_names();
+  static std::vector<std::string> vjp_names();
 
  private:
   static const Table& instance();
 
-  std::unordered_map<std::string, std::unique_ptr<Rule>> rules_;
-  std::unordered_map<std::string, std::unique_ptr<PullRule>> pulls_;
+  std::unordered_map<std::string, std::unique_ptr<JvpRule>> rules_;
+  std::unordered_map<std::string, std::unique_ptr<VjpRule>> pulls_;
   std::unordered_set<std::string> constants_;
 };
 

@@ -1,7 +1,7 @@
 // scatter_reduce and index_reduce(x, dim, index, source, reduce, include_self): what is written to
 // one place is reduced to one element. And segment_reduce: what lies side by side is.
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -118,7 +118,7 @@ Slopes slopes_of(const Destinations& places, const Operands& call, const Tensor&
   return of_extreme(places, x, source, counts_x, y);
 }
 
-void reduce_at_index(Call& call) {
+void reduce_at_index(JvpCall& call) {
   call.run();
   const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
@@ -132,7 +132,7 @@ void reduce_at_index(Call& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_reduced_at_index(Pullback& call) {
+void pull_reduced_at_index(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
@@ -241,14 +241,14 @@ Tensor scaled(const Tensor& values, const Tensor& slopes) {
   return slopes.defined() ? values * slopes : values;
 }
 
-void segment_reduce(Call& call) {
+void segment_reduce(JvpCall& call) {
   call.run();
   const Segments segments(call);
   const Tensor slopes = slopes_of(segments, call, call.result());
   call.set_tangent(0, segments.sum(scaled(call.tangent(0), slopes)));
 }
 
-void pull_segment_reduce(Pullback& call) {
+void pull_segment_reduce(VjpCall& call) {
   const Segments segments(call);
   const Tensor slopes = slopes_of(segments, call, call.result());
   call.give(0, scaled(segments.read(call.cotangents()[0]), slopes));
@@ -259,10 +259,10 @@ void pull_segment_reduce(Pullback& call) {
 void add_scattered(Table& rules) {
   for (const char* name : {"scatter_reduce.two", "index_reduce"}) {
     WRITTEN(name, reduce_at_index);
-    rules.add_pull(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced_at_index);
+    rules.add_vjp(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced_at_index);
   }
   WRITTEN("segment_reduce", segment_reduce);
-  rules.add_pull("segment_reduce", {0}, {0}, Reads{0b10101, 0b1}, pull_segment_reduce);
+  rules.add_vjp("segment_reduce", {0}, {0}, Reads{0b10101, 0b1}, pull_segment_reduce);
 }
 
 } // namespace torchlayers

@@ -1,8 +1,8 @@
 // Moving elements around, and joining tensors.
 #include <limits>
 
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 using at::Tensor;
 
 // Linear in all the tensors of the list that comes first, at once.
-void joined(Call& call) {
+void joined(JvpCall& call) {
   call.run();
   const auto tensors = call.arg(0).toTensorVector();
   const auto tangents = call.tangents(0);
@@ -21,7 +21,7 @@ void joined(Call& call) {
   call.set_tangent(0, call.with({{0, filled}}));
 }
 
-void split(Call& call) {
+void split(JvpCall& call) {
   call.run();
   const Args parts = call.all_with({{0, call.tangent(0)}});
   call.set_tangents(0, parts[0].toTensorVector());
@@ -96,7 +96,7 @@ Tensor outside_diagonal(const Tensor& g, int64_t offset, int64_t dim1, int64_t d
   return g.diagonal_scatter(at::zeros_like(g.diagonal(offset, dim1, dim2)), offset, dim1, dim2);
 }
 
-void cut_apart(Pullback& call) {
+void cut_apart(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const int64_t dim = at::maybe_wrap_dim(call.integer(1), g.dim());
   c10::SymInt start = 0;
@@ -113,7 +113,7 @@ void cut_apart(Pullback& call) {
   }
 }
 
-void unstacked(Pullback& call) {
+void unstacked(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   for (const Target& target : call.targets()) {
     if (call.wants(0, target.member)) {
@@ -123,7 +123,7 @@ void unstacked(Pullback& call) {
 }
 
 // Of block_diag: a vector is a row.
-void take_blocks(Pullback& call) {
+void take_blocks(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   c10::SymInt row = 0;
   c10::SymInt column = 0;
@@ -141,7 +141,7 @@ void take_blocks(Pullback& call) {
 }
 
 // Parts of the argument, with zeros for those that nothing was made of.
-void join_parts(Pullback& call) {
+void join_parts(VjpCall& call) {
   const auto sizes = call.sizes_of(0);
   const int64_t dim = at::maybe_wrap_dim(call.integer(2), static_cast<int64_t>(sizes.size()));
   const c10::IValue& lengths = call.arg(1);
@@ -166,7 +166,7 @@ void join_parts(Pullback& call) {
   call.give(0, at::cat(parts, dim));
 }
 
-void stack_parts(Pullback& call) {
+void stack_parts(VjpCall& call) {
   const Tensor* any = nullptr;
   for (const Tensor& g : call.cotangents()) {
     any = g.defined() ? &g : any;
@@ -250,38 +250,38 @@ void add_shapes(Table& rules) {
   TERMS("copy", {0, TERM(at::Tensor())}, {1, TERM(t.to(x.scalar_type()))});
   TERMS("fill.Tensor", {1, TERM(t)});
   WRITTEN("cat", joined);
-  rules.add_pull("cat", {0}, {0}, Reads(), cut_apart);
+  rules.add_vjp("cat", {0}, {0}, Reads(), cut_apart);
   WRITTEN("stack", joined);
-  rules.add_pull("stack", {0}, {0}, Reads(), unstacked);
+  rules.add_vjp("stack", {0}, {0}, Reads(), unstacked);
   WRITTEN("block_diag", joined);
-  rules.add_pull("block_diag", {0}, {0}, Reads(), take_blocks);
+  rules.add_vjp("block_diag", {0}, {0}, Reads(), take_blocks);
   for (const char* name :
        {"split.Tensor", "split_with_sizes", "unsafe_split.Tensor", "unsafe_split_with_sizes"}) {
     WRITTEN(name, split);
-    rules.add_pull(name, {0}, {0}, Reads(), join_parts);
+    rules.add_vjp(name, {0}, {0}, Reads(), join_parts);
   }
   WRITTEN("unbind.int", split);
-  rules.add_pull("unbind.int", {0}, {0}, Reads(), stack_parts);
+  rules.add_vjp("unbind.int", {0}, {0}, Reads(), stack_parts);
   LINEAR_TOGETHER("slice_scatter", 0, 1);
-  PULLS(
+  VJPS(
       "slice_scatter",
-      {0, PULL(outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))},
-      {1, PULL(g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))});
+      {0, VJP(outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))},
+      {1, VJP(g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))});
   LINEAR_TOGETHER("select_scatter", 0, 1);
-  PULLS(
+  VJPS(
       "select_scatter",
-      {0, PULL(outside_row(g, c.integer(2), c.size(3)))},
-      {1, PULL(g.select_symint(c.integer(2), c.size(3)))});
+      {0, VJP(outside_row(g, c.integer(2), c.size(3)))},
+      {1, VJP(g.select_symint(c.integer(2), c.size(3)))});
   LINEAR_TOGETHER("diagonal_scatter", 0, 1);
-  PULLS(
+  VJPS(
       "diagonal_scatter",
-      {0, PULL(outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4)))},
-      {1, PULL(g.diagonal(c.integer(2), c.integer(3), c.integer(4)))});
-  PULLS(
+      {0, VJP(outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4)))},
+      {1, VJP(g.diagonal(c.integer(2), c.integer(3), c.integer(4)))});
+  VJPS(
       "as_strided_scatter",
-      {0, PULL(outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4)))},
+      {0, VJP(outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4)))},
       {1,
-       PULL(with_strides_of(x, g).as_strided(
+       VJP(with_strides_of(x, g).as_strided(
            c.integers(2), c.integers(3), offset_in(x, c.arg(4))))});
 }
 

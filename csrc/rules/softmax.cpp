@@ -1,7 +1,7 @@
 // softmax, its logarithm, and logsumexp.
-#include "dims.h"
-#include "families.h"
-#include "forms.h"
+#include "rules/dims.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -60,26 +60,25 @@ void add_softmax(Table& rules) {
   ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
   ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
   TERMS("_log_softmax", {0, TANGENT(log_softmax_tangent(t, y, c.integer(1)))});
-  PULLS(
-      "_log_softmax", {0, PULL(at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0)))});
+  VJPS("_log_softmax", {0, VJP(at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0)))});
   TERMS("logsumexp", {0, TANGENT(logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  PULLS("logsumexp", {0, PULL(logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)}))});
+  VJPS("logsumexp", {0, VJP(logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)}))});
   TERMS(
       "_softmax_backward_data",
       {0, TANGENT(on_first(t, c))},
       {1, TANGENT(softmax_curvature(t, c[0], c[1], c.integer(2)))});
-  PULLS(
+  VJPS(
       "_softmax_backward_data",
-      {0, PULL(at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type()))},
-      {1, PULL(softmax_backward_of_result(g, c[0], c[1], c.integer(2)))});
+      {0, VJP(at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type()))},
+      {1, VJP(softmax_backward_of_result(g, c[0], c[1], c.integer(2)))});
   TERMS(
       "_log_softmax_backward_data",
       {0, TANGENT(on_first(t, c))},
       {1, TANGENT(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
-  PULLS(
+  VJPS(
       "_log_softmax_backward_data",
-      {0, PULL(log_softmax_tangent(g, c[1], c.integer(2)))},
-      {1, PULL(log_softmax_curvature(g, c[0], c[1], c.integer(2)))});
+      {0, VJP(log_softmax_tangent(g, c[1], c.integer(2)))},
+      {1, VJP(log_softmax_curvature(g, c[0], c[1], c.integer(2)))});
 }
 
 } // namespace torchlayers

@@ -2,10 +2,10 @@
 // where two values are equal, a derivative through the vectors is infinite.
 #include <cmath>
 
-#include "../errors.h"
-#include "../stack.h"
-#include "families.h"
-#include "forms.h"
+#include "core/errors.h"
+#include "core/stack.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -61,7 +61,7 @@ void check_phase(const Tensor& derivative, const char* name) {
 }
 
 // _linalg_eigh(A, UPLO, compute_v) -> (eigenvalues, V)
-void eigh(Call& call) {
+void eigh(JvpCall& call) {
   const Tensor& a = call[0];
   const Args found = call.all_with({{2, true}});
   const Tensor values = found[0].toTensor();
@@ -75,7 +75,7 @@ void eigh(Call& call) {
   }
 }
 
-void pull_eigh(Pullback& call) {
+void pull_eigh(VjpCall& call) {
   if (!call.flag(2)) {
     raise(
         "the gradient of eigenvalues needs their vectors: call _linalg_eigh with compute_v=True.");
@@ -96,7 +96,7 @@ void pull_eigh(Pullback& call) {
 }
 
 // linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.
-void eig(Call& call) {
+void eig(JvpCall& call) {
   call.run();
   const Tensor& vectors = call.result(1);
   const Tensor t = call.tangent(0).to(vectors.scalar_type());
@@ -107,7 +107,7 @@ void eig(Call& call) {
   call.set_tangent(1, turned - vectors * lengths);
 }
 
-void pull_eig(Pullback& call) {
+void pull_eig(VjpCall& call) {
   const Tensor& by_values = call.cotangents()[0];
   const Tensor& by_vectors = call.cotangents()[1];
   const Tensor& vectors = call.result(1);
@@ -158,7 +158,7 @@ Tensor turned(
 }
 
 // _linalg_svd(A, full_matrices, compute_uv, *, driver) -> (U, S, V^H)
-void svd(Call& call) {
+void svd(JvpCall& call) {
   const bool wants_vectors = call.flag(2);
   const Args found = call.all_with({{2, true}});
   const Tensor left = found[0].toTensor();
@@ -184,14 +184,14 @@ void svd(Call& call) {
 
 // linalg_eigvalsh(A, UPLO) and linalg_svdvals(A, *, driver): the vectors are found, but not their
 // tangents.
-void values_of_eigh(Call& call) {
+void values_of_eigh(JvpCall& call) {
   const auto [values, vectors] = at::_linalg_eigh(call[0], call.arg(1).toStringView(), true);
   call.have_run({values});
   const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
   call.set_tangent(0, real_diagonal(rotated).clone());
 }
 
-void values_of_svd(Call& call) {
+void values_of_svd(JvpCall& call) {
   const auto driver = call.arg(1).isNone()
                           ? std::nullopt
                           : std::optional<std::string_view>(call.arg(1).toStringView());
@@ -212,7 +212,7 @@ Tensor turned_back(
                                                      : inside;
 }
 
-void pull_svd(Pullback& call) {
+void pull_svd(VjpCall& call) {
   if (!call.flag(2)) {
     raise(
         "the gradient of singular values needs their vectors: call _linalg_svd with "
@@ -249,15 +249,15 @@ void pull_svd(Pullback& call) {
 
 void add_spectra(Table& rules) {
   WRITTEN("_linalg_eigh", eigh);
-  rules.add_pull(
+  rules.add_vjp(
       "_linalg_eigh", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eigh));
   WRITTEN("linalg_eig", eig);
-  rules.add_pull(
+  rules.add_vjp(
       "linalg_eig", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eig));
   WRITTEN("linalg_eigvalsh", values_of_eigh);
   WRITTEN("linalg_svdvals", values_of_svd);
   WRITTEN("_linalg_svd", svd);
-  rules.add_pull(
+  rules.add_vjp(
       "_linalg_svd",
       std::make_unique<AtOnce>(Places{0}, Places{0, 1, 2}, Reads{0, 0b111}, pull_svd));
 }

@@ -2,8 +2,8 @@
 #include <cfloat>
 #include <cmath>
 
-#include "families.h"
-#include "forms.h"
+#include "rules/families.h"
+#include "rules/forms.h"
 
 namespace torchlayers {
 namespace {
@@ -102,7 +102,7 @@ Tensor multivariate_digamma(const Tensor& x, int64_t p) {
   return (x.unsqueeze(-1) - steps).digamma().sum(-1);
 }
 
-void frexp(Call& call) {
+void frexp(JvpCall& call) {
   call.run();
   call.set_tangent(0, call.tangent(0) / call.result(1).exp2());
 }
@@ -111,7 +111,7 @@ void frexp(Call& call) {
 
 void add_unary(Table& rules) {
   TERMS("abs", {0, TANGENT(x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn())});
-  PULLS("abs", {0, PULL(g * x.sgn())});
+  VJPS("abs", {0, VJP(g * x.sgn())});
   POINTWISE("acos", -t * rsqrt(1 - x * x));
   POINTWISE("acosh", t * rsqrt(x * x - 1));
   POINTWISE("asin", t * rsqrt(1 - x * x));
@@ -137,10 +137,10 @@ void add_unary(Table& rules) {
   POINTWISE("reciprocal", -t * y * y);
   TERMS("sgn", {0, CONJUGATE_TERM(sgn_tangent(t, x, y))});
   TERMS("angle", {0, TANGENT(angle_tangent(t, x))});
-  PULLS("angle", {0, PULL(angle_gradient(g, x))});
+  VJPS("angle", {0, VJP(angle_gradient(g, x))});
   ELEMENTWISE("frac", t);
   WRITTEN("frexp.Tensor", frexp);
-  PULLS("frexp.Tensor", {0, PULL(g / c.result(1).exp2())});
+  VJPS("frexp.Tensor", {0, VJP(g / c.result(1).exp2())});
   ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
 
   POINTWISE("erf", t * (2 / kSqrtPi) * exp(-x * x));

@@ -14,6 +14,7 @@ from pytorch_revgrad.functional import RevGrad
 import torchlayers as tl
 from tests.autograd_function.corpus import Square
 from tests.helpers import agree, ambient
+from tests.programs.functions import made
 
 X = torch.tensor([[0.5, 1.0, 2.0], [-1.0, 0.1, 0.3]], dtype=torch.float64)
 
@@ -201,33 +202,12 @@ def test_new_style_agrees_with_torch_func():
     agree(lambda tf: tf.vmap(tf.grad(lambda x: Square.apply(x).sum()))(X))
 
 
-class Growth(torch.autograd.Function):
-    """exp, with a rule for vmap."""
-
-    @staticmethod
-    def forward(ctx, x):
-        y = x.exp()
-        ctx.save_for_backward(y)
-        ctx.save_for_forward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.saved_tensors[0]
-
-    @staticmethod
-    def jvp(ctx, t):
-        return t * ctx.saved_tensors[0]
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return Growth.apply(x), in_dims[0]
-
-
 @pytest.mark.parametrize("of", ["each sample", "what is not batched"])
 def test_a_vmap_staticmethod_inside_a_derivative(of):
+    exp = made("OldWithVmap").apply
+
     def total(x):
-        return tl.vmap(lambda sample: Growth.apply(sample if of == "each sample" else x).sum())(x)
+        return tl.vmap(lambda sample: exp(sample if of == "each sample" else x).sum())(x)
 
     count = 1 if of == "each sample" else len(X)
     torch.testing.assert_close(tl.grad(lambda x: total(x).sum())(X), count * X.exp())

@@ -17,7 +17,7 @@ from torch.nn.functional import gelu, mish
 from torch.testing import assert_close
 
 import torchlayers as tl
-from tests.batching.rules import RULES
+from tests.rules import BATCHING
 
 BATCH = 2
 DTYPES = (
@@ -200,7 +200,7 @@ def test_pointwise_operators_broadcast_as_a_loop_does(name: str) -> None:
 
 
 def test_every_pointwise_rule_of_ours_is_tried() -> None:
-    assert {f"aten::{name}" for name in UNTAGGED} <= set(RULES)
+    assert {f"aten::{name}" for name in UNTAGGED} <= set(BATCHING.operators)
     assert set(UNTAGGED) <= set(POINTWISE)
     assert {"mul.Tensor", "where.self", "special_hermite_polynomial_h"} <= set(POINTWISE)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import torchlayers as tl
-from tests.batching.rules import RULES, followed, switched_off
 from tests.batching.samples import CUBES, SAMPLES, A, V, X, values
+from tests.rules import BATCHING
 
 # Some calls have no batching rule in torch and go through its fallback.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -59,7 +59,7 @@ def close(found: Any, expected: Any) -> None:
 
 
 def test_samples_are_of_all_rules() -> None:
-    assert {f"aten::{name}" for name in SAMPLES} == set(RULES)
+    assert {f"aten::{name}" for name in SAMPLES} == set(BATCHING.operators)
 
 
 @pytest.mark.parametrize(("name", "f", "tensors"), CALLS)
@@ -71,7 +71,7 @@ def test_is_every_sample_by_itself(name: str, f: Callable[..., Any], tensors: li
 @pytest.mark.parametrize("name", SAMPLES)
 def test_rule_is_followed(name: str) -> None:
     found: set[str] = set()
-    with followed(found):
+    with BATCHING.followed(found):
         for f, tensors in SAMPLES[name]:
             for args, dims in batches(tensors):
                 tl.vmap(f, in_dims=dims)(*args)
@@ -100,7 +100,7 @@ def test_is_differentiated_as_torchs(
     if name in WRONG_IN_TORCH:
         expected = gradients(lambda *args: one_by_one(f, list(args), (0,) * len(args)), *args)
     else:
-        with switched_off(RULES):
+        with BATCHING.switched_off(BATCHING.operators):
             expected = gradients(tl.vmap(f), *args)
     close(gradients(tl.vmap(f), *args), expected)
 

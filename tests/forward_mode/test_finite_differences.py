@@ -11,7 +11,7 @@ import torch
 import torch.func
 
 import torchlayers as tl
-from tests.forward_mode.derivatives import central_difference
+from tests.derivatives import central_difference
 from tests.opinfo.cases import cases, full_name, ops
 
 STEPS = 1e-6, 1e-5

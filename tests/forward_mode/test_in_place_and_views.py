@@ -5,7 +5,7 @@ import torch
 import torch.func
 
 import torchlayers as tl
-from tests.forward_mode.programs import PROGRAMS, W
+from tests.writing import PROGRAMS, W, summed
 
 # torch batches some operators in place one by one, and says so.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -14,16 +14,6 @@ X = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.float64)
 T = torch.tensor([1.0, 0.3, -2.0, 0.7], dtype=torch.float64)
 U = torch.tensor([-0.4, 1.1, 0.2, 0.9], dtype=torch.float64)
 XS, TS = torch.stack([X, U]), torch.stack([T, X])
-
-
-def summed(f):
-    """All that f returns as one real number."""
-
-    def scalar(x):
-        results = torch.utils._pytree.tree_leaves(f(x))
-        return sum((r.real + r.imag if r.is_complex() else r.double()).sum() for r in results)
-
-    return scalar
 
 
 NESTS = {

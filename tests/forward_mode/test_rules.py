@@ -11,26 +11,17 @@ import pytest
 import torch
 
 import torchlayers as tl
-from tests.forward_mode.derivatives import central_difference, tangents_of
+from tests.derivatives import central_difference, tangents_of
 from tests.forward_mode.samples import SAMPLES
 from tests.opinfo.cases import cases, ops
 from tests.opinfo.transforms import jvp, jvp_grad
-from tests.torch_versions import in_this_torch
-from torchlayers import _C
+from tests.rules import TANGENTS
 
 # How many samples of each operator are run: all of them reach little more.
 FIRST = {jvp: 4, jvp_grad: 2}
 
 # Rules that no sample reaches, and why.
 UNREACHED: dict[str, str] = {}
-
-
-@contextlib.contextmanager
-def followed_rules(found):
-    """Adds to `found` the operators whose rules are followed."""
-    with tl.trace() as events:
-        yield
-    found |= {event.op for event in events if event.step == "rule"}
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +33,19 @@ def reached_by_op_db():
             for run, count in FIRST.items():
                 for case in cases(op, torch.float64, count):
                     # An operator that is refused reaches what comes before it.
-                    with followed_rules(found), contextlib.suppress(Exception):
+                    with TANGENTS.followed(found), contextlib.suppress(Exception):
                         run(tl, case)
     return found
 
 
 def test_every_rule_is_reached(reached_by_op_db):
     ours = {f"aten::{name}" for name in SAMPLES}
-    unreached = {
-        rule for rule in in_this_torch(_C.jvp_rules()) if rule not in reached_by_op_db | ours
-    }
+    unreached = {rule for rule in TANGENTS.operators if rule not in reached_by_op_db | ours}
     assert unreached == {f"aten::{name}" for name in UNREACHED}
 
 
 def test_samples_are_of_operators_with_rules():
-    assert not [name for name in SAMPLES if f"aten::{name}" not in _C.jvp_rules()]
+    assert not [name for name in SAMPLES if f"aten::{name}" not in TANGENTS.operators]
 
 
 def results(f):
@@ -76,7 +65,7 @@ samples = pytest.mark.parametrize("name", SAMPLES)
 def test_a_sample_follows_the_rule_of_its_name(name):
     f, primals = SAMPLES[name]
     found: set[str] = set()
-    with followed_rules(found):
+    with TANGENTS.followed(found):
         tl.jvp(f, tuple(primals), tangents_of(*primals))
     assert f"aten::{name}" in found
 

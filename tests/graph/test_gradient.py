@@ -9,6 +9,7 @@ import torchlayers as tl
 from tests.helpers import ambient
 from torchlayers import tree
 from torchlayers.graph import Gradient, GraphError, differentiate
+from torchlayers.graph.halves import Halves
 from torchlayers.torch_versions import make_fx
 
 
@@ -262,7 +263,7 @@ def test_the_stack_is_as_it_was_after_an_error(gradient):
 
 def test_a_gradient_of_other_runnables_works():
     """The TorchScript half and the FX half make theirs with this constructor."""
-    made = Gradient(
+    halves = Halves(
         recorded(torch.sin, torch.zeros(2)).f,
         recorded(torch.sin, torch.zeros(2)).df,
         real_outputs=1,
@@ -272,8 +273,9 @@ def test_a_gradient_of_other_runnables_works():
         captured_outputs=[1],
         run_f=lambda inputs: (inputs[0].sin(), inputs[0].cos()),
         run_df=lambda values: (values[0] * values[2] if values[1] is None else None,),
-        flatten=lambda x: [x],
-        unflatten=lambda outputs, args, kwargs: outputs[0],
+    )
+    made = Gradient(
+        halves, flatten=lambda x: [x], unflatten=lambda outputs, args, kwargs: outputs[0]
     )
     x = torch.randn(2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(made, (x,))

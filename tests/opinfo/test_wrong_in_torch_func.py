@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchlayers
-from tests.forward_mode.derivatives import central_difference
+from tests.derivatives import central_difference
 from tests.opinfo.cases import cases, full_name, ops
 from tests.opinfo.differences import DIFFERENCES, WRONG_SECOND_DERIVATIVE
 from tests.opinfo.transforms import jvp_jvp

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchlayers as tl
+from tests.derivatives import Function
 from tests.forward_mode.samples import IMAGE, VOLUME, A, Sample, X, Y, unit, values
 from tests.forward_mode.samples import SAMPLES as FORWARD
 from tests.opinfo.cases import cases, ops
-from tests.reverse_mode.derivatives import Function
-from tests.reverse_mode.rules import RULES, followed
+from tests.rules import COTANGENTS
 
 G = values(3, 2).t() + 0.1
 PLACES = torch.tensor([[[0, 1], [2, 0]]])
@@ -243,7 +243,7 @@ def reaching() -> dict[str, tuple[Function, list[Tensor]]]:
             found[name_of(name)] = 0, (results(f), primals)
     for place in range(2):
         for op in ops(torch.float64):
-            if place == 0 or not found.keys() >= set(RULES):
+            if place == 0 or not found.keys() >= set(COTANGENTS.operators):
                 for case in cases(op, torch.float64, 2)[place:][:1]:
                     rules = _followed(case.differentiable, case.inputs)
                     for rule in rules:
@@ -265,7 +265,7 @@ def _followed(f: Function, primals: list[Tensor]) -> set[str]:
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
-            with followed(rules):
+            with COTANGENTS.followed(rules):
                 outputs, pull_back = tl.vjp(f, *primals)
             pull_back([torch.ones_like(y) for y in outputs])
         except RuntimeError:

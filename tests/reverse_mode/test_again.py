@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import torchlayers as tl
-from tests.forward_mode.derivatives import central_difference, pairing, tangents_of
+from tests.derivatives import central_difference, cotangents_of, ours, pairing, tangents_of
 from tests.forward_mode.samples import values
-from tests.reverse_mode.derivatives import cotangents_of, ours
 
 ZEROS = torch.tensor([0.0, 2.0, 3.0, 0.0, 0.0, 1.5], dtype=torch.float64)
 LENGTHS = torch.tensor([3, 3])

@@ -8,6 +8,7 @@ import torch.func
 
 import torchlayers as tl
 from tests.reverse_mode.programs import W, X, function, program
+from tests.writing import PROGRAMS, summed
 
 # torch warns of what it batches one by one, and of writes that overlap.
 pytestmark = [
@@ -72,6 +73,26 @@ def test_more_programs_that_write(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         for nest in NESTS:
             check(seed, nest)
+
+
+OF_PAIRS = {
+    "grad": lambda tf, f: tf.grad(curved(f))(X[:, 0]),
+    "grad(grad)": lambda tf, f: tf.grad(lambda x: (tf.grad(curved(f))(x) * W[:, 0]).sum())(X[:, 0]),
+    "vmap(grad)": lambda tf, f: tf.vmap(tf.grad(curved(f)))(X.t()),
+    "grad(vmap)": lambda tf, f: tf.grad(lambda x: tf.vmap(curved(f))(x).sum())(X.t()),
+}
+
+
+def curved(f):
+    """All that f returns as one number, whose second derivative is not zero."""
+    return lambda x: summed(f)(x).sin()
+
+
+@pytest.mark.parametrize("nest", OF_PAIRS.values(), ids=OF_PAIRS.keys())
+@pytest.mark.parametrize(("writing", "pure"), PROGRAMS.values(), ids=PROGRAMS.keys())
+def test_a_program_that_writes_has_the_gradients_of_one_that_does_not(writing, pure, nest):
+    torch.testing.assert_close(nest(tl, writing), nest(torch.func, pure))
+    assert tl.current_stack() == ()
 
 
 def test_programs_are_of_every_kind():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import torchlayers as tl
 from tests.programs import Case, cases
-from tests.reverse_mode.rules import RULES, followed, switched_off
+from tests.rules import COTANGENTS
 
 # Some operators have no batching rule in torch and go through its fallback.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -35,7 +35,7 @@ NESTS = {
 
 def result(case: Case, off: list[str]) -> torch.Tensor | None:
     """None where something is needed that the program has written to."""
-    with switched_off(off):
+    with COTANGENTS.switched_off(off):
         try:
             return case.run(tl=tl)
         except RuntimeError as error:
@@ -47,8 +47,8 @@ def result(case: Case, off: list[str]) -> torch.Tensor | None:
 
 
 def check(case: Case, seed: int) -> None:
-    with_torchs = result(case, RULES)
-    some = random.Random(seed).sample(RULES, len(RULES) // 2)
+    with_torchs = result(case, COTANGENTS.operators)
+    some = random.Random(seed).sample(COTANGENTS.operators, len(COTANGENTS.operators) // 2)
     for off in ([], some):
         found = result(case, off)
         if with_torchs is not None:
@@ -84,7 +84,7 @@ def test_programs_follow_many_rules() -> None:
     @hypothesis.settings(max_examples=100, derandomize=True, deadline=None)
     @hypothesis.given(cases(1, ("tl",), ("grad",)))
     def run(case: Case) -> None:
-        with followed(found):
+        with COTANGENTS.followed(found):
             case.run(tl=tl)
 
     run()
@@ -94,11 +94,14 @@ def test_programs_follow_many_rules() -> None:
 def test_switched_off_puts_rules_back_after_an_error() -> None:
     def reached() -> set[str]:
         found: set[str] = set()
-        with followed(found):
+        with COTANGENTS.followed(found):
             tl.grad(torch.sin)(torch.ones(()))
         return found
 
-    with pytest.raises(ZeroDivisionError), switched_off(["aten::sin", "aten::mul.Tensor"]):
+    with (
+        pytest.raises(ZeroDivisionError),
+        COTANGENTS.switched_off(["aten::sin", "aten::mul.Tensor"]),
+    ):
         assert reached() == set()
         raise ZeroDivisionError
     assert reached() == {"aten::sin"}

@@ -10,18 +10,25 @@ import pytest
 import torch
 
 import torchlayers as tl
-from tests.forward_mode.derivatives import central_difference, pairing, tangents_of
+from tests.derivatives import (
+    central_difference,
+    cotangents_of,
+    ours,
+    pairing,
+    plain,
+    tangents_of,
+    twice,
+)
 from tests.opinfo.cases import cases, full_name, ops
-from tests.reverse_mode.derivatives import cotangents_of, ours, plain, twice
-from tests.reverse_mode.rules import RULES
 from tests.reverse_mode.samples import OWN, name_of, reaching
+from tests.rules import COTANGENTS
 
 REFUSALS = (
     "modified by an inplace operation|is not implemented|single memory location|multiple views"
 )
 STEPS = 1e-6, 1e-5
 
-rules = pytest.mark.parametrize("rule", RULES)
+rules = pytest.mark.parametrize("rule", COTANGENTS.operators)
 quietly = pytest.mark.filterwarnings("ignore")  # of what op_db's operators warn is not our affair
 
 
@@ -32,7 +39,7 @@ def test_a_rule_is_reached(rule):
 
 @pytest.mark.parametrize("name", OWN)
 def test_a_sample_is_of_a_rule(name):
-    assert name_of(name) in RULES
+    assert name_of(name) in COTANGENTS.operators
 
 
 @rules
@@ -113,7 +120,7 @@ def test_what_a_rule_does_not_need_may_be_written_to(rule):
 def test_what_is_needed_is_not_written_to_unnoticed():
     refused = {
         rule
-        for rule in RULES
+        for rule in COTANGENTS.operators
         for f, primals in [reaching()[rule]]
         for place in range(len(primals))
         if gradients_or_none(

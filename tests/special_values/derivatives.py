@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import torchlayers as tl
-from tests.reverse_mode.derivatives import Function, ours, plain
+from tests.derivatives import Function, ours, plain
 
 Derivative = Callable[[Function, Sequence[Tensor]], list[Tensor]]
 

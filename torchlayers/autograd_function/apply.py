@@ -36,6 +36,7 @@ class AutogradFunctionApply(HigherOrderOperator):
         ... )
         >>> torch.autograd.grad(y, x)
         (tensor(12.),)
+
     Source: the higher-order operator of the same name that torch.compile records
         autograd.Functions as.
     """

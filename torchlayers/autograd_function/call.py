@@ -60,8 +60,9 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         ...     @staticmethod
         ...     def backward(ctx, g):
         ...         return g * ctx.by, None
-        >>> grad(lambda x: custom_function_call(Scale, x, by=4.0))(torch.tensor(2.0))
+        >>> torchlayers.grad(lambda x: custom_function_call(Scale, x, by=4.0))(torch.tensor(2.0))
         tensor(4.)
+
     Source: the higher-order operator of the same name in torch.func.
     """
 
@@ -97,7 +98,19 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         return super().dispatch(key, function, *operands)  # type: ignore[no-untyped-call]
 
     def on_top(self, function: Function, /, *operands: Any) -> Any:
-        """The Function on the layer on top now. operands are all that its forward takes."""
+        """The Function on the layer on top now. operands are all that its forward takes.
+
+        Example:
+            >>> class Double(torch.autograd.Function):
+            ...     @staticmethod
+            ...     def forward(x):
+            ...         return 2 * x
+            ...     @staticmethod
+            ...     def setup_context(ctx, inputs, output):
+            ...         pass
+            >>> custom_function_call.on_top(Double, torch.tensor(2.0))
+            tensor(4.)
+        """
         top = _C.top()
         if top is not None:
             kind, level = top

@@ -30,6 +30,7 @@ def autograd_function_forward_rewritten(
         >>> ctx = Ctx()
         >>> forward(ctx, torch.tensor(2.0)), ctx.saved_tensors
         (tensor(8.), (tensor(2.),))
+
     Source: the function of the same name in torch.func.
     """
 

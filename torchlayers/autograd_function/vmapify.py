@@ -31,6 +31,22 @@ from torchlayers.stack import VmapEntry
 class VmapInfo(NamedTuple):
     """What a Function's vmap staticmethod is told of the vmap that it is called in.
 
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x):
+        ...         return 2 * x
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         pass
+        ...     @staticmethod
+        ...     def vmap(info, in_dims, x):
+        ...         print(info)
+        ...         return Double.apply(x), in_dims[0]
+        >>> torchlayers.vmap(Double.apply)(torch.ones(3))
+        VmapInfo(batch_size=3, randomness='error')
+        tensor([2., 2., 2.])
+
     Source: torch.autograd.Function.vmap, in torch's notes on extending torch.func.
     """
 

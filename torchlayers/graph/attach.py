@@ -14,7 +14,7 @@ orders follow), and costs one more run of f only from the second order on.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,13 @@ from torch.autograd import Function, forward_ad
 
 from torchlayers import compiled
 from torchlayers.grad import vjp
+from torchlayers.graph.halves import Halves
 from torchlayers.jvp import jvp
-
-if TYPE_CHECKING:
-    from torchlayers.graph.gradient import Gradient
 
 Tensors = tuple[Tensor, ...]
 
 
-def call(gradient: "Gradient", inputs: Sequence[Any]) -> list[Any]:
+def call(gradient: Halves, inputs: Sequence[Any]) -> list[Any]:
     """f's real outputs, with autograd attached."""
     if _sees_operators():
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
@@ -120,7 +118,7 @@ class _Run:
     outputs: _Layout  # known when f has run
     gradients: _Layout  # known when df has run
 
-    def __init__(self, gradient: "Gradient", inputs: Sequence[Any]) -> None:
+    def __init__(self, gradient: Halves, inputs: Sequence[Any]) -> None:
         self.gradient = gradient
         self.inputs = _Layout(inputs)
         self._random = _RandomState() if gradient.draws_random_numbers else None

@@ -1,13 +1,10 @@
 """A Gradient drawn: as Graphviz's language, or as a picture that needs no other program."""
 
 from html import escape
-from typing import TYPE_CHECKING
 
+from torchlayers.graph.halves import Halves
 from torchlayers.graph.layout import layers_of
 from torchlayers.graph.picture import BACKWARD, CAPTURED, FORWARD, Box, boxes_of
-
-if TYPE_CHECKING:
-    from torchlayers.graph.gradient import Gradient
 
 # Blue, green and orange differ in lightness too, for those who tell colours apart badly.
 COLOURS = {FORWARD: "#cfe2f3", CAPTURED: "#6aa84f", BACKWARD: "#f9b96e"}
@@ -16,7 +13,7 @@ LEGEND = {FORWARD: "forward", CAPTURED: "captured for backward", BACKWARD: "back
 _LETTER, _HEIGHT, _GAP, _DROP, _MARGIN = 7.5, 26, 18, 34, 20  # in pixels
 
 
-def to_dot(gradient: "Gradient") -> str:
+def to_dot(gradient: Halves) -> str:
     lines = [
         "digraph gradient {",
         '  node [shape=box, style="filled,rounded", fontname="sans-serif"];',
@@ -28,7 +25,7 @@ def to_dot(gradient: "Gradient") -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def to_svg(gradient: "Gradient") -> str:
+def to_svg(gradient: Halves) -> str:
     layers = layers_of(boxes_of(gradient))
     widths = [sum(map(_width, layer)) + _GAP * (len(layer) - 1) for layer in layers]
     legend = sum(_text_width(text) + _GAP for text in LEGEND.values())

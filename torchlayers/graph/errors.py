@@ -4,4 +4,12 @@ from torchlayers.errors import TransformError
 
 
 class GraphError(TransformError):
-    """A graph can't be differentiated, or was called with other inputs than it is for."""
+    """A graph can't be differentiated, or was called with other inputs than it is for.
+
+    Example:
+        >>> torchlayers.graph.differentiate(torch.fx.symbolic_trace(torch.nn.Tanh()))
+        Traceback (most recent call last):
+        torchlayers.graph.errors.GraphError: torchlayers: differentiate: the graph has to be traced
+        anew, and does not say what its input `input_1` is. Pass example_inputs, the arguments of
+        one call.
+    """

@@ -28,6 +28,7 @@ from torchlayers.graph.fx_retrace import Retrace
 from torchlayers.graph.fx_reverse import is_random, with_reverse
 from torchlayers.graph.fx_save import bytes_of, choose
 from torchlayers.graph.gradient import Gradient
+from torchlayers.graph.halves import Halves
 
 
 def differentiate_fx(
@@ -88,7 +89,7 @@ def _differentiate(
         cotangents = [cotangent.contiguous() for cotangent in values[:count]]
         return lifted.df(*cotangents, *values[count:])  # type: ignore[no-any-return]
 
-    return Gradient(
+    halves = Halves(
         lifted.f,
         lifted.df,
         real_outputs=len(joint.outputs),
@@ -98,11 +99,10 @@ def _differentiate(
         captured_outputs=lifted.captured_outputs,
         run_f=lambda values: lifted.f(*values),
         run_df=run_df,
-        flatten=arguments.flatten,
-        unflatten=arguments.unflatten,
         draws_random_numbers=any(map(is_random, lifted.f.graph.nodes)),
         saved_bytes=None if None in sizes else sum(sizes),  # type: ignore[arg-type]
     )
+    return Gradient(halves, flatten=arguments.flatten, unflatten=arguments.unflatten)
 
 
 def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:

@@ -10,11 +10,10 @@ from torch.fx import GraphModule
 
 from torchlayers.graph import attach, draw
 from torchlayers.graph.errors import GraphError
+from torchlayers.graph.halves import Graph, Halves
 
-Graph = GraphModule | torch._C.Graph
 
-
-class Gradient:
+class Gradient(Halves):
     """A graph, with the graph of its reverse-mode derivative.
 
     ``f`` takes the original's inputs, pytrees flattened and parameters and buffers appended.
@@ -37,68 +36,33 @@ class Gradient:
     ``backward()``, torchlayers' and torch.func's grad, jvp, vmap and their nests. Such a call
     keeps f's inputs besides the captures, for derivatives of higher order; forward and backward
     keep nothing.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+        <Gradient: 1 outputs, gradients of inputs [0], 0 inputs and 1 outputs captured, 8 bytes
+        saved>
     """
 
     def __init__(
         self,
-        f: Graph,
-        df: Graph,
+        halves: Halves,
         *,
-        real_outputs: int,
-        input_vjps: Sequence[int],
-        output_vjps: Sequence[int],
-        captured_inputs: Sequence[int],
-        captured_outputs: Sequence[int],
-        run_f: Callable[[Sequence[Any]], Sequence[Any]],
-        run_df: Callable[[Sequence[Any]], Sequence[Any]],
         flatten: Callable[..., list[Any]],
         unflatten: Callable[[Sequence[Any], Any, Any], Any],
-        saved_bytes: int | None = None,
-        draws_random_numbers: bool = True,
     ) -> None:
         """For the passes that make one.
 
         Args:
-            run_f: runs f: its inputs in one sequence, its outputs in another.
-            run_df: runs df in the same way. A temporary's cotangent is given as None, and a
-                gradient that is zero throughout may come back as None.
+            halves: the two graphs, and how they fit.
             flatten: the original's arguments as f's inputs, or an error that says what is wrong.
             unflatten: f's real outputs, and the original's args and kwargs, as what the original
                 would return. It may also do what the original does beside, as update its
                 buffers or write to an argument.
-            draws_random_numbers: whether f may. Where a derivative takes another run of f, it
-                gets the same ones.
         """
-        self.f = f
-        self.df = df
-        self.real_outputs = real_outputs
-        self.input_vjps = tuple(input_vjps)
-        self.output_vjps = tuple(output_vjps)
-        self.captured_inputs = tuple(captured_inputs)
-        self.captured_outputs = tuple(captured_outputs)
-        self.saved_bytes = saved_bytes
-        self.draws_random_numbers = draws_random_numbers
-        self.run_f = run_f
-        self.run_df = run_df
+        super().__init__(**vars(halves))
         self._flatten = flatten
         self._unflatten = unflatten
-
-    @property
-    def differentiable_outputs(self) -> tuple[int, ...]:
-        """The original's outputs that have a cotangent: those backward takes one for."""
-        return tuple(i for i in self.input_vjps if i < self.real_outputs)
-
-    def captures(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What df needs of f's inputs and all of f's outputs, in df's order."""
-        return tuple(
-            [inputs[i] for i in self.captured_inputs] + [outputs[i] for i in self.captured_outputs]
-        )
-
-    def pull_back(self, cotangents: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
-        """df, given one cotangent for each of differentiable_outputs."""
-        given = iter(cotangents)
-        vjps = [next(given) if i < self.real_outputs else None for i in self.input_vjps]
-        return tuple(self.run_df([*vjps, *captures]))
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """The original's outputs, and what backward needs to know of this call.
@@ -111,8 +75,7 @@ class Gradient:
             GraphError: the arguments are not what the graph is for.
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
-            >>> from torchlayers.graph import differentiate
-            >>> gradient = differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
             >>> gradient.forward(torch.zeros(2))
             (tensor([1., 1.]), (tensor([1., 1.]),))
         """
@@ -134,6 +97,12 @@ class Gradient:
             for a gradient that is zero throughout.
         Raises:
             GraphError: there are more or fewer of them than the graph takes.
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> outputs, captures = gradient.forward(torch.zeros(2))
+            >>> gradient.backward(captures, torch.tensor([1.0, 2.0]))
+            (tensor([1., 2.]),)
         """
         expected = len(self.captured_inputs) + len(self.captured_outputs)
         if len(captures) != expected:
@@ -154,11 +123,25 @@ class Gradient:
         return self._unflatten(outputs, args, kwargs)
 
     def to_dot(self) -> str:
-        """Both graphs in Graphviz's language: forward, captured and backward in three colours."""
+        """Both graphs in Graphviz's language: forward, captured and backward in three colours.
+
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> print(gradient.to_dot().splitlines()[2])
+              "f:arg0_1" [label="input arg0_1", fillcolor="#cfe2f3"];
+        """
         return draw.to_dot(self)
 
     def to_svg(self) -> str:
-        """Both graphs as an SVG picture. It needs no other program."""
+        """Both graphs as an SVG picture. It needs no other program.
+
+        Example:
+            >>> from torch.fx.experimental.proxy_tensor import make_fx
+            >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
+            >>> gradient.to_svg()[:34]
+            '<svg xmlns="http://www.w3.org/2000'
+        """
         return draw.to_svg(self)
 
     def _repr_svg_(self) -> str:

@@ -3,13 +3,12 @@
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-if TYPE_CHECKING:
-    from torchlayers.graph.gradient import Gradient
+from torchlayers.graph.halves import Halves
 
 FORWARD, CAPTURED, BACKWARD = "forward", "captured", "backward"
 
@@ -38,7 +37,7 @@ class _Read:
     outputs: list[str | None]
 
 
-def boxes_of(gradient: "Gradient") -> list[Box]:
+def boxes_of(gradient: Halves) -> list[Box]:
     """Both graphs as one: the captured values of f are the inputs of df."""
     f, df = _read(gradient.f), _read(gradient.df)
     captured = [f.inputs[i] for i in gradient.captured_inputs]

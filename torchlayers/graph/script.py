@@ -8,6 +8,7 @@ import torch
 from torchlayers import _C
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.gradient import Gradient
+from torchlayers.graph.halves import Halves
 from torchlayers.graph.script_values import Arguments, assemble
 
 # A ScriptFunction, ScriptModule, ScriptMethod or torch._C.Graph: torch gives no type for them all.
@@ -56,7 +57,7 @@ def differentiate_script(
     parts = _C.differentiate_graph(prepared.graph, False)
     f = _C.GraphProgram(parts.f)
     df = _C.GraphProgram(parts.df)
-    return Gradient(
+    halves = Halves(
         parts.f,
         parts.df,
         real_outputs=parts.f_real_outputs,
@@ -66,6 +67,9 @@ def differentiate_script(
         captured_outputs=parts.df_input_captured_outputs,
         run_f=f.run,
         run_df=df.run,
+    )
+    return Gradient(
+        halves,
         flatten=arguments.flatten,
         unflatten=lambda outputs, args, kwargs: _returned(prepared, outputs),
     )

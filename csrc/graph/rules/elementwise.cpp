@@ -1,6 +1,6 @@
 // Functions of each element, and of the elements of two broadcast together.
-#include "../../torch_versions.h"
-#include "../rules.h"
+#include "core/torch_versions.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

@@ -1,5 +1,5 @@
 // Products of vectors and matrices that torch's symbolic gradients leave out.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

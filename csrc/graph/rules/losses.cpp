@@ -1,5 +1,5 @@
 // Losses. reduction is torch's: 0 none, 1 mean, 2 sum.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

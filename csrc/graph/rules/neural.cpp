@@ -1,5 +1,5 @@
 // Activations, pooling, padding and normalisation.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

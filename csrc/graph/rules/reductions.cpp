@@ -1,5 +1,5 @@
 // Sums, extrema, norms and what runs along a dimension.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

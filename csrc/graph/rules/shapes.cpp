@@ -1,5 +1,5 @@
 // Views and rearrangements: the gradient is the cotangent, put back in place.
-#include "../rules.h"
+#include "graph/rules.h"
 
 namespace torchlayers::graph {
 

@@ -2,7 +2,7 @@
 // and those of the last dimensions, which don't see it.
 #include <ATen/ATen.h>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -64,7 +64,7 @@ bool matrix_exp(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_along(BatchTable& rules) {
+void add_batched_along(BatchingTable& rules) {
   rules.add({"softmax.int", "log_softmax.int", "_softmax", "_log_softmax"}, {along_dim, 1});
   rules.add({"_softmax_backward_data", "_log_softmax_backward_data"}, {along_dim, 2});
   rules.add({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"}, {along_dim, 1});

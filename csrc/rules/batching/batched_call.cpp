@@ -1,29 +1,41 @@
-#include "batched_call.h"
+#include "rules/batching/batched_call.h"
 
-#include "../../args.h"
-#include "../../batched.h"
+#include "core/args.h"
+#include "core/recording.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
-bool BatchedCall::is_plain() const {
-  bool plain = layer_.batch_size().maybe_as_int().has_value();
-  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    if (is_batched(each)) {
-      const at::Tensor& value = at::functorch::maybeGetBatchedImpl(each)->value();
-      plain = plain && value.layout() == at::kStrided && !value.is_nested();
+BatchedCall::BatchedCall(const Operator& op, Args& args, Layer& layer)
+    : op_(op),
+      args_(args),
+      layer_(layer),
+      first_(args.size() - op.num_args),
+      alike_(layer),
+      is_strided_(layer.batch_size()->maybe_as_int().has_value()) {
+  bool any_dead = false;
+  const auto look_at = [&](const at::Tensor& tensor) {
+    if (is_batched(tensor)) {
+      const at::Tensor& value = at::functorch::maybeGetBatchedImpl(tensor)->value();
+      is_strided_ = is_strided_ && value.layout() == at::kStrided && !value.is_nested();
+      ++num_batched_;
+    }
+    if (op.is_pointwise) {
+      alike_.look_at(tensor);
+    }
+  };
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    if (is_dead_or_escaped(tensor, layer)) {
+      any_dead = true;
+      look_at(without_dead_wrappers(tensor));
+    } else {
+      look_at(tensor);
     }
   });
-  return plain;
-}
-
-bool BatchedCall::only(size_t i) const {
-  if (!is_batched(i)) {
-    return false;
+  if (any_dead) {
+    take_off_dead_wrappers(op, args);
   }
-  size_t batched = 0;
-  visit_tensors(
-      args_, op_.num_args, [&](const at::Tensor& each) { batched += is_batched(each) ? 1 : 0; });
-  return batched == 1;
 }
 
 bool BatchedCall::all_like(size_t i) const {
@@ -37,30 +49,30 @@ bool BatchedCall::all_like(size_t i) const {
   return alike;
 }
 
-std::optional<int64_t> BatchedCall::behind_batch(int64_t dim, int64_t rank) {
+std::optional<int64_t> BatchedCall::physical(int64_t dim, int64_t rank) {
   if (dim < -rank || dim >= rank) {
     return std::nullopt;
   }
   return (dim < 0 ? dim + rank : dim) + 1;
 }
 
-std::optional<std::vector<int64_t>> BatchedCall::behind_batch(
+std::optional<std::vector<int64_t>> BatchedCall::physical(
     const c10::IValue& dims, int64_t rank) const {
   if (!dims.isIntList()) {
     return std::nullopt;
   }
-  std::vector<int64_t> behind = dims.toIntVector();
-  for (int64_t& dim : behind) {
-    const auto moved = behind_batch(dim, rank);
+  std::vector<int64_t> all = dims.toIntVector();
+  for (int64_t& dim : all) {
+    const auto moved = physical(dim, rank);
     if (!moved) {
       return std::nullopt;
     }
     dim = *moved;
   }
-  return behind;
+  return all;
 }
 
-std::optional<std::vector<int64_t>> BatchedCall::with_batch(const c10::IValue& sizes) const {
+std::optional<std::vector<int64_t>> BatchedCall::physical_sizes(const c10::IValue& sizes) const {
   if (!sizes.isIntList()) {
     return std::nullopt;
   }
@@ -96,12 +108,12 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   try {
-    const WithoutTop below(layer_);
+    Below below(layer_, op_);
+    below.skip_autograd(op_, are_plain());
     change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t i) {
       batched_[i] = is_batched(tensor);
       return value(tensor);
     });
-    const PastAutograd past(may_go_past_autograd());
     op_.handle.callBoxed(&args_);
   } catch (...) {
     put_back();
@@ -109,6 +121,22 @@ bool BatchedCall::run() {
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
     return batched(result, /*dim=*/0, layer_);
+  });
+  return true;
+}
+
+bool BatchedCall::run_alike() {
+  change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t) -> at::Tensor {
+    return alike_.value(tensor);
+  });
+  try {
+    layer_.send_down(op_, args_);
+  } catch (...) {
+    alike_.put_back(args_, op_.num_args); // for the error's sake
+    throw;
+  }
+  change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
+    return alike_.batched(result);
   });
   return true;
 }
@@ -125,18 +153,17 @@ void BatchedCall::put_back() {
   }
 }
 
-bool BatchedCall::may_go_past_autograd() const {
-  bool may = !op_.aliases && !op_.is_custom && nothing_is_below();
+bool BatchedCall::are_plain() const {
+  bool plain = true;
   visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(each);
-    may = may && torchlayers::is_plain(batched != nullptr ? batched->value() : each);
+    plain = plain && is_plain_in_batch(each);
   });
-  return may;
+  return plain;
 }
 
 bool BatchedCall::run_at_dim(size_t i) {
   const c10::IValue& given = (*this)[i];
-  const auto dim = given.isInt() ? behind_batch(given.toInt(), rank(0)) : std::nullopt;
+  const auto dim = given.isInt() ? physical(given.toInt(), rank(0)) : std::nullopt;
   if (!dim) {
     return false;
   }
@@ -145,7 +172,7 @@ bool BatchedCall::run_at_dim(size_t i) {
 }
 
 bool BatchedCall::run_at_dims(size_t i) {
-  const auto dims = behind_batch((*this)[i], rank(0));
+  const auto dims = physical((*this)[i], rank(0));
   if (!dims) {
     return false;
   }

@@ -11,11 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "../../layer.h"
-#include "../../operator.h"
-#include "../../plain.h"
-#include "../../stack.h"
-#include "../../trace.h"
+#include "core/below.h"
+#include "core/operator.h"
+#include "core/trace.h"
+#include "rules/batching/alike.h"
 
 namespace torchlayers {
 
@@ -29,8 +28,16 @@ namespace torchlayers {
 // to raise, or would name the batch: so a rule leaves those calls to it where it sees them.
 class BatchedCall {
  public:
-  BatchedCall(const Operator& op, Args& args, const VmapLayer& layer)
-      : op_(op), args_(args), layer_(layer), first_(args.size() - op.num_args) {}
+  // Looks the arguments over, once for all rules: takes off dead wrappers, and throws on tensors
+  // that have escaped.
+  BatchedCall(const Operator& op, Args& args, Layer& layer);
+
+  const Operator& op() const {
+    return op_;
+  }
+  const Alike& alike() const {
+    return alike_;
+  }
 
   size_t size() const {
     return op_.num_args;
@@ -55,11 +62,13 @@ class BatchedCall {
     return layer_.name();
   }
   int64_t batch_size() const {
-    return *layer_.batch_size().maybe_as_int();
+    return *layer_.batch_size()->maybe_as_int();
   }
 
   // Whether its tensors are strided and its batch size a number, as all rules take for granted.
-  bool is_plain() const;
+  bool is_strided() const {
+    return is_strided_;
+  }
 
   bool is_batched(const at::Tensor& tensor) const {
     const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
@@ -69,17 +78,19 @@ class BatchedCall {
     return has_tensor(i) && is_batched(tensor(i));
   }
   // Whether this is the one batched argument.
-  bool only(size_t i) const;
+  bool only(size_t i) const {
+    return num_batched_ == 1 && is_batched(i);
+  }
   // Whether argument i is batched, and every other tensor too, with samples of its rank.
   bool all_like(size_t i) const;
 
   // A dimension of a sample of this rank, seen with the batch in front; none where it has none
   // such.
-  static std::optional<int64_t> behind_batch(int64_t dim, int64_t rank);
+  static std::optional<int64_t> physical(int64_t dim, int64_t rank);
   // The same of a list; none too where the argument is something else than a list of numbers.
-  std::optional<std::vector<int64_t>> behind_batch(const c10::IValue& dims, int64_t rank) const;
+  std::optional<std::vector<int64_t>> physical(const c10::IValue& dims, int64_t rank) const;
   // The sizes with the batch's in front; none where they are not numbers.
-  std::optional<std::vector<int64_t>> with_batch(const c10::IValue& sizes) const;
+  std::optional<std::vector<int64_t>> physical_sizes(const c10::IValue& sizes) const;
 
   // The tensor on the layer below, its batch in front if it has one.
   at::Tensor value(const at::Tensor& tensor) const;
@@ -101,6 +112,8 @@ class BatchedCall {
   }
   // Calls the operator, as it now is, on the layer below.
   bool run();
+  // The same with the values as they are batched, which are alike.
+  bool run_alike();
   // The same, with the dimension of the first tensor's samples that argument i names, or the
   // dimensions, counted behind the batch; false where they have none such.
   bool run_at_dim(size_t i);
@@ -113,8 +126,8 @@ class BatchedCall {
     trace("rule", op_, layer_);
     std::vector<at::Tensor> results;
     {
-      const WithoutTop below(layer_);
-      const PastAutograd past(may_go_past_autograd());
+      Below below(layer_, op_);
+      below.skip_autograd(op_, are_plain());
       results = as_list(compute());
     }
     finish(results);
@@ -145,13 +158,16 @@ class BatchedCall {
   void finish(const std::vector<at::Tensor>& results);
   // Puts the arguments back as they were, for an error's sake.
   void put_back();
-  // To be asked on the layer below.
-  bool may_go_past_autograd() const;
+  // Whether its tensors, or what they batch, are plain.
+  bool are_plain() const;
 
   const Operator& op_;
   Args& args_;
-  const VmapLayer& layer_;
+  Layer& layer_;
   size_t first_;
+  Alike alike_; // of a pointwise operator
+  bool is_strided_;
+  size_t num_batched_ = 0;
   // For put_back: arguments as they were, and those whose tensors were batched.
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
   std::bitset<64> batched_;
@@ -165,8 +181,8 @@ at::Tensor beside_channels(const at::Tensor& x);
 
 // What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
 // place of the argument that the rule is about: its dimension, its sizes.
-struct BatchRule {
-  bool (*follow)(BatchedCall& call, size_t arg);
+struct BatchingRule {
+  bool (*apply)(BatchedCall& call, size_t arg);
   size_t arg = 0;
 };
 

@@ -6,35 +6,35 @@
 #include <unordered_map>
 #include <vector>
 
-#include "batched_call.h"
+#include "rules/batching/batched_call.h"
 
 namespace torchlayers {
 
 // By the operators' names: "mul.Tensor" is aten::mul.Tensor.
-class BatchTable {
+class BatchingTable {
  public:
-  void add(std::initializer_list<const char*> names, BatchRule rule);
+  void add(std::initializer_list<const char*> names, BatchingRule rule);
 
   // Null where there is none.
-  static const BatchRule* find(const c10::OperatorName& name);
+  static const BatchingRule* find(const c10::OperatorName& name);
   static std::vector<std::string> names();
 
  private:
-  static const BatchTable& instance();
+  static const BatchingTable& instance();
 
-  std::unordered_map<std::string, BatchRule> rules_;
+  std::unordered_map<std::string, BatchingRule> rules_;
 };
 
-void add_batched_pointwise(BatchTable& rules);
-void add_batched_shapes(BatchTable& rules);
-void add_batched_along(BatchTable& rules);
-void add_batched_reductions(BatchTable& rules);
-void add_batched_products(BatchTable& rules);
-void add_batched_images(BatchTable& rules);
-void add_batched_losses(BatchTable& rules);
-void add_batched_norms(BatchTable& rules);
-void add_batched_indexing(BatchTable& rules);
-void add_batched_lists(BatchTable& rules);
-void add_batched_masked(BatchTable& rules);
+void add_batched_pointwise(BatchingTable& rules);
+void add_batched_shapes(BatchingTable& rules);
+void add_batched_along(BatchingTable& rules);
+void add_batched_reductions(BatchingTable& rules);
+void add_batched_products(BatchingTable& rules);
+void add_batched_images(BatchingTable& rules);
+void add_batched_losses(BatchingTable& rules);
+void add_batched_norms(BatchingTable& rules);
+void add_batched_indexing(BatchingTable& rules);
+void add_batched_lists(BatchingTable& rules);
+void add_batched_masked(BatchingTable& rules);
 
 } // namespace torchlayers

@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -223,7 +223,7 @@ bool convolution_backward(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_images(BatchTable& rules) {
+void add_batched_images(BatchingTable& rules) {
   rules.add({"convolution"}, {convolution});
   rules.add({"conv1d"}, {convolution_of_images, 1});
   rules.add({"conv2d"}, {convolution_of_images, 2});

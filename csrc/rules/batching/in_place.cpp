@@ -1,9 +1,9 @@
-#include "in_place.h"
+#include "rules/batching/in_place.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
-#include "../../trace.h"
+#include "core/trace.h"
 
 namespace torchlayers {
 namespace {
@@ -18,12 +18,12 @@ bool torch_has_rule_of(const c10::OperatorHandle& op) {
 // Its functional one runs on a batch, and draws nothing at random.
 bool has_rule_of_ours(const c10::OperatorHandle& functional) {
   const Operator& op = Operator::of(functional);
-  return op.is_pointwise || op.batch_rule != nullptr;
+  return op.is_pointwise || op.batching_rule != nullptr;
 }
 
 } // namespace
 
-bool write_functional(const Operator& op, Args& args, const VmapLayer& layer) {
+bool write_functional(const Operator& op, Args& args, const Layer& layer) {
   if (!op.is_in_place || !op.functional || torch_has_rule_of(op.handle) ||
       !has_rule_of_ours(*op.functional)) {
     return false;

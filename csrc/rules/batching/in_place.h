@@ -1,12 +1,12 @@
 // vmap of in-place operators for which torch has no batching rule.
 #pragma once
 
-#include "../../layer.h"
+#include "core/layer.h"
 
 namespace torchlayers {
 
 // x.lerp_(...) as x.copy_(x.lerp(...)), and tells whether it did so. torch would loop over the
 // samples, with a warning.
-bool write_functional(const Operator& op, Args& args, const VmapLayer& layer);
+bool write_functional(const Operator& op, Args& args, const Layer& layer);
 
 } // namespace torchlayers

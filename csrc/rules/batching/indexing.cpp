@@ -1,7 +1,7 @@
 // Indexing, gathering and scattering.
 #include <ATen/ATen.h>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -19,7 +19,7 @@ bool by_elements(BatchedCall& call, size_t) {
       }
     }
   }
-  const auto dim = BatchedCall::behind_batch(call[1].toInt(), call.rank(0));
+  const auto dim = BatchedCall::physical(call[1].toInt(), call.rank(0));
   if (!dim || !any_batched) {
     return false;
   }
@@ -94,7 +94,7 @@ bool embedding(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_indexing(BatchTable& rules) {
+void add_batched_indexing(BatchingTable& rules) {
   rules.add({"index_select"}, {at_dim, 1}); // one index for all samples
   rules.add({"gather", "scatter.src", "scatter.value", "scatter_add"}, {by_elements});
   rules.add({"index.Tensor"}, {index});

@@ -1,7 +1,7 @@
 // Operators that put tensors together.
 #include <ATen/ATen.h>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -29,8 +29,7 @@ bool joined(BatchedCall& call, size_t more) {
   if (!any_batched) {
     return false;
   }
-  const auto dim =
-      BatchedCall::behind_batch(call[1].toInt(), first.dim() + static_cast<int64_t>(more));
+  const auto dim = BatchedCall::physical(call[1].toInt(), first.dim() + static_cast<int64_t>(more));
   if (!dim) {
     return false;
   }
@@ -46,7 +45,7 @@ bool joined(BatchedCall& call, size_t more) {
 
 } // namespace
 
-void add_batched_lists(BatchTable& rules) {
+void add_batched_lists(BatchingTable& rules) {
   rules.add({"cat"}, {joined, 0});
   rules.add({"stack"}, {joined, 1});
 }

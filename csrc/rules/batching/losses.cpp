@@ -4,7 +4,7 @@
 
 #include <numeric>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -134,7 +134,7 @@ bool nll_loss_backward(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_losses(BatchTable& rules) {
+void add_batched_losses(BatchingTable& rules) {
   rules.add({"mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"}, {elementwise, 2});
   rules.add(
       {"mse_loss_backward",

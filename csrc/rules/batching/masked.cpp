@@ -1,4 +1,4 @@
-#include "masked.h"
+#include "rules/batching/masked.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -6,8 +6,10 @@
 
 #include <optional>
 
-#include "../../errors.h"
-#include "families.h"
+#include "core/device.h"
+#include "core/errors.h"
+#include "core/recording.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -33,7 +35,7 @@ std::optional<at::Tensor> mask_of(const c10::IValue& indices, int64_t level) {
 
 } // namespace
 
-bool fill_by_mask(const Operator& op, Args& args, const VmapLayer& layer) {
+bool fill_by_mask(const Operator& op, Args& args, const Layer& layer) {
   if (!op.writes_by_index) {
     return false;
   }
@@ -95,7 +97,8 @@ Tensor padded(const Tensor& values) {
 }
 
 void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t available) {
-  if (numbers.size(1) > available && is_plain(numbers) && numbers.device().is_cpu()) {
+  if (numbers.size(1) > available && is_plain(numbers) &&
+      is_in_host_memory(*numbers.unsafeGetTensorImpl())) {
     const auto needed = numbers.select(1, -1).max().item<int64_t>();
     if (needed > available) {
       raise(
@@ -146,7 +149,7 @@ bool masked_scatter_backward(BatchedCall& call, size_t) {
     return false;
   }
   const auto sizes = at::infer_size(call.tensor(0).sizes(), call.tensor(1).sizes());
-  const auto of_source = *call.with_batch(call[2]);
+  const auto of_source = *call.physical_sizes(call[2]);
   return call.give([&] {
     const Tensor gradient = spread(call, 0, sizes);
     const Tensor mask = spread(call, 1, sizes);
@@ -182,7 +185,7 @@ bool index_fill(BatchedCall& call, size_t) {
   const bool fits = has_numbers_for_sizes(call) && call.is_batched(3) && call.rank(3) == 0 &&
                     !call.is_batched(2) &&
                     call.tensor(0).scalar_type() == call.tensor(3).scalar_type();
-  const auto dim = BatchedCall::behind_batch(call[1].toInt(), std::max<int64_t>(call.rank(0), 1));
+  const auto dim = BatchedCall::physical(call[1].toInt(), std::max<int64_t>(call.rank(0), 1));
   if (!fits || !dim) {
     return false;
   }
@@ -201,7 +204,7 @@ bool index_fill(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_masked(BatchTable& rules) {
+void add_batched_masked(BatchingTable& rules) {
   rules.add({"masked_scatter"}, {masked_scatter});
   rules.add({"masked_fill.Tensor"}, {masked_fill});
   rules.add({"masked_scatter_backward"}, {masked_scatter_backward});

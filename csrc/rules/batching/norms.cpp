@@ -1,7 +1,7 @@
 // Layer, batch and group normalization.
 #include <ATen/ATen.h>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -130,7 +130,7 @@ bool batch_norm_of_images(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_norms(BatchTable& rules) {
+void add_batched_norms(BatchingTable& rules) {
   rules.add({"native_layer_norm"}, {layer_norm});
   rules.add({"native_layer_norm_backward"}, {layer_norm_backward});
   rules.add({"native_group_norm"}, {group_norm});

@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -160,7 +160,7 @@ class Equation {
   // With a letter of the batch's in front of these operands' subscripts and the result's; none
   // where no letter is left.
   template <class IsBatched>
-  std::optional<std::string> with_batch(const IsBatched& is_batched) const {
+  std::optional<std::string> physical_sizes(const IsBatched& is_batched) const {
     char batch = 'A';
     while (batch <= 'z' && (!is_letter(batch) || counts_[batch] > 0)) {
       ++batch;
@@ -300,11 +300,11 @@ bool einsum(BatchedCall& call, size_t) {
       return call.give([&] { return at::matmul(call.value(x), call.value(y)); });
     }
   }
-  auto with_batch = equation.with_batch(is_batched);
-  if (!with_batch) {
+  auto physical_sizes = equation.physical_sizes(is_batched);
+  if (!physical_sizes) {
     return false;
   }
-  call.set(0, std::move(*with_batch));
+  call.set(0, std::move(*physical_sizes));
   return call.run();
 }
 
@@ -356,7 +356,7 @@ bool solve(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_products(BatchTable& rules) {
+void add_batched_products(BatchingTable& rules) {
   rules.add({"matmul"}, {matmul});
   rules.add({"mm"}, {multiply, 22});
   rules.add({"mv"}, {multiply, 21});

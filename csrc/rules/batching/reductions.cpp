@@ -3,12 +3,12 @@
 
 #include <numeric>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
 
-std::vector<int64_t> all_behind_batch(int64_t rank) {
+std::vector<int64_t> all_physical(int64_t rank) {
   std::vector<int64_t> dims(rank);
   std::iota(dims.begin(), dims.end(), 1);
   return dims;
@@ -22,7 +22,7 @@ bool over_dims(BatchedCall& call, size_t arg) {
   if (!call[arg].isNone() && !(call[arg].isIntList() && call[arg].toIntVector().empty())) {
     return call.run_at_dims(arg);
   }
-  call.set(arg, all_behind_batch(call.rank(0)));
+  call.set(arg, all_physical(call.rank(0)));
   return call.run();
 }
 
@@ -34,7 +34,7 @@ bool can_reduce_all(const BatchedCall& call) {
 bool sum(BatchedCall& call, size_t) {
   return can_reduce_all(call) && call.give([&] {
     return at::sum(
-        call.value(0), all_behind_batch(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
+        call.value(0), all_physical(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
   });
 }
 
@@ -42,7 +42,7 @@ bool sum(BatchedCall& call, size_t) {
 bool mean(BatchedCall& call, size_t) {
   return can_reduce_all(call) && call.give([&] {
     return at::mean(
-        call.value(0), all_behind_batch(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
+        call.value(0), all_physical(call.rank(0)), false, call[1].toOptional<at::ScalarType>());
   });
 }
 
@@ -57,7 +57,7 @@ bool smallest(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_reductions(BatchTable& rules) {
+void add_batched_reductions(BatchingTable& rules) {
   rules.add(
       {"sum.dim_IntList", "mean.dim", "amax", "amin", "nansum", "var.correction", "std.correction"},
       {over_dims, 1});

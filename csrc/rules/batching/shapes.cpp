@@ -3,7 +3,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
@@ -13,7 +13,7 @@ bool to_sizes(BatchedCall& call, size_t arg) {
   if (!call.only(0)) {
     return false;
   }
-  const auto sizes = call.with_batch(call[arg]);
+  const auto sizes = call.physical_sizes(call[arg]);
   // Of no elements, a size left open is no batch's to decide.
   if (!sizes || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
     return false;
@@ -26,7 +26,7 @@ bool to_sizes(BatchedCall& call, size_t arg) {
 // way than in front of their samples lie so in what is computed of them, and may have to be copied
 // where no sample by itself would be.
 bool unsafe_view(BatchedCall& call, size_t) {
-  const auto sizes = call.with_batch(call[1]);
+  const auto sizes = call.physical_sizes(call[1]);
   if (!sizes || !call.only(0) || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
     return false;
   }
@@ -40,7 +40,7 @@ bool unsafe_view(BatchedCall& call, size_t) {
 
 // expand(x, sizes, *, implicit)
 bool expand(BatchedCall& call, size_t) {
-  const auto sizes = call.with_batch(call[1]);
+  const auto sizes = call.physical_sizes(call[1]);
   if (!sizes || !call.only(0)) {
     return false;
   }
@@ -75,8 +75,8 @@ bool at_two_dims(BatchedCall& call, size_t arg) {
   if (!call.only(0) || !call[arg].isInt() || !call[arg + 1].isInt()) {
     return false;
   }
-  const auto first = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
-  const auto second = BatchedCall::behind_batch(call[arg + 1].toInt(), call.rank(0));
+  const auto first = BatchedCall::physical(call[arg].toInt(), call.rank(0));
+  const auto second = BatchedCall::physical(call[arg + 1].toInt(), call.rank(0));
   if (!first || !second) {
     return false;
   }
@@ -89,7 +89,7 @@ bool permute(BatchedCall& call, size_t) {
   if (!call.only(0)) {
     return false;
   }
-  auto dims = call.behind_batch(call[1], call.rank(0));
+  auto dims = call.physical(call[1], call.rank(0));
   if (!dims || static_cast<int64_t>(dims->size()) != call.rank(0)) {
     return false;
   }
@@ -108,7 +108,7 @@ bool unsqueeze(BatchedCall& call, size_t) {
   if (!call.only(0)) {
     return false;
   }
-  const auto dim = BatchedCall::behind_batch(call[1].toInt(), call.rank(0) + 1);
+  const auto dim = BatchedCall::physical(call[1].toInt(), call.rank(0) + 1);
   if (!dim) {
     return false;
   }
@@ -131,11 +131,11 @@ bool from_part(BatchedCall& call, size_t) {
     return false;
   }
   const auto rank = static_cast<int64_t>(call[1].toIntVector().size());
-  const auto dim = BatchedCall::behind_batch(call[2].toInt(), rank);
+  const auto dim = BatchedCall::physical(call[2].toInt(), rank);
   if (!dim) {
     return false;
   }
-  call.set(1, *call.with_batch(call[1]));
+  call.set(1, *call.physical_sizes(call[1]));
   call.set(2, *dim);
   return call.run();
 }
@@ -148,13 +148,13 @@ bool alone(BatchedCall& call, size_t) {
 // Calls the operator on x and a part to put into it, each with a batch or given one; `dims` names
 // the dimensions of x that the part has not, or not all of.
 bool put_into(BatchedCall& call, std::initializer_list<size_t> dims) {
-  std::vector<int64_t> behind;
+  std::vector<int64_t> physical;
   for (const size_t arg : dims) {
-    const auto dim = BatchedCall::behind_batch(call[arg].toInt(), call.rank(0));
+    const auto dim = BatchedCall::physical(call[arg].toInt(), call.rank(0));
     if (!dim) {
       return false;
     }
-    behind.push_back(*dim);
+    physical.push_back(*dim);
   }
   if (!call.is_batched(0) && !call.is_batched(1)) {
     return false;
@@ -163,7 +163,7 @@ bool put_into(BatchedCall& call, std::initializer_list<size_t> dims) {
     Args args = call.args_with([&](size_t i) { return call.expanded(i); });
     size_t i = 0;
     for (const size_t arg : dims) {
-      args[arg] = behind[i++];
+      args[arg] = physical[i++];
     }
     return call.call(std::move(args));
   });
@@ -196,7 +196,7 @@ bool copy(BatchedCall& call, size_t) {
 
 } // namespace
 
-void add_batched_shapes(BatchTable& rules) {
+void add_batched_shapes(BatchingTable& rules) {
   rules.add({"view", "reshape"}, {to_sizes, 1});
   rules.add({"_unsafe_view"}, {unsafe_view});
   rules.add({"expand"}, {expand});

@@ -1,17 +1,17 @@
-#include "families.h"
+#include "rules/batching/families.h"
 
 namespace torchlayers {
 
-void BatchTable::add(std::initializer_list<const char*> names, BatchRule rule) {
+void BatchingTable::add(std::initializer_list<const char*> names, BatchingRule rule) {
   for (const char* name : names) {
     const bool is_new = rules_.emplace(std::string("aten::") + name, rule).second;
     TORCH_INTERNAL_ASSERT(is_new, "two batching rules for ", name);
   }
 }
 
-const BatchTable& BatchTable::instance() {
-  static const BatchTable* table = [] {
-    auto* all = new BatchTable(); // outlives threads that end late
+const BatchingTable& BatchingTable::instance() {
+  static const BatchingTable* table = [] {
+    auto* all = new BatchingTable(); // outlives threads that end late
     add_batched_pointwise(*all);
     add_batched_shapes(*all);
     add_batched_along(*all);
@@ -28,13 +28,13 @@ const BatchTable& BatchTable::instance() {
   return *table;
 }
 
-const BatchRule* BatchTable::find(const c10::OperatorName& name) {
+const BatchingRule* BatchingTable::find(const c10::OperatorName& name) {
   const auto& rules = instance().rules_;
   const auto found = rules.find(c10::toString(name));
   return found == rules.end() ? nullptr : &found->second;
 }
 
-std::vector<std::string> BatchTable::names() {
+std::vector<std::string> BatchingTable::names() {
   std::vector<std::string> names;
   for (const auto& [name, rule] : instance().rules_) {
     names.push_back(name);

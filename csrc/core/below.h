@@ -1,0 +1,37 @@
+// Going below a layer: the one way.
+#pragma once
+
+#include <optional>
+
+#include "core/layer.h"
+#include "core/stack.h"
+
+namespace torchlayers {
+
+// While it lives, the layer, which is on top, is off the stack; the thread's keys are those that
+// its front found, and the modes are those for the layers below.
+class Below {
+ public:
+  // For an operator that the layer is processing.
+  Below(const Layer& layer, const Operator& op);
+  // Between operators, of modes that hold here: for a reverse pass, or a Function's forward.
+  Below(Layer& layer, Modes here);
+  ~Below();
+  Below(const Below&) = delete;
+  Below& operator=(const Below&) = delete;
+
+  // Lets what is called from here on skip autograd, if nobody records `op`, which is called with
+  // values that are plain or not. NOTE [Skipping autograd].
+  void skip_autograd(const Operator& op, bool are_plain);
+
+ private:
+  void enter(const Processing& processing, Modes modes);
+
+  std::optional<Processing> processing_;
+  at::functorch::DynamicLayer entry_;
+  size_t depth_; // below
+  c10::impl::PODLocalDispatchKeySet keys_inside_;
+  Modes modes_inside_;
+};
+
+} // namespace torchlayers

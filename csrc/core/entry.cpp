@@ -1,0 +1,89 @@
+#include "core/entry.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/errors.h"
+#include "core/modes.h"
+#include "core/stack.h"
+
+namespace torchlayers {
+namespace {
+
+// The entries of this thread that have not been left, outermost first. They are kept
+// alive here: a suspended generator may let go of one on another thread.
+thread_local std::vector<std::shared_ptr<Entry>> open_entries;
+
+} // namespace
+
+int64_t Entry::enter() {
+  TORCH_CHECK(layer_ && !is_open_, "torchlayers: this entry has been entered already");
+  modes_outside_ = Modes::of_thread();
+  layer_->switch_on();
+  try {
+    push(layer_);
+  } catch (...) {
+    layer_->switch_off();
+    modes_outside_.set();
+    throw;
+  }
+  is_open_ = true;
+  open_entries.push_back(shared_from_this());
+  return layer_->level();
+}
+
+void Entry::leave() {
+  TORCH_CHECK(layer_ && is_open_, "torchlayers: this entry has not been entered");
+  const bool is_open_here =
+      std::any_of(open_entries.begin(), open_entries.end(), [this](const auto& entry) {
+        return entry.get() == this;
+      });
+  const bool is_taken_off =
+      is_open_here && !is_on_stack(*layer_) && Processing::of(*layer_) == nullptr;
+  int64_t left_behind = 0;
+  if (is_taken_off) {
+    forget(*layer_);
+  } else {
+    left_behind = pop(*layer_);
+  }
+  // Entries inside this one that were not left are put back with it, innermost first.
+  // They keep their layers: leaving them later says that those are gone.
+  while (open_entries.back().get() != this) {
+    const auto inner = open_entries.back();
+    inner->put_back();
+  }
+  put_back();
+  const auto layer = std::move(layer_);
+  if (autocast_is_on()) {
+    // Autocast keeps casts of weights, and has kept some of this layer's wrappers.
+    at::autocast::clear_cache();
+  }
+  if (is_taken_off) {
+    raise(
+        layer->name(),
+        " is not on the stack any more on leaving it: the stack is ",
+        describe_stack(),
+        ". A kernel or program inside has popped torch.func's stack and has not pushed back what "
+        "it "
+        "popped.");
+  }
+  if (left_behind > 0) {
+    raise(
+        "on leaving ",
+        layer->name(),
+        ", ",
+        left_behind,
+        " layer(s) entered inside it had not been left; they were taken off the stack. A generator "
+        "or coroutine suspended inside a transform does this.");
+  }
+}
+
+void Entry::put_back() {
+  open_entries.pop_back();
+  layer_->switch_off();
+  modes_outside_.set();
+}
+
+} // namespace torchlayers

@@ -1,0 +1,31 @@
+// What the core asks of Python and of the rooms above it, which fill it in.
+#pragma once
+
+#include <ATen/core/operator_name.h>
+
+#include <string>
+
+#include "core/operator.h"
+
+namespace torchlayers {
+
+struct Hooks {
+  // Whether Python code is running on this thread.
+  bool (*python_is_running)();
+  // " In train.py:41, `loss.item()`." for the user's innermost line, or "" where no Python is
+  // running.
+  std::string (*python_location)();
+  // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].
+  void (*hold_dual_level)();
+  void (*release_dual_level)();
+  // Calls what the operator is made of instead of it; false where nothing is known of that.
+  bool (*decompose)(const Operator& op, Args& args);
+  // Tells Python what to call nodes of this type.
+  void (*name_type_of_nodes)(const std::type_info& type, const std::string& name);
+  // What rules/ has for an operator of this name.
+  OperatorRules (*find_rules)(const c10::OperatorName& name);
+};
+
+extern Hooks hooks;
+
+} // namespace torchlayers

@@ -1,0 +1,35 @@
+#include "core/layer.h"
+
+#include <atomic>
+#include <ostream>
+
+#include "core/below.h"
+
+namespace torchlayers {
+
+namespace {
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> last{0};
+  return ++last;
+}
+
+} // namespace
+
+Layer::Layer() : number_(next_number()) {}
+
+std::string Layer::name() const {
+  return std::string(kind()) + " (level " + std::to_string(level_) + ")";
+}
+
+void Layer::call_below(const Operator& op, Args& args, bool are_plain) const {
+  Below below(*this, op);
+  below.skip_autograd(op, are_plain);
+  op.handle.callBoxed(&args);
+}
+
+std::ostream& operator<<(std::ostream& out, const Layer& layer) {
+  return out << layer.level() << ":" << layer.kind();
+}
+
+} // namespace torchlayers

@@ -1,0 +1,246 @@
+#include "core/operator.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/hooks.h"
+#include "core/keys.h"
+
+namespace torchlayers {
+namespace {
+
+bool is_written(const c10::Argument& argument) {
+  return argument.alias_info() && argument.alias_info()->isWrite();
+}
+
+bool find_in_place(const c10::FunctionSchema& schema) {
+  const auto& args = schema.arguments();
+  if (!schema.is_mutable() || schema.returns().size() != 1 || args.empty() ||
+      !is_written(args[0])) {
+    return false;
+  }
+  for (size_t i = 1; i < args.size(); ++i) {
+    if (args[i].alias_info()) {
+      return false;
+    }
+  }
+  return is_written(schema.returns()[0]);
+}
+
+// Whether it takes the same arguments as this in-place operator, and writes to none.
+bool is_functional_of(const c10::FunctionSchema& schema, const c10::FunctionSchema& in_place) {
+  const auto& args = schema.arguments();
+  const auto& others = in_place.arguments();
+  if (schema.is_mutable() || args.size() != others.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < args.size(); ++i) {
+    if (args[i].alias_info() || *args[i].type() != *others[i].type()) {
+      return false; // a view (squeeze of squeeze_) changes how its argument is seen
+    }
+  }
+  return true;
+}
+
+// add of add_: the same arguments, and a new tensor for a result. pow_.Scalar is that of
+// pow.Tensor_Scalar, not of pow.Scalar.
+std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema) {
+  if (!find_in_place(schema) || schema.name().back() != '_') {
+    return std::nullopt;
+  }
+  const auto name = schema.name().substr(0, schema.name().size() - 1);
+  const auto& overload = schema.overload_name();
+  for (const auto& candidate : {overload, "Tensor_" + overload, std::string()}) {
+    const auto found = c10::Dispatcher::singleton().findSchema({name, candidate});
+    if (found && is_functional_of(found->schema(), schema)) {
+      return found;
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<size_t> find_aliased_result(const c10::FunctionSchema& schema, size_t arg) {
+  for (size_t result = 0; result < schema.returns().size(); ++result) {
+    if (schema.may_contain_alias(
+            {c10::SchemaArgType::input, arg}, {c10::SchemaArgType::output, result})) {
+      return result;
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_any_of(const std::string& name, std::initializer_list<std::string_view> names) {
+  for (auto candidate : names) {
+    if (name == candidate) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Whether the dispatcher looks into an argument of this type for tensors.
+bool is_seen(const c10::TypePtr& type) {
+  return type->isSubtypeOf(*c10::TensorType::get()) ||
+         type->isSubtypeOf(*c10::OptionalType::ofTensor()) ||
+         type->isSubtypeOf(*c10::ListType::ofTensors()) ||
+         type->isSubtypeOf(*c10::ListType::ofOptionalTensors());
+}
+
+bool may_hold_tensors(const c10::TypePtr& type) {
+  const auto kind = type->kind();
+  if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::AnyType) {
+    return true;
+  }
+  const auto inner = type->containedTypes();
+  return std::any_of(inner.begin(), inner.end(), &may_hold_tensors);
+}
+
+bool may_hide_tensors(const c10::Argument& argument) {
+  return !is_seen(argument.type()) && may_hold_tensors(argument.type());
+}
+
+bool is_users(const c10::OperatorHandle& op) {
+  const auto name = op.schema().getNamespace();
+  return name != "aten" && name != "prims";
+}
+
+bool has_autograd_kernel(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
+         op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
+}
+
+bool find_pointwise(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  const bool is_made_of_others = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+  const bool asks_for_more = std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return is_any_of(argument.name(), {"memory_format", "generator"});
+      });
+  return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
+         schema.returns().size() == 1 &&
+         schema.returns()[0].type()->isSubtypeOf(*c10::TensorType::get()) && !is_made_of_others &&
+         !asks_for_more;
+}
+
+// All operators met so far. NOTE [Operators come and go]: torch.library can
+// remove one and put another at its address. A removed operator's facts stay
+// allocated (somebody may be reading them) but are no longer found, and the
+// generation tells every thread to drop what it has cached.
+class KnownOperators final : public c10::OpRegistrationListener {
+ public:
+  static KnownOperators& instance() {
+    static auto* operators = [] {
+      auto owned = std::make_unique<KnownOperators>();
+      auto* raw = owned.get();
+      static auto handle = c10::Dispatcher::singleton().addRegistrationListener(std::move(owned));
+      return raw;
+    }();
+    return *operators;
+  }
+
+  const Operator& find_or_add(const c10::OperatorHandle& handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto& entry = operators_[&handle.schema()];
+    if (!entry) {
+      entry = std::make_unique<Operator>(handle);
+    }
+    return *entry;
+  }
+
+  uint64_t generation() const {
+    return generation_.load(std::memory_order_acquire);
+  }
+
+  void onOperatorRegistered(const c10::OperatorHandle&) override {}
+
+  void onOperatorDeregistered(const c10::OperatorHandle& handle) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto it = operators_.find(&handle.schema());
+    if (it != operators_.end()) {
+      removed_.push_back(std::move(it->second));
+      operators_.erase(it);
+      generation_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators_;
+  std::vector<std::unique_ptr<Operator>> removed_;
+  std::atomic<uint64_t> generation_{0};
+};
+
+struct ThreadCache {
+  uint64_t generation = 0;
+  ska::flat_hash_map<const c10::FunctionSchema*, const Operator*> operators;
+};
+
+} // namespace
+
+Operator::Operator(const c10::OperatorHandle& op)
+    : Operator(op, hooks.find_rules(op.operator_name())) {}
+
+Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
+    : handle(op),
+      num_args(op.schema().arguments().size()),
+      num_returns(op.schema().returns().size()),
+      is_in_place(find_in_place(op.schema())),
+      functional(find_functional(op.schema())),
+      aliases(false),
+      reads_number(is_any_of(
+          op.operator_name().name,
+          {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"})),
+      writes_by_index(is_any_of(
+          op.operator_name().name,
+          {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})),
+      has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
+      is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
+      is_composite_under_vmap(
+          is_composite && op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition)),
+      is_custom(op.schema().getNamespace() != "aten"),
+      has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
+      lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
+      is_pointwise(rules.batching == nullptr && find_pointwise(op)),
+      is_constant(rules.is_constant),
+      always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
+      jvp_rule(rules.jvp),
+      vjp_rule(rules.vjp),
+      batching_rule(rules.batching),
+      hides_results(
+          std::any_of(
+              op.schema().returns().begin(), op.schema().returns().end(), &may_hide_tensors)),
+      aliased_result(num_args) {
+  for (size_t i = 0; i < num_args; ++i) {
+    if (may_hide_tensors(schema().arguments()[i])) {
+      hidden_args.push_back(i);
+    }
+    if (is_written(schema().arguments()[i])) {
+      written_args.push_back(i);
+    }
+    aliased_result[i] = find_aliased_result(schema(), i);
+    aliases = aliases || aliased_result[i];
+  }
+  aliases = aliases || !written_args.empty();
+}
+
+const Operator& Operator::of(const c10::OperatorHandle& handle) {
+  static KnownOperators& operators = KnownOperators::instance();
+  thread_local ThreadCache cache;
+  if (cache.generation != operators.generation()) {
+    cache.generation = operators.generation();
+    cache.operators.clear();
+  }
+  auto it = cache.operators.find(&handle.schema());
+  if (it != cache.operators.end()) {
+    return *it->second;
+  }
+  const Operator& op = operators.find_or_add(handle);
+  cache.operators.emplace(&handle.schema(), &op);
+  return op;
+}
+
+} // namespace torchlayers

@@ -1,0 +1,48 @@
+// What the layers did, one line a step. Off, it costs one test of a flag.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/layer.h"
+
+namespace torchlayers {
+
+struct TraceEvent {
+  std::string step; // "process", "send_down", "rule" or "pull_back"
+  std::string op;
+  std::string layer; // "grad (level 1)"
+  int64_t level;
+};
+
+// Where the steps go while it is set: recorded by `torchlayers.trace()`, or
+// printed to stderr with TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each
+// step is preceded by the stack and the thread's keys as the front and the back find them.
+extern bool tracing;
+void trace_step(const char* step, const Operator& op, const Layer& layer);
+
+inline void trace(const char* step, const Operator& op, const Layer& layer) {
+  if (C10_UNLIKELY(tracing)) {
+    trace_step(step, op, layer);
+  }
+}
+
+void print_state(const char* where, const Operator& op);
+
+// `where`: "front" or "back".
+inline void trace_state(const char* where, const Operator& op) {
+  if (C10_UNLIKELY(tracing)) {
+    print_state(where, op);
+  }
+}
+
+// Who runs a reverse pass: "torchlayers", or "autograd" for torch's engine. The layer is null where
+// it has ended, as vjp's has.
+void trace_vjp(const char* who, const Layer* layer);
+
+// Records from now on, on every thread. Nested recordings each get every step.
+void start_recording();
+std::vector<TraceEvent> stop_recording();
+
+} // namespace torchlayers

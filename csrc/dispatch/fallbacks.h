@@ -1,0 +1,22 @@
+// The two fallbacks, registered once at import.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "core/keys.h"
+#include "core/layer.h"
+
+namespace torchlayers {
+
+void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args);
+void back(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args);
+
+// Passes an operator that is not for our layers on to what comes after `key`.
+void step_aside(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::DispatchKey key, Args* args);
+
+// Checks that both keys are free and registers the fallbacks on them. Throws, and
+// registers nothing, if another package has a kernel there.
+void claim_keys();
+
+} // namespace torchlayers

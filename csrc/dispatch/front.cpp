@@ -1,0 +1,138 @@
+// The front: takes the layer on top of the stack and lets it process the operator.
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "dispatch/fallbacks.h"
+#include "dispatch/hidden.h"
+#include "layers/function.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+bool is_empty(c10::DispatchKeySet keys) {
+  return keys.highestFunctionalityKey() == DispatchKey::Undefined;
+}
+
+// NOTE [Autocast happens once]
+// Under autocast the cast comes first of all, where the user called the operator:
+// the front runs the operator's autocast kernel, whose casts and whose call of the
+// operator come back here with autocast off, and are recorded and batched like any
+// other. An operator made of others is decomposed, and each of its parts looked at.
+// After that no layer casts again: what a batching rule or a derivative calls, a program
+// without layers would not have called, and torch.func, which casts it, gives wrong dtypes
+// (pytorch#192617).
+// The dispatcher leaves an autocast key in `keys` if the operator has a kernel there
+// for these arguments' device.
+bool cast(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const auto casting = keys & kAutocastKeys;
+  if (is_empty(casting)) {
+    return false;
+  }
+  handle.redispatchBoxed(casting, args);
+  return true;
+}
+
+// Runs an operator made of others; those come to the front one by one.
+bool run_composite(
+    const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const auto composite = keys & c10::autograd_dispatch_keyset;
+  if (!op.is_composite || op.has_torch_func_kernel || is_empty(composite)) {
+    return false;
+  }
+  handle.redispatchBoxed(composite, args);
+  return true;
+}
+
+void refuse_captured(const Operator& op, const Args& args) {
+  visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
+    const auto* wrapper = wrapper_of(tensor);
+    if (wrapper != nullptr && wrapper->is_alive()) {
+      raise("a tensor of grad or jvp was used by an autograd.Function outside that transform.");
+    }
+  });
+}
+
+// Whether a tensor that one of our vmaps batched is among the arguments, where no layer of ours is
+// active. Throws, unless torch means to call the operator past the batch.
+bool holds_escaped(const Operator& op, const Args& args) {
+  bool any = false;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    if (batched == nullptr || number_of(*batched) == 0) {
+      return;
+    }
+    any = true;
+    if (!thread_keys().excluded().has(DispatchKey::FuncTorchBatched)) {
+      raise(
+          "a tensor batched by vmap (level ",
+          batched->level(),
+          ") has escaped from inside a function being vmapped: it was used by ",
+          op.name(),
+          " outside that transform. Return it from the function instead of keeping it.");
+    }
+  });
+  return any;
+}
+
+} // namespace
+
+// NOTE [Stepping aside]
+// Where the top of the stack is not ours, the operator is torch.func's to process.
+// The front then passes it on with only its own key removed and the thread state
+// left alone: next comes torch.func's front, or, if that is at work already, the
+// key it allows. The back does the same where none of our layers is at work.
+// Where none of ours is on the stack at all, somebody has taken torch.func's stack
+// away for a while, as Dynamo does, and knows nothing of our keys: they go with it.
+void step_aside(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::DispatchKey key, Args* args) {
+  if (any_layer() || holds_escaped(Operator::of(handle), *args)) {
+    handle.redispatchBoxed(keys.remove(key), args);
+    return;
+  }
+  auto without = thread_keys();
+  without.set_included(without.included() - kOurKeys);
+  c10::impl::ForceDispatchKeyGuard guard(without);
+  handle.callBoxed(args);
+}
+
+void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  Layer* layer = top_layer();
+  const Operator& op = Operator::of(handle);
+  trace_state("front", op);
+  if (layer != nullptr && is_bypassed(kTorchFuncFront)) {
+    layer->bypassed(op, *args);
+    layer = nullptr;
+  }
+  if (layer != nullptr) {
+    const bool casts = autocast_is_on();
+    if (casts && cast(handle, keys, args)) {
+      return;
+    }
+    if ((casts || layer->decomposes(op)) && run_composite(op, handle, keys, args)) {
+      return;
+    }
+    if ((!op.hidden_args.empty() || op.hides_results) && run_hidden(op, keys, args, *layer)) {
+      return;
+    }
+  }
+  if (layer == nullptr && BelowForFunction::is_at_bottom()) {
+    refuse_captured(op, *args);
+  }
+  // torch.func takes some operators apart (linear) that a layer has a rule for.
+  if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {
+    step_aside(handle, keys, kFront, args);
+    return;
+  }
+  trace("process", op, *layer);
+  Processing processing(*layer);
+  layer->process(op, *args);
+  if (C10_UNLIKELY(stacks_left_dirty.load(std::memory_order_relaxed) > 0)) {
+    refuse_dirt_of(op);
+  }
+}
+
+} // namespace torchlayers

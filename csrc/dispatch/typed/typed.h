@@ -1,0 +1,103 @@
+// Kernels of the front for operators of some signatures, without boxes.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/below.h"
+#include "core/recording.h"
+#include "core/trace.h"
+#include "dispatch/fallbacks.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+
+// NOTE [Typed]
+// The dispatcher boxes an operator's arguments on their way into a fallback, and unboxes them on
+// their way to the next kernel. Where little else is done that shows:
+// under vmap, for operators that are called below with the same arguments (pointwise ones, NOTE
+// [Batched alike]) or with a dimension counted one further back. So the front has for those a
+// kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
+// nothing is written to or drawn at random: tensors and numbers in (pointwise.cpp), or one tensor
+// and its dimensions (along.cpp). Whatever else a call is, another layer's, an escaped tensor's,
+// under autocast, goes boxed after all. So does one that raised an error: that way it
+// raises it again, and NOTE [An error under vmap] is seen to.
+// Other layers do so much more for an operator that boxing doesn't show.
+
+// The layer, if it is a vmap that may run an operator so.
+inline Layer* vmap_on_top() {
+  Layer* layer = top_layer();
+  const bool may_run = layer != nullptr && layer->batch_size() != nullptr && !autocast_is_on() &&
+                       !is_bypassed(kTorchFuncFront);
+  return may_run ? layer : nullptr;
+}
+
+// The layer's whole work on the operator: `call` calls it below. Nothing where that raised an
+// error.
+template <class Call>
+std::optional<at::Tensor> process_typed(
+    const Operator& op, Layer& layer, const char* step, bool are_plain, const Call& call) {
+  trace_state("front", op);
+  trace("process", op, layer);
+  try {
+    const Processing processing(layer);
+    trace(step, op, layer);
+    Below below(layer, op);
+    below.skip_autograd(op, are_plain);
+    return call();
+  } catch (const c10::Error&) {
+    return std::nullopt;
+  }
+}
+
+template <class... Given>
+at::Tensor front_boxed(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet keys, const Given&... given) {
+  Args args;
+  args.reserve(sizeof...(Given));
+  (args.emplace_back(given), ...);
+  front(handle, keys, &args);
+  return std::move(args[0]).toTensor();
+}
+
+// The names of the operators that have such a kernel.
+std::vector<std::string>& names_of_typed();
+
+// Of "sum.dim_IntList", for one.
+c10::OperatorName name_of_aten(const std::string& name);
+
+// Registers it on the front key, for good, where the operators have the fallback else. Not for
+// an operator that this torch does not have, or that is not as it should be.
+template <class Kernel, class Is>
+void register_kernel(const char* name, const Is& is) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto handle = dispatcher.findSchema(name_of_aten(name));
+  if (!handle || !is(Operator::of(*handle))) {
+    return;
+  }
+  // Never taken back: Python unloads no extension.
+  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
+  names_of_typed().push_back("aten::" + std::string(name));
+  registered->push_back(dispatcher.registerImpl(
+      name_of_aten(name),
+      kFront,
+      c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(*handle)),
+      c10::impl::CppSignature::make<typename Kernel::Signature>(),
+      /*inferred_function_schema=*/nullptr,
+      "torchlayers"));
+}
+
+void register_typed_pointwise();
+void register_typed_along();
+
+inline void register_typed() {
+  register_typed_pointwise();
+  register_typed_along();
+}
+
+} // namespace torchlayers

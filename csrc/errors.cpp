@@ -1,7 +1,0 @@
-#include "errors.h"
-
-namespace torchlayers {
-
-std::string (*python_location)() = [] { return std::string(); };
-
-} // namespace torchlayers

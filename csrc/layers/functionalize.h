@@ -1,0 +1,38 @@
+// functionalize: torch's functionalization kernels, which turn mutations, and views too unless
+// they are to be kept, into operators without side effects.
+#pragma once
+
+#include "core/layer.h"
+
+namespace torchlayers {
+
+class FunctionalizeLayer final : public Layer {
+ public:
+  explicit FunctionalizeLayer(bool keeps_views) : keeps_views_(keeps_views) {}
+
+  const char* kind() const override {
+    return "functionalize";
+  }
+  std::map<std::string, c10::IValue> metadata() const override {
+    return {{"remove", keeps_views_ ? "mutations" : "mutations_and_views"}};
+  }
+  void process(const Operator& op, Args& args) override;
+  void send_down(const Operator& op, Args& args) override;
+  bool follows(const at::Tensor& tensor) const override;
+  // torch's kernels take its own operators apart, and call others as they are, but for views and
+  // writes.
+  bool decomposes(const Operator& op) const override {
+    return op.is_composite && op.is_custom && op.aliases;
+  }
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+  void switch_on() override;
+
+  bool keeps_views() const {
+    return keeps_views_;
+  }
+
+ private:
+  bool keeps_views_;
+};
+
+} // namespace torchlayers

@@ -1,0 +1,67 @@
+// grad.
+#pragma once
+
+#include <c10/core/InferenceMode.h>
+
+#include <atomic>
+#include <optional>
+#include <string>
+
+#include "layers/autograd.h"
+#include "rules/vjp_call.h"
+
+namespace torchlayers {
+
+// Inside, grad mode is on (NOTE [no_grad inside and outside]), inference mode is off, and so are
+// saved-tensor hooks, which would run between the layers.
+class GradLayer final : public AutogradLayer {
+ public:
+  const char* kind() const override {
+    return "grad";
+  }
+  std::map<std::string, c10::IValue> metadata() const override {
+    return {
+        {"previous_grad_mode", previous_grad_mode_},
+        {"previous_inference_mode", no_inference_.has_value()}};
+  }
+  void process(const Operator& op, Args& args) override;
+  bool decomposes(const Operator& op) const override;
+  bool has_rule_for(const Operator& op) const override {
+    return op.vjp_rule != nullptr;
+  }
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+  void switch_on() override;
+  void switch_off() override;
+  bool runs_backward() const override;
+  Modes modes_below(Modes here) const override;
+
+ private:
+  friend class InBackward;
+  Recorder recorder_of(const Operator& op, const ArgumentFacts& facts) const;
+
+  const char* where_to_register() const override {
+    return " or torchlayers.extend.vjp_rule";
+  }
+  void apply_rule(const VjpRule& rule, const Operator& op, Args& args);
+  void apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args);
+
+  bool previous_grad_mode_ = true;
+  std::optional<c10::InferenceMode> no_inference_;
+  std::optional<std::string> hooks_message_;
+  // Shared with the engine's device threads, which run this layer's backward.
+  std::atomic<int> backwards_running_{0};
+};
+
+// While it lives, the layer runs its backward. NOTE [The backward phase].
+class InBackward {
+ public:
+  explicit InBackward(GradLayer* layer);
+  ~InBackward();
+  InBackward(const InBackward&) = delete;
+  InBackward& operator=(const InBackward&) = delete;
+
+ private:
+  GradLayer* layer_;
+};
+
+} // namespace torchlayers

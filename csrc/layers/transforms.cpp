@@ -1,0 +1,159 @@
+#include "layers/transforms.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include "core/errors.h"
+#include "core/modes.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "layers/grad.h"
+#include "reverse/pass.h"
+#include "values/batched.h"
+#include "values/tangent.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+
+at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked) {
+  const Layer& layer = entered_layer();
+  const at::Tensor value = without_dead_wrappers(tensor);
+  check_from_outside(value, layer);
+  at::Tensor wrapped = wrap(value, layer, /*is_immutable=*/false);
+  if (tracked) {
+    wrapped.set_requires_grad(true);
+  }
+  return wrapped;
+}
+
+namespace {
+
+// What does not fit any other way is torch's to make fit, or to refuse.
+bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
+  const auto is_strided = [](const at::Tensor& tensor) {
+    return tensor.layout() == at::kStrided && !tensor.is_nested();
+  };
+  return is_strided(primal) && is_strided(tangent) &&
+         primal.scalar_type() == tangent.scalar_type() &&
+         primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
+}
+
+// Whether a tensor that is laid out so may be written to: not where elements share memory.
+bool has_room_for_a_copy(const at::Tensor& primal) {
+  return at::has_internal_overlap(holder_of(primal)) == at::MemOverlap::No;
+}
+
+} // namespace
+
+at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
+  const bool are_of_no_level =
+      holder_of(primal).is_same(primal) && holder_of(tangent).is_same(tangent);
+  return are_of_no_level && fits(primal, tangent) && !is_laid_out_like(tangent, primal)
+             ? copy_like(tangent, primal)
+             : tangent;
+}
+
+at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
+  const Layer& layer = entered_layer();
+  check_from_outside(primal, layer);
+  check_from_outside(tangent, layer);
+  const at::Tensor value = without_dead_wrappers(primal);
+  if (!fits(value, tangent)) {
+    return at::_make_dual(primal, tangent, kDualLevel);
+  }
+  at::Tensor fitting = tangent;
+  if (!is_laid_out_like(tangent, value)) {
+    if (value.is_conj() || value.is_neg() || has_room_for_a_copy(value)) {
+      // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
+      // view whose tangent is none.
+      fitting = unwrap(copy_like(tangent, value), layer.level());
+    }
+    if (!is_laid_out_like(fitting, value)) {
+      return at::_make_dual(primal, tangent, kDualLevel);
+    }
+  }
+  at::Tensor dual = wrap(value, layer, /*is_immutable=*/false);
+  give_tangent(dual, without_dead_wrappers(fitting));
+  return dual;
+}
+
+std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& dual, int64_t level) {
+  const auto* wrapper = wrapper_of(dual);
+  // Whoever else holds the value is to see another tensor returned.
+  if (wrapper != nullptr && wrapper->level() == level && wrapper->value().use_count() == 1) {
+    return {wrapper->value(), tangent_of(dual, level)};
+  }
+  auto [primal, tangent] = at::_unpack_dual(dual, kDualLevel);
+  return {unwrap(primal, level), tangent.defined() ? unwrap(tangent, level) : tangent};
+}
+
+std::vector<at::Tensor> vjp(
+    const std::vector<at::Tensor>& outputs,
+    const std::vector<at::Tensor>& inputs,
+    const std::vector<at::Tensor>& cotangents,
+    bool retain_graph,
+    bool create_graph,
+    bool in_layer) {
+  GradLayer* layer = nullptr;
+  if (in_layer) {
+    layer = dynamic_cast<GradLayer*>(&entered_layer());
+    TORCH_INTERNAL_ASSERT(layer != nullptr);
+  }
+  InBackward phase(layer);
+  std::optional<c10::InferenceMode> no_inference;
+  without_inference(no_inference);
+  if (auto found = vjp_below({outputs, inputs, cotangents, retain_graph, create_graph, layer})) {
+    return std::move(*found);
+  }
+  if (C10_UNLIKELY(tracing)) {
+    trace_vjp("autograd", layer);
+  }
+  std::vector<at::Tensor> given;
+  for (size_t i = 0; i < cotangents.size(); ++i) {
+    given.push_back(batched_like(cotangents[i], without_dead_wrappers(outputs[i])));
+  }
+  return torch::autograd::grad(
+      outputs, inputs, given, retain_graph, create_graph, /*allow_unused=*/true);
+}
+
+at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
+  const Layer& layer = entered_layer();
+  TORCH_INTERNAL_ASSERT(layer.batch_size() != nullptr);
+  check_from_outside(tensor, layer);
+  return batched(tensor, c10::maybe_wrap_dim(dim, tensor.dim()), layer);
+}
+
+at::Tensor remove_batch_dim(
+    const at::Tensor& tensor, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (const Layer* layer = layer_at(level)) {
+    check_not_escaped(tensor, *layer);
+  }
+  const bool is_batched = batched && batched->level() == level;
+  const int64_t dims = is_batched ? batched->value().dim() : tensor.dim() + 1;
+  TORCH_CHECK_INDEX(
+      out_dim >= -dims && out_dim < dims,
+      "torchlayers: vmap (level ",
+      level,
+      "): out_dim ",
+      out_dim,
+      " is out of range for a result that has ",
+      dims,
+      " dimensions with the batch's: it has to lie in [",
+      -dims,
+      ", ",
+      dims - 1,
+      "].");
+  const int64_t place = out_dim < 0 ? out_dim + dims : out_dim;
+  if (is_batched) {
+    const at::Tensor& value = batched->value();
+    return batched->bdim() == place ? value : value.movedim(batched->bdim(), place);
+  }
+  auto sizes = tensor.sym_sizes().vec();
+  sizes.insert(sizes.begin() + place, batch_size);
+  return tensor.unsqueeze(place).expand_symint(sizes);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,48 @@
+// vmap: batching rules, ours and torch's.
+#pragma once
+
+#include <utility>
+
+#include "core/layer.h"
+
+namespace torchlayers {
+
+using Randomness = at::functorch::RandomnessType;
+
+class VmapLayer final : public Layer {
+ public:
+  VmapLayer(c10::SymInt batch_size, Randomness randomness)
+      : batch_size_(std::move(batch_size)), randomness_(randomness) {}
+
+  const char* kind() const override {
+    return "vmap";
+  }
+  std::map<std::string, c10::IValue> metadata() const override;
+  void process(const Operator& op, Args& args) override;
+  void send_down(const Operator& op, Args& args) override;
+  bool follows(const at::Tensor& tensor) const override;
+  // Above the layer its parts meet our rules; torch's rule would see them through to the end.
+  bool decomposes(const Operator& op) const override {
+    return op.is_composite_under_vmap && op.batching_rule == nullptr;
+  }
+  bool has_rule_for(const Operator& op) const override {
+    return op.batching_rule != nullptr;
+  }
+  void bypassed(const Operator& op, const Args& args) const override;
+  at::functorch::DynamicLayer mirrored(int64_t level) const override;
+  const c10::SymInt* batch_size() const override {
+    return &batch_size_;
+  }
+
+  Randomness randomness() const {
+    return randomness_;
+  }
+
+ private:
+  c10::SymInt batch_size_;
+  Randomness randomness_;
+};
+
+const char* randomness_name(Randomness randomness);
+
+} // namespace torchlayers

@@ -1,0 +1,45 @@
+// Entering and leaving a layer as Python does it.
+#pragma once
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "core/entry.h"
+#include "layers/vmap.h"
+
+namespace torchlayers {
+
+// What a `with` statement does at its beginning; returns the level.
+int64_t enter(Entry& entry);
+
+// What it does at its end. `error` is None, or the exception that ends the block.
+void leave(Entry& entry, pybind11::handle error);
+
+// The same where the block is C++: the Python error that is set has ended it.
+[[noreturn]] void leave_with_error(Entry& entry);
+
+// The block as a whole: body(level) inside the entry's layer. NOTE [Entering is one call]
+// holds here too: no bytecode runs but that of what the body calls.
+template <class Body>
+pybind11::object within(Entry& entry, const Body& body) {
+  const int64_t level = enter(entry);
+  pybind11::object result;
+  const auto has_run = [&]() -> bool {
+    HANDLE_TH_ERRORS
+    result = body(level);
+    return true;
+    END_HANDLE_TH_ERRORS_RET(false)
+  };
+  if (!has_run()) {
+    leave_with_error(entry);
+  }
+  leave(entry, pybind11::none());
+  return result;
+}
+
+Randomness parse_randomness(pybind11::handle name);
+
+// The entries, for `with`.
+void bind_entries(pybind11::module_& m);
+
+} // namespace torchlayers

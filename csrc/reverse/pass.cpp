@@ -1,0 +1,198 @@
+#include "reverse/pass.h"
+
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "core/below.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "reverse/plan.h"
+#include "rules/rule.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::Node;
+using torch::autograd::variable_list;
+
+void accumulate(at::Tensor& sum, at::Tensor gradient) {
+  sum = sum.defined() ? sum_of({sum, gradient}) : std::move(gradient);
+}
+
+// The cotangents as the pass starts with them; false where the engine has to look at them.
+bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
+  for (size_t i = 0; i < task.outputs.size(); ++i) {
+    const at::Tensor& output = task.outputs[i];
+    if (output.layout() != at::kStrided || output.is_nested()) {
+      return false;
+    }
+    if (!task.cotangents.empty()) {
+      const at::Tensor value = without_dead_wrappers(task.cotangents[i]);
+      if (value.scalar_type() != output.scalar_type() || value.device() != output.device() ||
+          value.layout() != at::kStrided || task.layer != nullptr) {
+        return false;
+      }
+      cotangents.push_back(value);
+    } else if (output.dim() != 0 || output.is_complex()) {
+      return false;
+    }
+  }
+  return true;
+}
+
+class Pass {
+ public:
+  Pass(const VjpTask& task, const Plan& plan)
+      : task_(task), plan_(plan), cotangents_(plan.num_cotangents()), found_(task.inputs.size()) {}
+
+  std::vector<at::Tensor> run(std::vector<at::Tensor> given) {
+    go_below();
+    for (size_t i = 0; i < task_.outputs.size(); ++i) {
+      const at::Tensor output = value_of(task_.outputs[i]);
+      at::Tensor cotangent = given.empty() ? at::ones_like(output) : std::move(given[i]);
+      if (plan_.has_nodes_of_torchs()) {
+        cotangent = batched_like(cotangent, output);
+      }
+      deliver(plan_.root_goal(i), plan_.root(i), std::move(cotangent));
+    }
+    for (uint32_t i : plan_.order()) {
+      const Step& step = plan_.step(i);
+      if (step.is_needed) {
+        run(step);
+      }
+    }
+    return std::move(found_);
+  }
+
+ private:
+  at::Tensor value_of(const at::Tensor& tensor) const {
+    return task_.layer != nullptr ? unwrap(tensor, task_.layer->level())
+                                  : without_dead_wrappers(tensor);
+  }
+
+  void go_below() {
+    if (task_.layer != nullptr && !below_) {
+      below_.emplace(*task_.layer, Modes{task_.create_graph, Modes::of_thread().forward_grad});
+    }
+  }
+
+  void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient) {
+    if (goal.kind == Goal::Input) {
+      accumulate(found_[goal.index], std::move(gradient));
+    } else if (goal.kind == Goal::Step) {
+      accumulate(
+          cotangents_[plan_.step(goal.index).first_cotangent + edge.input_nr], std::move(gradient));
+    }
+  }
+
+  void run(const Step& step) {
+    const auto begin = cotangents_.begin() + step.first_cotangent;
+    const auto end = begin + step.node->num_inputs();
+    const bool any =
+        std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); });
+    if (any) {
+      if (step.rule != nullptr) {
+        const auto is_wanted = [&](size_t i) { return plan_.leads_on(plan_.goal(step, i)); };
+        step.rule->vjp(
+            at::ArrayRef<at::Tensor>(&*begin, &*begin + (end - begin)), is_wanted, gradients_);
+        std::fill(begin, end, at::Tensor());
+      } else {
+        gradients_ = run_node(
+            *step.node,
+            variable_list(std::make_move_iterator(begin), std::make_move_iterator(end)));
+      }
+      go_below(); // where they are added up
+      for (size_t i = 0; i < gradients_.size(); ++i) {
+        deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]));
+      }
+    }
+    if (!task_.retain_graph) {
+      step.node->release_variables();
+    }
+  }
+
+  // torch's own, at the layer's level.
+  variable_list run_node(Node& node, variable_list&& inputs) {
+    below_.reset();
+    const auto each = [&](variable_list& tensors, const auto& change) {
+      for (at::Tensor& tensor : tensors) {
+        if (tensor.defined() && task_.layer != nullptr) {
+          tensor = change(tensor);
+        }
+      }
+    };
+    each(inputs, [&](const at::Tensor& value) {
+      return wrap(value, *task_.layer, /*is_immutable=*/false);
+    });
+    at::AutoGradMode grad_mode(task_.create_graph);
+    variable_list gradients = node(std::move(inputs));
+    torch::autograd::validate_outputs(
+        node.next_edges(), gradients, [&](const std::string& message) {
+          return "torchlayers: " + node.name() + " returned an invalid gradient: " + message;
+        });
+    each(gradients, [&](const at::Tensor& tensor) { return unwrap(tensor, task_.layer->level()); });
+    return gradients;
+  }
+
+  const VjpTask& task_;
+  const Plan& plan_;
+  std::vector<at::Tensor> cotangents_;
+  std::vector<at::Tensor> found_;
+  variable_list gradients_; // of the step that runs
+  std::optional<Below> below_;
+};
+
+// The levels that a tensor is batched at, a bit each.
+uint64_t batched_levels(const at::Tensor& tensor) {
+  uint64_t levels = 0;
+  at::Tensor value = tensor;
+  while (true) {
+    if (const auto* batched = at::functorch::maybeGetBatchedImpl(value)) {
+      levels |= uint64_t{1} << batched->level();
+      value = at::Tensor(batched->value()); // a copy: `batched` lives in `value`
+    } else if (const auto* wrapper = wrapper_of(value)) {
+      value = at::Tensor(wrapper->value());
+    } else {
+      return levels;
+    }
+  }
+}
+
+} // namespace
+
+at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
+  const uint64_t levels = batched_levels(output);
+  if (levels == 0 || (levels & ~batched_levels(cotangent)) == 0 ||
+      cotangent.scalar_type() != output.scalar_type() || output.layout() != at::kStrided) {
+    return cotangent;
+  }
+  return cotangent + at::full_like(output, -0.0); // which leaves a zero's sign as it is
+}
+
+std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {
+  std::vector<at::Tensor> given;
+  if (torch::autograd::AnomalyMode::is_enabled() || !start(task, given)) {
+    return std::nullopt;
+  }
+  Plan plan;
+  if (!plan.make(task)) {
+    return std::nullopt;
+  }
+  if (C10_UNLIKELY(tracing)) {
+    trace_vjp("torchlayers", task.layer);
+  }
+  std::optional<at::AutoGradMode> grad_mode;
+  if (task.layer == nullptr) {
+    grad_mode.emplace(task.create_graph);
+  }
+  return Pass(task, plan).run(std::move(given));
+}
+
+} // namespace torchlayers

@@ -1,0 +1,268 @@
+#include "reverse/rule_node.h"
+
+#include <torch/csrc/autograd/variable.h>
+
+#include "core/args.h"
+#include "core/below.h"
+#include "core/errors.h"
+#include "core/stack.h"
+#include "reverse/node_names.h"
+#include "reverse/nodes.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::variable_list;
+
+bool is_tracked(const at::Tensor& tensor, int64_t level) {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && wrapper->level() == level && tensor.requires_grad();
+}
+
+bool is_column_major(const at::Tensor& tensor) {
+  if (tensor.dim() != 2) {
+    return false;
+  }
+  const auto strides = tensor.sym_strides();
+  return strides[0] == 1 && strides[1] == tensor.sym_size(0);
+}
+
+// Replaces tensors by None where nobody reads them.
+void drop(Args& values, const std::bitset<64>& read) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    const bool has_tensors =
+        values[i].isTensor() || values[i].isTensorList() || values[i].isOptionalTensorList();
+    if (has_tensors && !read[i]) {
+      values[i] = c10::IValue();
+    }
+  }
+}
+
+} // namespace
+
+RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer)
+    : op_(op),
+      rule_(rule),
+      level_(layer.level()),
+      is_alive_(mirror().back().interpreter().is_alive_ptr()) {
+  torch::autograd::edge_list edges;
+  const size_t first = args.size() - op.num_args;
+  edges.reserve(2);
+  const auto track = [&](const at::Tensor& tensor, size_t arg, size_t member, bool is_list) {
+    const bool tracked = is_tracked(tensor, level_);
+    if (!tracked && !is_list) {
+      return;
+    }
+    targets_.push_back(
+        {arg,
+         member,
+         c10::SymDimVector(tensor.sym_sizes()),
+         tensor.scalar_type(),
+         tensor.device(),
+         is_column_major(tensor)});
+    edges.push_back(tracked ? torch::autograd::impl::gradient_edge(tensor) : Edge());
+    if (tracked) {
+      reads_.add(rule.reads(arg));
+    }
+  };
+  for (size_t i = 0; i < op.num_args; ++i) {
+    const c10::IValue& value = args[first + i];
+    if (!rule.knows(i)) {
+      continue;
+    }
+    if (value.isTensor() && value.toTensor().defined()) {
+      track(value.toTensor(), i, 0, /*is_list=*/false);
+    } else if (value.isTensorList()) {
+      const auto members = value.toListRef();
+      for (size_t j = 0; j < members.size(); ++j) {
+        track(members[j].toTensor(), i, j, /*is_list=*/true);
+      }
+    }
+  }
+  set_next_edges(std::move(edges));
+  for (size_t i = 0; i < op.num_args; ++i) {
+    if (reads_.args[i]) {
+      visit_tensors_of(args[first + i], [this](const at::Tensor& tensor) { save_version(tensor); });
+    }
+  }
+}
+
+void RuleNode::save_args(const Args& values) {
+  args_.assign(values.end() - static_cast<std::ptrdiff_t>(op_.num_args), values.end());
+  drop(args_, reads_.args);
+}
+
+void RuleNode::save_version(const at::Tensor& tensor) {
+  if (tensor.is_inference()) {
+    if (wrapper_of(tensor) == nullptr) {
+      return; // captured: it has no version
+    }
+    raise(
+        "Inference tensors cannot be saved for backward, and ",
+        op_.name(),
+        " needs one for its gradient. Make it outside inference mode, or use a clone of it.");
+  }
+  const auto& counter = torch::autograd::impl::version_counter(tensor);
+  versions_.push_back({counter, counter.current_version()});
+}
+
+void RuleNode::save_results(Args results, const Args& wrapped) {
+  results_ = std::move(results);
+  drop(results_, reads_.results);
+  const size_t first = wrapped.size() - results_.size();
+  for (size_t i = 0; i < results_.size(); ++i) {
+    const c10::IValue& result = wrapped[first + i];
+    if (reads_.results[i] && result.isTensor() && result.toTensor().defined()) {
+      save_version(result.toTensor());
+    }
+  }
+}
+
+void RuleNode::check_is_intact() const {
+  if (is_released_) {
+    raise(
+        "trying to go backward through the graph a second time, but what ",
+        op_.name(),
+        " had saved was freed after the first. Pass retain_graph=True to pull back through it "
+        "again.");
+  }
+  for (const Version& version : versions_) {
+    if (version.counter.current_version() != version.saved) {
+      raise(
+          "a tensor needed for the gradient of ",
+          op_.name(),
+          " has been modified by an inplace operation since: it is at version ",
+          version.counter.current_version(),
+          "; expected version ",
+          version.saved,
+          ". Use the out-of-place operator, or write to a clone.");
+    }
+  }
+}
+
+void RuleNode::vjp(
+    at::ArrayRef<at::Tensor> cotangents,
+    c10::function_ref<bool(size_t)> is_wanted,
+    variable_list& gradients) {
+  check_is_intact();
+  gradients.assign(targets_.size(), at::Tensor());
+  VjpCall call(op_, args_, results_, targets_, cotangents, is_wanted, gradients);
+  rule_.vjp(call);
+}
+
+std::pair<Args, Args> RuleNode::at_level() const {
+  const auto& interpreter = mirror()[level_ - 1].interpreter();
+  const auto wrapped = [&](const at::Tensor& value) {
+    return at::functorch::makeTensorWrapper(value, interpreter, /*is_immutable=*/false);
+  };
+  Args args = args_;
+  change_tensors(args, op_.num_args, [&](const at::Tensor& value, size_t i) {
+    at::Tensor tensor = wrapped(value);
+    for (size_t k = 0; k < targets_.size(); ++k) {
+      const Edge& edge = next_edge(k);
+      if (targets_[k].arg != i || args_[i].isList() || !edge.is_valid()) {
+        continue;
+      }
+      if (const at::Tensor* leaf = leaf_of(*edge.function)) {
+        return *leaf;
+      }
+      torch::autograd::impl::set_gradient_edge(tensor, edge);
+    }
+    return tensor;
+  });
+  Args results = results_;
+  uint32_t place = 0;
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (results[i].isTensor()) {
+      at::Tensor tensor = wrapped(results[i].toTensor());
+      if (rule_.differentiates(i)) {
+        torch::autograd::impl::set_gradient_edge(
+            tensor, Edge(const_cast<RuleNode*>(this)->getptr(), place));
+      }
+      results[i] = std::move(tensor);
+    }
+    place += rule_.differentiates(i) ? 1 : 0;
+  }
+  return {std::move(args), std::move(results)};
+}
+
+variable_list RuleNode::vjp_at_level(
+    at::ArrayRef<at::Tensor> cotangents, c10::function_ref<bool(size_t)> is_wanted) {
+  check_is_intact();
+  const auto [args, results] = at_level();
+  variable_list gradients(targets_.size());
+  VjpCall call(op_, args, results, targets_, cotangents, is_wanted, gradients);
+  rule_.vjp(call);
+  return gradients;
+}
+
+// NOTE [Who runs a node of ours]
+// - Our reverse pass, on values below (pass.cpp).
+// - The engine, in the layer's backward phase: nobody differentiates that pass at this level,
+//   so it runs below too.
+// - The engine, after the layer has ended (vjp): there is nothing but values.
+// - The engine for a user who calls torch.autograd.grad inside the function, and may want to
+//   differentiate the result again: on tensors of this level, with their histories.
+variable_list RuleNode::apply(variable_list&& cotangents) {
+  const auto is_wanted = [this](size_t i) { return task_should_compute_output(i); };
+  const auto& entries = mirror();
+  const auto place = static_cast<size_t>(level_ - 1);
+  for (at::Tensor& cotangent : cotangents) {
+    if (cotangent.defined()) {
+      cotangent = without_dead_wrappers(cotangent);
+    }
+  }
+  bool any = false;
+  for (const at::Tensor& cotangent : cotangents) {
+    any = any || cotangent.defined();
+  }
+  if (!any) {
+    return variable_list(targets_.size());
+  }
+  variable_list gradients;
+  if (!*is_alive_) {
+    vjp(cotangents, is_wanted, gradients);
+    return gradients;
+  }
+  if (place >= entries.size() || entries[place].interpreter().is_alive_ptr() != is_alive_) {
+    raise(
+        "a graph of grad (level ",
+        level_,
+        ") was pulled back on a thread where that transform is not active.");
+  }
+  Layer* layer = top_layer();
+  const bool is_top = layer != nullptr && layer->level() == level_;
+  if (!is_top || !(layer->runs_backward() || !at::GradMode::is_enabled())) {
+    return vjp_at_level(cotangents, is_wanted);
+  }
+  for (at::Tensor& cotangent : cotangents) {
+    if (cotangent.defined()) {
+      cotangent = unwrap(cotangent, level_);
+    }
+  }
+  {
+    const Below below(*layer, Modes::of_thread());
+    vjp(cotangents, is_wanted, gradients);
+  }
+  for (at::Tensor& gradient : gradients) {
+    if (gradient.defined()) {
+      gradient = wrap(gradient, *layer, /*is_immutable=*/false);
+    }
+  }
+  return gradients;
+}
+
+void RuleNode::release_variables() {
+  is_released_ = true;
+  args_.clear();
+  results_.clear();
+  versions_.clear();
+}
+
+std::string RuleNode::name() const {
+  return node_name(op_);
+}
+
+} // namespace torchlayers

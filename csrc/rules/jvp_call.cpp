@@ -1,0 +1,142 @@
+#include "rules/jvp_call.h"
+
+#include "core/args.h"
+#include "values/tangent.h"
+
+namespace torchlayers {
+namespace {
+
+size_t count_tensors(const c10::IValue& value) {
+  size_t count = 0;
+  visit_tensors_of(value, [&](const at::Tensor&) { ++count; });
+  return count;
+}
+
+} // namespace
+
+JvpCall::JvpCall(const Operator& op, Args& args, const Tangents& tangents)
+    : Operands(op, args.data() + (args.size() - op.num_args)),
+      stack_(args),
+      first_(args.size() - op.num_args),
+      tangents_(tangents) {
+  size_t start = 0;
+  for (size_t i = 0; i < op.num_args; ++i) {
+    starts_.push_back(start);
+    start += count_tensors(arg(i));
+  }
+  starts_.push_back(start);
+}
+
+bool JvpCall::has_tangents(size_t i) const {
+  for (const at::Tensor& tangent : tangents(i)) {
+    if (tangent.defined()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void JvpCall::run() {
+  computed_.assign(args_, args_ + op_.num_args);
+  if (in_place_ == nullptr) {
+    op_.handle.callBoxed(&computed_);
+  } else {
+    computed_[0] = target_;
+    in_place_->handle.callBoxed(&computed_);
+  }
+  results_ = computed_.data();
+}
+
+void JvpCall::write_to(const Operator& in_place, const at::Tensor& target) {
+  in_place_ = &in_place;
+  target_ = target;
+}
+
+void JvpCall::have_run(Args results) {
+  computed_ = std::move(results);
+  results_ = computed_.data();
+}
+
+void JvpCall::set_tangent(size_t result, at::Tensor tangent) {
+  if (!tangent.defined()) {
+    return;
+  }
+  size_t place = 0;
+  for (size_t i = 0; i < result; ++i) {
+    place += count_tensors(computed_[i]);
+  }
+  given_.emplace_back(place, std::move(tangent));
+}
+
+void JvpCall::set_tangents(size_t result, const std::vector<at::Tensor>& tangents) {
+  size_t place = 0;
+  for (size_t i = 0; i < result; ++i) {
+    place += count_tensors(computed_[i]);
+  }
+  for (const at::Tensor& tangent : tangents) {
+    if (tangent.defined()) {
+      given_.emplace_back(place, tangent);
+    }
+    ++place;
+  }
+}
+
+bool JvpCall::is_of_argument(const at::Tensor& tensor) const {
+  for (const at::Tensor& tangent : tangents_) {
+    if (tangent.is_same(tensor)) {
+      return true;
+    }
+  }
+  for (size_t i = 0; i < op_.num_args; ++i) {
+    if (arg(i).isTensor() && arg(i).toTensor().is_same(tensor)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// In-place operators and views of a dual tensor do to its tangent what they do to it: the
+// tangent has to be laid out alike, and nobody else's.
+at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) const {
+  if (op_.aliases) {
+    return tangent; // the same view as its primal
+  }
+  // Where an argument without dimensions has a wider dtype, so may terms by it. A complex tangent
+  // of a real result is the user's, along a complex direction.
+  if (tangent.scalar_type() != result.scalar_type() &&
+      (result.is_complex() || !tangent.is_complex())) {
+    tangent = tangent.to(result.scalar_type());
+  }
+  const bool is_own = !is_of_argument(tangent);
+  const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();
+  if (has_size && is_laid_out_like(tangent, result)) {
+    return is_own ? tangent : tangent.clone();
+  }
+  return copy_like(tangent, result);
+}
+
+at::Tensor JvpCall::given(size_t result) const {
+  for (const auto& [place, tangent] : given_) {
+    if (place == result) {
+      return tangent;
+    }
+  }
+  return {};
+}
+
+Tangents JvpCall::finish() {
+  Tangents fitting;
+  visit_tensors(computed_, op_.num_returns, [&](const at::Tensor& result) {
+    at::Tensor tangent = given(fitting.size());
+    const bool is_differentiable = result.is_floating_point() || result.is_complex();
+    fitting.push_back(
+        tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
+  });
+  stack_.resize(first_);
+  for (c10::IValue& value : computed_) {
+    stack_.push_back(std::move(value));
+  }
+  return fitting;
+}
+
+} // namespace torchlayers

@@ -1,0 +1,171 @@
+// A call that is over, as a cotangent rule sees it.
+#pragma once
+
+#include <c10/util/FunctionRef.h>
+
+#include <bitset>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rules/operands.h"
+
+namespace torchlayers {
+
+// A tensor that cotangents are pulled back to: an argument, or a member of a list.
+struct Target {
+  size_t arg;
+  size_t member;
+  c10::SymDimVector sizes;
+  at::ScalarType dtype;
+  at::Device device;
+  bool is_column_major; // a matrix that is the transpose of a contiguous one
+};
+
+// The arguments and results that a rule reads, and the node has to save for it.
+struct Reads {
+  std::bitset<64> args;
+  std::bitset<64> results;
+
+  static Reads everything() {
+    return {~std::bitset<64>(), ~std::bitset<64>()};
+  }
+  static Reads all_but_first() {
+    return {~std::bitset<64>(1), {}};
+  }
+  // What an expression of forms.h names. NOTE [What a line reads].
+  static Reads named_in(std::string_view expression);
+
+  void add(const Reads& other) {
+    args |= other.args;
+    results |= other.results;
+  }
+};
+
+// Tensors that the rule does not read are not there.
+class VjpCall : public Operands {
+ public:
+  // `cotangents` are those of the results that have gradients, in their order, and
+  // `gradients` run parallel to `targets`.
+  VjpCall(
+      const Operator& op,
+      const Args& args,
+      const Args& results,
+      at::ArrayRef<Target> targets,
+      at::ArrayRef<at::Tensor> cotangents,
+      c10::function_ref<bool(size_t)> is_wanted,
+      std::vector<at::Tensor>& gradients)
+      : Operands(op, args.data()),
+        targets_(targets),
+        cotangents_(cotangents),
+        is_wanted_(is_wanted),
+        gradients_(gradients) {
+    results_ = results.data();
+  }
+
+  at::ArrayRef<at::Tensor> cotangents() const {
+    return cotangents_;
+  }
+  at::ArrayRef<Target> targets() const {
+    return targets_;
+  }
+  // Of a list: any of its members.
+  bool wants(size_t arg) const;
+  bool wants(size_t arg, size_t member) const;
+  // Of an argument that is a target.
+  c10::SymIntArrayRef sizes_of(size_t arg) const {
+    return target(arg).sizes;
+  }
+  at::ScalarType dtype_of(size_t arg) const {
+    return target(arg).dtype;
+  }
+  at::Device device_of(size_t arg) const {
+    return target(arg).device;
+  }
+  bool is_column_major(size_t arg) const {
+    return target(arg).is_column_major;
+  }
+
+  void give(size_t arg, at::Tensor gradient, size_t member = 0);
+
+ private:
+  const Target& target(size_t arg) const;
+
+  at::ArrayRef<Target> targets_;
+  at::ArrayRef<at::Tensor> cotangents_;
+  c10::function_ref<bool(size_t)> is_wanted_;
+  std::vector<at::Tensor>& gradients_;
+};
+
+// What an operator does to cotangents.
+class VjpRule {
+ public:
+  VjpRule() = default;
+  virtual ~VjpRule() = default;
+  VjpRule(const VjpRule&) = delete;
+  VjpRule& operator=(const VjpRule&) = delete;
+
+  // Whether it tells the gradient by this argument.
+  bool knows(size_t arg) const {
+    return arg < known_.size() && known_[arg];
+  }
+  // What it reads to tell it.
+  const Reads& reads(size_t arg) const {
+    return reads_[arg];
+  }
+  // Whether this result has a gradient.
+  bool differentiates(size_t result) const {
+    return result < results_.size() && results_[result];
+  }
+
+  virtual void vjp(VjpCall& call) const = 0;
+
+ protected:
+  void know(size_t arg, const Reads& reads);
+
+  std::bitset<64> results_{1};
+
+ private:
+  std::bitset<64> known_;
+  std::vector<Reads> reads_;
+};
+
+// The gradient by one argument. With g the cotangent of the first result:
+struct Vjp {
+  size_t arg;
+  Reads reads;
+  // Written out,
+  at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
+  // or the same as the tangent, because the Jacobian is symmetric (a diagonal one is);
+  at::Tensor (*symmetric)(const at::Tensor& t, const Operands& call) = nullptr;
+  // for complex numbers, with the derivative's conjugate.
+  bool conjugates = false;
+};
+
+// An argument at a time.
+class ByArgument final : public VjpRule {
+ public:
+  explicit ByArgument(std::vector<Vjp> pulls);
+  void vjp(VjpCall& call) const override;
+
+ private:
+  std::vector<Vjp> pulls_;
+};
+
+// All arguments at once, from the cotangents of several results perhaps.
+class AtOnce final : public VjpRule {
+ public:
+  AtOnce(
+      std::vector<size_t> args,
+      std::vector<size_t> results,
+      const Reads& reads,
+      void (*vjp)(VjpCall&));
+  void vjp(VjpCall& call) const override {
+    vjp_(call);
+  }
+
+ private:
+  void (*vjp_)(VjpCall&);
+};
+
+} // namespace torchlayers

@@ -1,0 +1,226 @@
+#include "values/tangent.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/ops/_new_zeros_with_same_feature_meta.h>
+#include <torch/csrc/autograd/VariableTypeUtils.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <bitset>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <typeinfo>
+#include <utility>
+
+#include "core/device.h"
+#include "core/recording.h"
+#include "core/stack.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::functorch::TensorWrapper;
+using torch::autograd::AutogradMeta;
+using torch::autograd::CreationMeta;
+using torch::autograd::DifferentiableViewMeta;
+using torch::autograd::ForwardGrad;
+using torch::autograd::ViewInfo;
+namespace impl = torch::autograd::impl;
+
+// Puts a tangent where torch's forward AD looks for it, while the primal's layer is on the stack.
+bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
+  const auto& wrapper = static_cast<const TensorWrapper&>(*primal.unsafeGetTensorImpl());
+  const auto level = wrapper.level();
+  if (!level || !is_of_this_stack(wrapper, *level)) {
+    return false;
+  }
+  const auto& layer = mirror()[static_cast<size_t>(*level - 1)].interpreter();
+  meta.fw_grad_ = std::make_shared<ForwardGrad>();
+  meta.fw_grad_->set_value(at::functorch::makeTensorWrapper(tangent, layer), kDualLevel);
+  return true;
+}
+
+// What autograd knows of a tensor, and the tangent that a rule gave it.
+// NOTE [Tangents of rules].
+template <class Meta>
+class WithTangent final : public Meta {
+ public:
+  using Meta::Meta;
+
+  void hold(at::Tensor tangent) {
+    tangent_ = std::move(tangent);
+  }
+  const at::Tensor& held() const {
+    return tangent_;
+  }
+
+  const at::Tensor& fw_grad(uint64_t level, const at::TensorBase& self) const override {
+    let_go(self);
+    return Meta::fw_grad(level, self);
+  }
+  void set_fw_grad(
+      const at::TensorBase& tangent,
+      const at::TensorBase& self,
+      uint64_t level,
+      bool is_inplace_op) override {
+    let_go(self);
+    Meta::set_fw_grad(tangent, self, level, is_inplace_op);
+  }
+
+ private:
+  void let_go(const at::TensorBase& self) const {
+    std::lock_guard<std::mutex> lock(this->mutex_);
+    if (tangent_.defined() && hand_over(*this, self, tangent_)) {
+      tangent_.reset();
+    }
+  }
+
+  mutable at::Tensor tangent_;
+};
+
+using TensorMeta = WithTangent<AutogradMeta>;
+using ViewMeta = WithTangent<DifferentiableViewMeta>;
+
+template <class Meta>
+const at::Tensor* held_by(const AutogradMeta& meta) {
+  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).held() : nullptr;
+}
+
+bool is_symbolic(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
+         holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+// The levels at which it is batched, a bit each.
+std::bitset<64> batches_of(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return batches_of(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return batches_of(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
+  }
+  return {};
+}
+
+// A copy as below, made without operators; undefined where somebody could see those.
+at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
+  const bool may_be = nothing_is_below() && is_plain(tangent) && is_plain(primal) &&
+                      is_in_host_memory(*tangent.unsafeGetTensorImpl()) &&
+                      tangent.dtype() == primal.dtype() && tangent.sizes() == primal.sizes() &&
+                      tangent.is_contiguous() && primal.is_contiguous() && primal.numel() > 0;
+  if (!may_be) {
+    return {};
+  }
+  const int64_t offset = primal.storage_offset();
+  const auto length = static_cast<int64_t>(primal.storage().nbytes() / primal.itemsize());
+  at::Tensor copy = at::detail::empty_cpu({length}, primal.scalar_type());
+  auto* memory = static_cast<char*>(copy.mutable_data_ptr());
+  std::memset(memory, 0, copy.nbytes());
+  std::memcpy(
+      memory + static_cast<size_t>(offset) * primal.itemsize(),
+      tangent.const_data_ptr(),
+      tangent.nbytes());
+  copy.unsafeGetTensorImpl()->set_sizes_and_strides(primal.sizes(), primal.strides(), offset);
+  return copy;
+}
+
+// The most common case, told at once.
+bool are_whole_and_alike(const at::Tensor& tangent, const at::Tensor& primal) {
+  return is_plain(tangent) && is_plain(primal) && tangent.dtype() == primal.dtype() &&
+         tangent.sizes() == primal.sizes() && tangent.is_contiguous() && primal.is_contiguous() &&
+         tangent.storage_offset() == 0 && primal.storage_offset() == 0 &&
+         tangent.storage().nbytes() == primal.storage().nbytes();
+}
+
+bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
+  return !tensor.has_storage() || !other.has_storage() ||
+         tensor.storage().nbytes() / tensor.itemsize() ==
+             other.storage().nbytes() / other.itemsize();
+}
+
+} // namespace
+
+at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
+  const auto* meta = impl::get_autograd_meta(wrapper);
+  if (meta == nullptr) {
+    return {};
+  }
+  const at::Tensor* held = held_by<TensorMeta>(*meta);
+  if (held == nullptr) {
+    held = held_by<ViewMeta>(*meta);
+  }
+  if (held != nullptr && held->defined()) {
+    return *held;
+  }
+  const at::Tensor& given = meta->fw_grad(kDualLevel, wrapper);
+  return given.defined() ? unwrap(given, level) : given;
+}
+
+void give_tangent(const at::Tensor& wrapper, at::Tensor tangent) {
+  auto meta = std::make_unique<TensorMeta>();
+  meta->hold(std::move(tangent));
+  wrapper.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
+}
+
+void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tensor tangent) {
+  const auto creation =
+      at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE;
+  const auto* above = impl::get_view_autograd_meta(base);
+  if (base.is_inference() || (above != nullptr && !above->shared_view_info())) {
+    torch::autograd::as_view(base, wrapper, true, true, nullptr, nullptr, creation);
+    if (tangent.defined()) {
+      hand_over(*impl::materialize_autograd_meta(wrapper), wrapper, tangent);
+    }
+    return;
+  }
+  // As torch does where both modes know of one base.
+  auto* view = wrapper.unsafeGetTensorImpl();
+  auto meta = std::make_unique<ViewMeta>(
+      view,
+      above == nullptr ? ViewInfo(base, nullptr, nullptr)
+                       : above->get_backward_view().chain(base, wrapper),
+      std::nullopt,
+      /*shared_view_info=*/true,
+      above == nullptr ? creation : propagate_creation_meta(above->get_creation_meta(), creation));
+  meta->hold(std::move(tangent));
+  view->set_autograd_meta(std::move(meta));
+}
+
+bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
+  if (are_whole_and_alike(tangent, primal)) {
+    return true;
+  }
+  if (tangent.layout() != at::kStrided || primal.layout() != at::kStrided) {
+    return true;
+  }
+  if (tangent.is_conj() || tangent.is_neg() || tangent.sym_strides() != primal.sym_strides()) {
+    return false;
+  }
+  // Many tangents of one primal have more memory, and each of them is laid out like it. But one
+  // tangent of many primals has no room for what is written to them.
+  const auto of_tangent = batches_of(tangent);
+  const auto of_primal = batches_of(primal);
+  if ((of_primal & ~of_tangent).any()) {
+    return false;
+  }
+  return is_symbolic(tangent) || is_symbolic(primal) || of_tangent != of_primal ||
+         (tangent.storage_offset() == primal.storage_offset() &&
+          has_memory_like(holder_of(tangent), holder_of(primal)));
+}
+
+at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
+  if (at::Tensor copy = copied_at_once(tangent, primal); copy.defined()) {
+    return copy;
+  }
+  const bool is_plain = tangent.scalar_type() == primal.scalar_type() && !is_symbolic(tangent) &&
+                        !is_symbolic(primal);
+  at::Tensor copy =
+      is_plain ? at::_new_zeros_with_same_feature_meta(tangent, primal)
+               : tangent.new_empty_strided_symint(primal.sym_sizes(), primal.sym_strides());
+  return copy.copy_(tangent);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,188 @@
+#include "values/wrapper.h"
+
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/stack.h"
+#include "values/batched.h"
+
+namespace torchlayers {
+
+namespace {
+
+using at::functorch::TensorWrapper;
+
+// torch keeps a wrapper's life handle to itself; an explicit instantiation may name it.
+template <auto Handle>
+struct Reveal {
+  friend const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper) {
+    return wrapper.*Handle;
+  }
+};
+template struct Reveal<&TensorWrapper::is_alive_>;
+const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
+
+[[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
+  raise(
+      "a tensor of grad or jvp (level ",
+      level,
+      ") of another thread was used in ",
+      layer.name(),
+      ". There it is active, here it is not. Pass its value, or run the transform on this thread.");
+}
+
+[[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
+  raise(
+      what,
+      " (level ",
+      level,
+      ") was used in ",
+      layer.name(),
+      ", outside that transform. Return it from the inner function instead of keeping it.");
+}
+
+// Whether it is of the layer that has its level on this thread's stack. NOTE [Whose batch].
+bool is_of(const at::functorch::BatchedTensorImpl& batched, const Layer* layer) {
+  if (const uint64_t number = number_of(batched)) {
+    return layer != nullptr && layer->number() == number;
+  }
+  // torch's kind, which tells no more of its vmap; which may be torch.func's.
+  return layer == nullptr || (layer->batch_size() != nullptr &&
+                              batched.value().sym_size(batched.bdim()) == *layer->batch_size());
+}
+
+} // namespace
+
+bool is_of_this_stack(const TensorWrapper& wrapper, int64_t level) {
+  const auto& entries = mirror();
+  const auto place = static_cast<size_t>(level - 1);
+  return place < entries.size() && entries[place].interpreter().is_alive_ptr() == life_of(wrapper);
+}
+
+bool is_of_layer(const TensorWrapper& wrapper, const Layer& layer) {
+  return life_of(wrapper).get() == layer.life();
+}
+
+at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
+  at::Tensor value = tensor;
+  for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
+       wrapper = wrapper_of(value)) {
+    value = at::Tensor(wrapper->value()); // a copy: `wrapper` lives in `value`
+  }
+  return value;
+}
+
+at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) {
+  const auto& entry = mirror().back();
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(entry.layerId() == layer.level());
+  return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
+}
+
+bool is_at_level(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
+    check_not_escaped(tensor, layer);
+    return false;
+  }
+  if (is_of_layer(*wrapper, layer)) {
+    return true;
+  }
+  const auto level = wrapper->level();
+  if (*level > layer.level()) {
+    raise_escaped("a tensor of grad or jvp", *level, layer);
+  }
+  if (!is_of_this_stack(*wrapper, *level)) {
+    raise_of_another_thread(*level, layer);
+  }
+  return *level == layer.level();
+}
+
+at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper != nullptr && !wrapper->is_alive()) {
+    return lift(without_dead_wrappers(tensor), layer);
+  }
+  return is_at_level(tensor, layer) ? tensor : wrap(tensor, layer, /*is_immutable=*/true);
+}
+
+at::Tensor unwrap(const at::Tensor& tensor, int64_t level) {
+  auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
+    return tensor;
+  }
+  const auto wrapper_level = wrapper->level();
+  if (!wrapper_level) {
+    return unwrap(without_dead_wrappers(tensor), level);
+  }
+  return *wrapper_level == level ? wrapper->value() : tensor;
+}
+
+const at::Tensor& holder_of(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return holder_of(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return holder_of(batched->value());
+  }
+  return tensor;
+}
+
+bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (!batched) {
+    return false;
+  }
+  // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
+  if (batched->level() == layer.level()) {
+    return !is_of(*batched, &layer);
+  }
+  return batched->level() > layer.level() || !is_of(*batched, layer_at(batched->level()));
+}
+
+void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
+  if (has_escaped(tensor, layer)) {
+    raise_escaped(
+        "a tensor batched by vmap", at::functorch::maybeGetBatchedImpl(tensor)->level(), layer);
+  }
+}
+
+void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  if (batched != nullptr && batched->level() == layer.level()) {
+    raise_escaped("a tensor batched by vmap", batched->level(), layer);
+  }
+  is_dead_or_escaped(tensor, layer);
+}
+
+void take_off_dead_wrappers(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
+    return without_dead_wrappers(tensor);
+  });
+}
+
+bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
+    check_not_escaped(tensor, layer);
+    return false;
+  }
+  const auto level = wrapper->level();
+  if (level && *level >= layer.level()) { // this layer wraps nothing itself
+    raise_escaped("a tensor of grad or jvp", *level, layer);
+  }
+  if (level && !is_of_this_stack(*wrapper, *level)) {
+    raise_of_another_thread(*level, layer);
+  }
+  return !level;
+}
+
+void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
+  bool any_dead = false;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    any_dead = is_dead_or_escaped(tensor, layer) || any_dead;
+  });
+  if (any_dead) {
+    take_off_dead_wrappers(op, args);
+  }
+}
+
+} // namespace torchlayers

@@ -1,0 +1,204 @@
+"""Writes to what a function captured, or what has no room for them."""
+
+import torch
+import torch.func
+
+from tests.misuse.programs import BATCH, X, no_rule
+from tests.misuse.table import Misuse, MisuseTests
+from torchlayers.errors import TransformError
+
+FIRST = torch.tensor([0])
+
+
+def writing(write):
+    """A function that writes to a tensor from outside."""
+    captured = torch.ones(3)
+
+    def f(x):
+        write(captured, x)
+        return (x * captured).sum()
+
+    return f
+
+
+def writing_to_the_outer_levels(tf):
+    def f(x):
+        y = x * 2
+        return tf.grad(lambda z: y.mul_(z).sum())(x).sum()
+
+    return tf.grad(f)(X)
+
+
+def writing_unbatched(write):
+    """A function that writes its sample into a tensor that is not batched."""
+    captured = torch.ones(2)
+
+    def f(x):
+        write(captured, x)
+        return captured
+
+    return f
+
+
+def captured(op, layer="grad (level 1)"):
+    return (
+        f"torchlayers: {layer} can't let the in-place operator {op} mutate a captured tensor: its "
+        "gradient would be silently wrong. Pass the tensor to the function as an argument, or use "
+        "the out-of-place operator. (BatchNorm updates its statistics so: see "
+        "torchlayers.replace_all_batch_norm_modules_.)"
+    )
+
+
+def no_room(op, level=1):
+    return (
+        f"torchlayers: vmap (level {level}) can't write a batched value into a tensor that is not "
+        f"batched ({op}): it has room for one sample, not for 3. Make it from the sample "
+        "(torch.zeros_like(x), x.new_zeros), or use the out-of-place operator."
+    )
+
+
+WRITES = [
+    Misuse(
+        "grad: add_",
+        lambda tf: tf.grad(writing(lambda y, x: y.add_(x)))(X),
+        RuntimeError,
+        captured("aten::add_.Tensor"),
+    ),
+    Misuse(
+        "grad: mul_ by a number",
+        lambda tf: tf.grad(writing(lambda y, x: y.mul_(2)))(X),
+        RuntimeError,
+        captured("aten::mul_.Tensor"),
+    ),
+    Misuse(
+        "grad: copy_",
+        lambda tf: tf.grad(writing(lambda y, x: y.copy_(x)))(X),
+        RuntimeError,
+        captured("aten::copy_"),
+    ),
+    Misuse(
+        "grad: an item",
+        lambda tf: tf.grad(writing(lambda y, x: y.__setitem__(0, x[0])))(X),
+        RuntimeError,
+        captured("aten::copy_"),
+    ),
+    Misuse(
+        "grad: through a view",
+        lambda tf: tf.grad(writing(lambda y, x: y[0].zero_()))(X),
+        RuntimeError,
+        captured("aten::zero_"),
+    ),
+    Misuse(
+        "grad: resize_",
+        lambda tf: tf.grad(writing(lambda y, x: y.resize_(4)))(X),
+        RuntimeError,
+        captured("aten::resize_"),
+    ),
+    Misuse(
+        "grad_and_value: fill_",
+        lambda tf: tf.grad_and_value(writing(lambda y, x: y.fill_(1)))(X),
+        RuntimeError,
+        captured("aten::fill_.Scalar"),
+    ),
+    Misuse(
+        "vjp: sub_",
+        lambda tf: tf.vjp(writing(lambda y, x: y.sub_(x)), X),
+        RuntimeError,
+        captured("aten::sub_.Tensor"),
+    ),
+    Misuse(
+        "jvp: sub_",
+        lambda tf: tf.jvp(writing(lambda y, x: y.sub_(x)), (X,), (X,)),
+        RuntimeError,
+        captured("aten::sub_.Tensor", "jvp (level 1)"),
+    ),
+    Misuse(
+        "inner grad: a tensor of the outer",
+        lambda tf: writing_to_the_outer_levels(tf),
+        RuntimeError,
+        captured("aten::mul_.Tensor", "grad (level 2)"),
+    ),
+    Misuse(
+        "vmap of grad: div_",
+        lambda tf: tf.vmap(tf.grad(writing(lambda y, x: y.div_(2))))(BATCH),
+        RuntimeError,
+        captured("aten::div_.Tensor", "grad (level 2)"),
+    ),
+    Misuse(
+        "grad: out=",
+        lambda tf: tf.grad(writing(lambda y, x: torch.sin(x, out=y)))(X),
+        RuntimeError,
+        "sin(): functions with out=... arguments don't support automatic differentiation",
+    ),
+    Misuse(
+        "vmap: add_",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.add_(x)))(BATCH),
+        RuntimeError,
+        no_room("aten::add_.Tensor"),
+    ),
+    Misuse(
+        "vmap: an item",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.__setitem__(0, x[0])))(BATCH),
+        RuntimeError,
+        no_room("aten::copy_"),
+    ),
+    Misuse(
+        "vmap: copy_",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.copy_(x)))(BATCH),
+        RuntimeError,
+        no_room("aten::copy_"),
+    ),
+    Misuse(
+        "vmap: index_put_",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.index_put_((FIRST,), x[:1])))(BATCH),
+        RuntimeError,
+        no_room("aten::index_put_"),
+    ),
+    Misuse(
+        "vmap: scatter_",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.scatter_(0, FIRST, x[:1])))(BATCH),
+        RuntimeError,
+        no_room("aten::scatter_.src"),
+    ),
+    Misuse(
+        "vmap: masked_fill_",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.masked_fill_(x > 2, 0.0)))(BATCH),
+        RuntimeError,
+        no_room("aten::masked_fill_.Scalar"),
+    ),
+    Misuse(
+        "vmap: a fresh tensor",
+        lambda tf: tf.vmap(lambda x: torch.zeros(2).copy_(x))(BATCH),
+        RuntimeError,
+        no_room("aten::copy_"),
+    ),
+    Misuse(
+        "vmap: an argument not batched",
+        lambda tf: tf.vmap(lambda x, y: x.add_(y), in_dims=(None, 0))(torch.zeros(2), BATCH),
+        RuntimeError,
+        no_room("aten::add_.Tensor"),
+    ),
+    Misuse(
+        "vmap: a sample of the outer in the inner",
+        lambda tf: tf.vmap(lambda x: tf.vmap(lambda y: x.copy_(y))(BATCH))(BATCH.clone()),
+        RuntimeError,
+        no_room("aten::copy_", level=2),
+    ),
+    Misuse(
+        "vmap: out=",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: torch.sin(x, out=y)))(BATCH),
+        RuntimeError,
+        no_rule("aten::sin.out"),
+    ),
+    Misuse(
+        "vmap: data",
+        lambda tf: tf.vmap(lambda x: x.data)(BATCH),
+        TransformError,
+        "torchlayers: vmap (level 1) has no `data` of its own (accessing `data` under vmap "
+        "transform is not allowed). Use x.detach().",
+    ),
+]
+
+
+class TestWrites(MisuseTests):
+    table = WRITES

@@ -1,0 +1,70 @@
+"""Which of the package's modules import which: none of them itself, by way of others.
+
+What counts is the text, so an import inside a function, or one for types alone, is one too.
+"""
+
+import ast
+import graphlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import torchlayers
+
+ROOT = Path(torchlayers.__file__).parent
+MODULES = {
+    ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted([*ROOT.rglob("*.py"), *ROOT.rglob("*.pyi")])
+}
+
+
+def imported(text: str) -> Iterator[str]:
+    """The modules of the package that a module's text imports, by name."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports name the package"
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                if inner in MODULES:
+                    yield inner
+                elif node.module in MODULES:
+                    yield node.module
+
+
+def circle(imports: dict[str, set[str]]) -> list[str]:
+    """A circle of modules, each of which imports the next; none if there is none."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    found = circle({name: {*imported(path.read_text())} for name, path in MODULES.items()})
+    assert not found, " imports ".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from torchlayers import tree",
+        "import torchlayers.tree",
+        "from torchlayers.tree import flatten",
+        "def f():\n    from torchlayers.tree import flatten",
+        "if TYPE_CHECKING:\n    from torchlayers import tree",
+    ],
+)
+def test_an_import_is_found_wherever_it_stands(text):
+    assert [*imported(text)] == ["torchlayers.tree"]
+
+
+def test_a_circle_is_named_in_order():
+    assert circle({"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set()}) in (
+        ["a", "b", "c", "a"],
+        ["b", "c", "a", "b"],
+        ["c", "a", "b", "c"],
+    )

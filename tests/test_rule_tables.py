@@ -1,0 +1,94 @@
+"""The tables that C++ and Python have of torch's operators, against the operators of this torch.
+
+They go by names, and what stands under a name that torch does not have is not looked up by
+anybody: a torch that renames an operator would take its rule away, and nothing would fail.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.rules import BATCHING, COTANGENTS, TANGENTS
+from torchlayers import _C, decompositions
+
+CSRC = Path(__file__).parent.parent / "csrc"
+
+# Operators that stand in a table and that a torch of this version lacks, with the reason.
+ABSENT: dict[str, dict[str, str]] = {}
+HERE = ABSENT.get(".".join(torch.__version__.split(".")[:2]), {})
+
+
+def typed_kernels():
+    """The operators that csrc/typed/ has a kernel for: add_pointwise<...>({"abs", ...});"""
+    text = "\n".join(path.read_text() for path in CSRC.rglob("typed/*.cpp"))
+    lists = re.findall(r"\badd_(?:pointwise|along)<[^;]*?>\(\s*\{([^}]*)\}", text)
+    return [f"aten::{name}" for each in lists for name in re.findall(r'"([\w.]+)"', each)]
+
+
+TABLES = {
+    "tangents": TANGENTS.operators,
+    "cotangents": COTANGENTS.operators,
+    "batching": BATCHING.operators,
+    "typed kernels": typed_kernels(),
+    "graphs": _C.operators_with_rules(),
+    "decompositions": [*decompositions._OURS],
+}
+LENGTHS = {
+    "tangents": 445,
+    "cotangents": 393,
+    "batching": 168,
+    "typed kernels": 107,
+    "graphs": 174,
+    "decompositions": 8,
+}
+
+tables = pytest.mark.parametrize("table", TABLES)
+
+
+def operators_of_torch():
+    """With an overload, aten::mul.Tensor, and without; TorchScript has some of its own."""
+    script = torch._C._jit_get_all_schemas()
+    names = {f"{each.name}.{each.overload_name}".removesuffix(".") for each in script}
+    names |= {*torch._C._dispatch_get_all_op_names()}
+    return names | {name.split(".")[0] for name in names}
+
+
+def missing(operators):
+    return {*operators} - operators_of_torch() - HERE.keys()
+
+
+@tables
+def test_every_operator_of_a_table_is_torchs(table):
+    assert not missing(TABLES[table])
+
+
+@tables
+def test_an_operator_stands_in_a_table_once(table):
+    assert len(TABLES[table]) == len({*TABLES[table]})
+
+
+@tables
+def test_a_table_has_become_neither_shorter_nor_longer_unnoticed(table):
+    assert len(TABLES[table]) == LENGTHS[table]
+
+
+def test_every_typed_kernel_that_is_written_is_registered():
+    assert {*TABLES["typed kernels"]} - HERE.keys() == {*_C.typed_operators()}
+
+
+def test_every_operator_that_is_named_in_a_source_is_torchs():
+    """Beside those of the tables, those that are looked at by name."""
+    named = {
+        name
+        for path in CSRC.rglob("*.*")
+        if path.suffix in (".cpp", ".h")
+        for name in re.findall(r'"((?:aten|prim|prims)::[\w.]+)"', path.read_text())
+    }
+    assert len(named) > 150
+    assert not missing(named)
+
+
+def test_what_is_missing_is_named():
+    assert missing(["aten::sin", "aten::mul.Tensor", "aten::sine"]) == {"aten::sine"}

@@ -1,0 +1,59 @@
+"""The two halves of a differentiated graph, the forward and the backward one, and how they fit."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+Graph = GraphModule | torch._C.Graph
+
+
+@dataclass(eq=False, repr=False)
+class Halves:
+    """``f`` and ``df``, as :class:`Gradient` describes them, and what runs them.
+
+    Args:
+        run_f: runs f: its inputs in one sequence, its outputs in another.
+        run_df: runs df in the same way. A temporary's cotangent is given as None, and a
+            gradient that is zero throughout may come back as None.
+        draws_random_numbers: whether f may. Where a derivative takes another run of f, it
+            gets the same ones.
+    """
+
+    f: Graph
+    df: Graph
+    _: KW_ONLY
+    real_outputs: int
+    input_vjps: Sequence[int]
+    output_vjps: Sequence[int]
+    captured_inputs: Sequence[int]
+    captured_outputs: Sequence[int]
+    run_f: Callable[[Sequence[Any]], Sequence[Any]]
+    run_df: Callable[[Sequence[Any]], Sequence[Any]]
+    saved_bytes: int | None = None
+    draws_random_numbers: bool = True
+
+    def __post_init__(self) -> None:
+        self.input_vjps = tuple(self.input_vjps)
+        self.output_vjps = tuple(self.output_vjps)
+        self.captured_inputs = tuple(self.captured_inputs)
+        self.captured_outputs = tuple(self.captured_outputs)
+
+    @property
+    def differentiable_outputs(self) -> tuple[int, ...]:
+        """The original's outputs that have a cotangent: those backward takes one for."""
+        return tuple(i for i in self.input_vjps if i < self.real_outputs)
+
+    def captures(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
+        """What df needs of f's inputs and all of f's outputs, in df's order."""
+        return tuple(
+            [inputs[i] for i in self.captured_inputs] + [outputs[i] for i in self.captured_outputs]
+        )
+
+    def pull_back(self, cotangents: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
+        """df, given one cotangent for each of differentiable_outputs."""
+        given = iter(cotangents)
+        vjps = [next(given) if i < self.real_outputs else None for i in self.input_vjps]
+        return tuple(self.run_df([*vjps, *captures]))
