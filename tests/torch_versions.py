@@ -13,8 +13,8 @@ import torch
 HERE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST, NEWEST = (2, 11), (2, 15)
 
-# Operators that have a rule, and are not in this torch.
-_LACKING = {"aten::cholesky"} if HERE >= NEWEST else set()
+# Operators that stand in a table of rules and are not in this torch, with the reason.
+ABSENT = {"aten::cholesky": "it is torch.linalg's alone"} if HERE >= NEWEST else {}
 
 # Names of op_db that are not in this torch's.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
@@ -22,7 +22,7 @@ _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
 
 def in_this_torch(rules: Iterable[str]) -> list[str]:
     """The operators among them, of a table of rules, that this torch has."""
-    return sorted({*rules} - _LACKING)
+    return sorted({*rules} - ABSENT.keys())
 
 
 def has_samples(name: str) -> bool:
