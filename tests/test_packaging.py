@@ -105,16 +105,18 @@ def test_import_says_how_to_build_what_was_installed(tmp_path):
 @pytest.mark.full
 def test_a_wheel_runs_the_first_example_where_there_is_no_compiler(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet"]
-    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    tools = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    tools.pop("PYTHONPATH", None)  # on which pip would find what it is to install
     wheels, python = tmp_path / "wheels", tmp_path / "env" / "bin" / "python"
     subprocess.run(
         [*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, ROOT],
-        env=os.environ | tools,
+        env=tools,
         check=True,
     )
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     (wheel,) = wheels.glob("*.whl")
-    subprocess.run([*pip, "--python", python, "install", "--no-deps", wheel], check=True)
+    install = [*pip, "--python", python, "install", "--no-deps", wheel]
+    subprocess.run(install, env=tools, check=True)
     (packages,) = (tmp_path / "env").glob("lib/*/site-packages")
     (packages / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     example = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
