@@ -28,7 +28,7 @@ __all__ = [
 # An entry is a context manager written in C++, used in a plain `with`. A signal
 # (Ctrl-C) is handled between two bytecodes, never inside such a call, so there is
 # no moment at which the layer is on the stack and nobody is bound to take it off.
-# Calls with tensors, or nests of them, are C++ from entering to leaving (csrc/python/calls.cpp).
+# A call of grad, vjp, jvp or vmap is C++ from entering to leaving (csrc/python/entry.h).
 
 
 def current_stack() -> tuple[Layer, ...]:
