@@ -54,7 +54,8 @@ class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def refuse_strict_export(api: str) -> None:
     """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
-    if torch.compiler.is_exporting():
+    # Of what Dynamo traces, is_exporting() is always true in 2.11.
+    if _torch.compiler._is_exporting_flag:
         raise TransformError(
             f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
             "gradients of torch.func. Leave strict=False, its default."

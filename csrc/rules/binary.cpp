@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/errors.h"
+#include "core/torch_versions.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -200,15 +201,35 @@ void choose(JvpCall& call) {
   }
 }
 
-Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
-  const auto at_least = [&] { return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar(); };
-  const auto at_most = [&] {
-    return high.isTensor() ? x <= high.toTensor() : x <= high.toScalar();
-  };
-  if (low.isNone()) {
-    return at_most();
+template <class X, class Bound>
+auto is_over(const X& x, const Bound& low) {
+  if constexpr (kTiesAreShared) {
+    return x > low;
+  } else {
+    return x >= low;
   }
-  return high.isNone() ? at_least() : at_least().logical_and(at_most());
+}
+
+template <class X, class Bound>
+auto is_under(const X& x, const Bound& high) {
+  if constexpr (kTiesAreShared) {
+    return x < high;
+  } else {
+    return x <= high;
+  }
+}
+
+Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
+  if (low.isNone()) {
+    return is_under(x, high.toScalar());
+  }
+  const Tensor over = is_over(x, low.toScalar());
+  return high.isNone() ? over : over.logical_and(is_under(x, high.toScalar()));
+}
+
+// What is given where two values are equal, and elsewhere.
+Tensor on_ties(const Tensor& t, const Tensor& x, const Tensor& other, const Tensor& elsewhere) {
+  return kTiesAreShared ? at::where(x == other, t / 2, elsewhere) : elsewhere;
 }
 
 // How far from start to end each of the result's values is.
@@ -254,13 +275,54 @@ void zeta(JvpCall& call) {
   call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
 }
 
-// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one.
-Tensor below(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return high.defined() ? (x < low).logical_and(low < high) : x < low;
+// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one;
+// either may be undefined. Where the bounds meet or cross, x does not share with them.
+Tensor meets(const Tensor& x, const Tensor& bound, const Tensor& low, const Tensor& high) {
+  const Tensor equal = x == bound;
+  return low.defined() && high.defined() ? equal.logical_and(low < high) : equal;
 }
 
-Tensor above(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return low.defined() ? (x > high).logical_or(high < low) : x > high;
+// What a lone bound is given: as maximum and minimum do it, all of it where one is nan.
+Tensor of_bound(const Tensor& t, const Tensor& x, const Tensor& bound, const Tensor& is_past) {
+  return at::where(is_past, 0, at::where(x == bound, t / 2, t));
+}
+
+Tensor of_low(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(high.defined() ? (x < low).logical_and(low < high) : x < low, t, 0);
+  }
+  if (!high.defined()) {
+    return of_bound(t, x, low, x > low);
+  }
+  const Tensor all = at::where((x < low).logical_and(low <= high), t, 0);
+  return at::where(meets(x, low, low, high), t / 2, all);
+}
+
+Tensor of_high(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(low.defined() ? (x > high).logical_or(high < low) : x > high, t, 0);
+  }
+  if (!low.defined()) {
+    return of_bound(t, x, high, x < high);
+  }
+  const Tensor is_over = (x > high).logical_and(low <= high).logical_or(high < low);
+  return at::where(meets(x, high, low, high), t / 2, at::where(is_over, t, 0));
+}
+
+Tensor of_clamped(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  Tensor given = t;
+  for (const auto& [bound, is_low] : {std::pair(low, true), std::pair(high, false)}) {
+    if (!bound.defined()) {
+      continue;
+    }
+    if (kTiesAreShared) {
+      given = at::where(meets(x, bound, low, high), t / 2, given);
+      given = at::where(is_low ? x < bound : x > bound, 0, given);
+    } else {
+      given = at::where(is_low ? x >= bound : x <= bound, given, 0);
+    }
+  }
+  return given;
 }
 
 } // namespace
@@ -320,23 +382,23 @@ void add_binary(Table& rules) {
       TERM(0, where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t))),
       TERM(1, where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t))));
   rules["fmax"].terms(
-      TERM(0, at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0)),
-      TERM(1, at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t)));
+      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))),
+      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))));
   rules["fmin"].terms(
-      TERM(0, at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0)),
-      TERM(1, at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t)));
+      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))),
+      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))));
   ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
-  ELEMENTWISE("clamp_min", where(x >= c.scalar(1), t, 0));
-  ELEMENTWISE("clamp_max", where(x <= c.scalar(1), t, 0));
+  ELEMENTWISE("clamp_min", where(is_over(x, c.scalar(1)), t, 0));
+  ELEMENTWISE("clamp_max", where(is_under(x, c.scalar(1)), t, 0));
   rules["clamp_min.Tensor"].terms(
-      TERM(0, at::where(c[0] >= c[1], t, 0)), TERM(1, at::where(c[0] < c[1], t, 0)));
+      TERM(0, of_clamped(t, c[0], c[1], {})), TERM(1, of_low(t, c[0], c[1], {})));
   rules["clamp_max.Tensor"].terms(
-      TERM(0, at::where(c[0] <= c[1], t, 0)), TERM(1, at::where(c[0] > c[1], t, 0)));
+      TERM(0, of_clamped(t, c[0], {}, c[1])), TERM(1, of_high(t, c[0], {}, c[1])));
 
   rules["clamp.Tensor"].terms(
-      TERM(0, at::where(inside(x, c.arg(1), c.arg(2)), t, 0)),
-      TERM(1, at::where(below(x, c[1], c[2]), t, 0)),
-      TERM(2, at::where(above(x, c[1], c[2]), t, 0)));
+      TERM(0, of_clamped(t, c[0], c[1], c[2])),
+      TERM(1, of_low(t, c[0], c[1], c[2])),
+      TERM(2, of_high(t, c[0], c[1], c[2])));
 
   rules["special_xlog1py"].terms(
       TERM(0, at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0)),
