@@ -2,7 +2,12 @@
 #pragma once
 
 #include <ATen/core/symbol.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/edge.h>
 #include <torch/version.h>
+
+#include <memory>
+#include <type_traits>
 
 namespace torchlayers {
 
@@ -13,5 +18,14 @@ inline const c10::Symbol kNumel = c10::Symbol::fromQualString("aten::numel");
 // cotangent to each since 2.14; before, they give all of it to the first. Clamped to a number,
 // what is equal to that gets nothing since 2.14, and before all of it.
 inline constexpr bool kTiesAreShared = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+
+// torch holds its nodes by an intrusive pointer since 2.13, and by a shared one before.
+template <class NodeType>
+using NodePointer = std::conditional_t<
+    std::is_same_v<
+        decltype(torch::autograd::Edge::function),
+        std::shared_ptr<torch::autograd::Node>>,
+    std::shared_ptr<NodeType>,
+    c10::intrusive_ptr<NodeType>>;
 
 } // namespace torchlayers

@@ -13,6 +13,7 @@
 
 #include "core/layer.h"
 #include "core/operator.h"
+#include "core/torch_versions.h"
 #include "rules/vjp_call.h"
 
 namespace torchlayers {
@@ -74,15 +75,6 @@ class RuleNode : public torch::autograd::Node {
   c10::SmallVector<Version, 3> versions_;
   bool is_released_ = false;
 };
-
-// torch holds its nodes by an intrusive pointer since 2.13, and by a shared one before.
-template <class NodeType>
-using NodePointer = std::conditional_t<
-    std::is_same_v<
-        decltype(torch::autograd::Edge::function),
-        std::shared_ptr<torch::autograd::Node>>,
-    std::shared_ptr<NodeType>,
-    c10::intrusive_ptr<NodeType>>;
 
 // A node of the operator, with RuleNode's arguments.
 NodePointer<RuleNode> make_rule_node(

@@ -8,6 +8,12 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
+// outer and addr take operands of different dtypes, which the products in their gradients don't.
+Tensor conjugated_like(const Tensor& g, const Tensor& operand) {
+  const Tensor factor = conjugated(operand);
+  return factor.scalar_type() == g.scalar_type() ? factor : factor.to(g.scalar_type());
+}
+
 Tensor transposed(const Tensor& matrix) {
   return conjugated(matrix).transpose(-2, -1);
 }
@@ -148,7 +154,7 @@ void add_products(Table& rules) {
   BILINEAR("mv", g.outer(conjugated(c[1])), transposed(c[0]).mv(g));
   BILINEAR("dot", g * conjugated(c[1]), g * conjugated(c[0]));
   BILINEAR("vdot", conjugated(g) * c[1], g * c[0]);
-  BILINEAR("outer", g.mv(conjugated(c[1])), g.t().mv(conjugated(c[0])));
+  BILINEAR("outer", g.mv(conjugated_like(g, c[1])), g.t().mv(conjugated_like(g, c[0])));
   BILINEAR(
       "matmul",
       matmul_first(g, c.sizes_of(0).size(), c[1], c.is_column_major(0)),
@@ -195,7 +201,8 @@ void add_products(Table& rules) {
   ADDS_PRODUCT(addmv, a.mv(b), g.outer(conjugated(c[2])), transposed(c[1]).mv(g));
   ADDS_PRODUCT(baddbmm, a.bmm(b), g.bmm(transposed(c[2])), transposed(c[1]).bmm(g));
   ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g));
-  ADDS_PRODUCT(addr, a.outer(b), g.mv(conjugated(c[2])), g.t().mv(conjugated(c[1])));
+  ADDS_PRODUCT(
+      addr, a.outer(b), g.mv(conjugated_like(g, c[2])), g.t().mv(conjugated_like(g, c[1])));
   rules["linear"].jvp(linear).vjp(
       VJP(0, linear_input(g, c[1])), VJP(1, linear_weight(g, x)), VJP(2, g));
 }
