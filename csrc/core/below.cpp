@@ -5,30 +5,30 @@
 namespace torchlayers {
 
 // The guard's own frame is the only place where the layer's entry lives meanwhile.
-Below::Below(const Layer& layer, const Operator& op)
-    : entry_(std::move(mirror().back())), keys_inside_(thread_keys()) {
+Below::Below(std::vector<at::functorch::DynamicLayer>& stack)
+    : entry_(std::move(stack.back())), keys_inside_(thread_keys()) {
+  stack.pop_back();
+  depth_ = stack.size();
+}
+
+Below::Below(const Layer& layer, const Operator& op) : Below(mirror()) {
   const auto* processing = Processing::of(layer);
   TORCH_INTERNAL_ASSERT(processing != nullptr);
-  enter(*processing);
+  set_keys(*processing);
   if (layer.is_autograd()) {
     modes_.emplace(layer.modes_below(layer.modes_of_caller(op)));
   }
 }
 
-Below::Below(Layer& layer, Modes here)
-    : processing_(std::in_place, layer),
-      entry_(std::move(mirror().back())),
-      keys_inside_(thread_keys()) {
-  enter(*processing_);
+Below::Below(Layer& layer, Modes here) : Below(mirror()) {
+  processing_.emplace(layer);
+  set_keys(*processing_);
   if (layer.is_autograd()) {
     modes_.emplace(layer.modes_below(here));
   }
 }
 
-void Below::enter(const Processing& processing) {
-  auto& below = mirror();
-  below.pop_back();
-  depth_ = below.size();
+void Below::set_keys(const Processing& processing) {
   auto keys = processing.keys_outside();
   // NOTE [Autocast happens once]
   keys.set_excluded(keys.excluded() | kAutocastKeys);
@@ -41,10 +41,11 @@ void Below::enter(const Processing& processing) {
 }
 
 Below::~Below() {
-  if (C10_UNLIKELY(mirror().size() != depth_)) {
+  auto& stack = mirror();
+  if (C10_UNLIKELY(stack.size() != depth_)) {
     clean_up(depth_); // NOTE [A stack left dirty]
   }
-  mirror().push_back(std::move(entry_));
+  stack.push_back(std::move(entry_));
   thread_keys() = keys_inside_;
 }
 

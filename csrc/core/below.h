@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "core/layer.h"
 #include "core/stack.h"
@@ -25,7 +26,9 @@ class Below {
   void skip_autograd(const Operator& op, bool are_plain);
 
  private:
-  void enter(const Processing& processing);
+  // Takes the layer on top off the stack.
+  explicit Below(std::vector<at::functorch::DynamicLayer>& stack);
+  void set_keys(const Processing& processing);
 
   std::optional<Processing> processing_;
   at::functorch::DynamicLayer entry_;

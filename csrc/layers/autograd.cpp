@@ -133,21 +133,21 @@ c10::SmallVector<size_t, 2> results_of_immutable(
 
 } // namespace
 
-ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, bool with_tangents) const {
+ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, Tangents* tangents) const {
   ArgumentFacts facts;
   const auto look_at = [&](const at::Tensor& tensor, size_t i) {
     facts.are_strided = facts.are_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
-    if (with_tangents) {
-      facts.tangents.emplace_back();
+    if (tangents != nullptr) {
+      tangents->emplace_back();
     }
     if (!is_at_level(tensor, *this)) {
       return;
     }
     facts.any_at_level = true;
     facts.requiring_grad[i] = facts.requiring_grad[i] || tensor.requires_grad();
-    if (with_tangents) {
-      facts.tangents.back() = tangent_of(tensor, level());
-      facts.any_tangent = facts.any_tangent || facts.tangents.back().defined();
+    if (tangents != nullptr) {
+      tangents->back() = tangent_of(tensor, level());
+      facts.any_tangent = facts.any_tangent || tangents->back().defined();
     } else {
       const auto* meta = torch::autograd::impl::get_autograd_meta(tensor);
       facts.any_tangent = facts.any_tangent || (meta != nullptr && meta->fw_grad_ != nullptr);

@@ -17,8 +17,6 @@ struct ArgumentFacts {
   // The arguments with a tensor of this level that requires grad, and whether any has a tangent.
   std::bitset<64> requiring_grad;
   bool any_tangent = false;
-  // Those, tensor by tensor, where the layer asks for them.
-  Tangents tangents;
 };
 
 class AutogradLayer : public Layer {
@@ -38,8 +36,9 @@ class AutogradLayer : public Layer {
   // Where a user registers the derivative that the operator lacks.
   virtual const char* where_to_register() const = 0;
 
-  // Looks at the last `count` values. Throws on escaped tensors.
-  ArgumentFacts look_at(const Args& args, size_t count, bool with_tangents) const;
+  // Looks at the last `count` values, and finds their tangents where these are asked for. Throws on
+  // escaped tensors.
+  ArgumentFacts look_at(const Args& args, size_t count, Tangents* tangents) const;
   // Throws where the target of an in-place operator, not lifted yet, is not the transform's. A dead
   // wrapper is as good as the value in it, which takes its place.
   void refuse_to_mutate_captured(const Operator& op, Args& args) const;

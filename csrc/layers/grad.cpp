@@ -121,7 +121,7 @@ void GradLayer::process(const Operator& op, Args& args) {
     AutogradLayer::process(op, args);
     return;
   }
-  const ArgumentFacts facts = look_at(args, op.num_args, /*with_tangents=*/false);
+  const ArgumentFacts facts = look_at(args, op.num_args, /*tangents=*/nullptr);
   if (facts.any_dead_wrapper) {
     take_off_dead_wrappers(op, args);
   }

@@ -138,14 +138,15 @@ void JvpLayer::process(const Operator& op, Args& args) {
   if (writes) {
     rule = op.functional ? Operator::of(*op.functional).jvp_rule.load() : nullptr;
   }
-  ArgumentFacts facts = look_at(args, op.num_args, /*with_tangents=*/true);
+  Tangents tangents;
+  const ArgumentFacts facts = look_at(args, op.num_args, &tangents);
   switch (recorder_of(op, rule, facts)) {
     case Recorder::Nobody:
       send_down(op, args);
       break;
     case Recorder::Rule:
-      writes ? apply_rule_in_place(*rule, op, args, facts.tangents)
-             : apply_rule(*rule, op, args, facts.tangents);
+      writes ? apply_rule_in_place(*rule, op, args, tangents)
+             : apply_rule(*rule, op, args, tangents);
       break;
     case Recorder::Autograd:
       leave_to_autograd(op, args, facts.any_tangent);
@@ -240,8 +241,9 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
     decompose_or_refuse(op, args, *this);
     return;
   }
+  Tangents of_results;
   if (any_tangent && op.has_custom_autograd &&
-      !look_at(args, op.num_returns, /*with_tangents=*/true).any_tangent &&
+      !look_at(args, op.num_returns, &of_results).any_tangent &&
       any_result_has_derivatives(args, op.num_returns)) {
     raise(
         name(),
