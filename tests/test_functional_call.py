@@ -71,7 +71,9 @@ def test_arguments(net):
     expected = by_state(net, given, X, times=3)
     torch.testing.assert_close(tl.functional_call(net, given, (X, 3)), expected)
     torch.testing.assert_close(tl.functional_call(net, given, X, {"times": 3}), expected)
-    torch.testing.assert_close(tl.functional_call(net, given, kwargs={"x": X, "times": 3}), expected)
+    torch.testing.assert_close(
+        tl.functional_call(net, given, kwargs={"x": X, "times": 3}), expected
+    )
     pair = nn.Identity()
     assert tl.functional_call(pair, {}, [X]) == [X]  # no tuple: the one argument
 
@@ -187,7 +189,8 @@ def test_tied_tensors_need_one_name_where_it_is_strict():
     net = Tied()
     named = {"other.weight": X[0].diag(), "again": X[1].diag()}
     tl.functional_call(net, named, (X,), strict=True)
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\): 'seen', 'one.weight', 'third.weight'"):
+    missing = r"Missing key\(s\): 'seen', 'one.weight', 'third.weight'"
+    with pytest.raises(RuntimeError, match=missing):
         tl.functional_call(net, named, (X,), strict=True, tie_weights=False)
 
 
@@ -460,7 +463,9 @@ def test_the_plan_holds_no_module():
 def test_modules_that_come_and_go():
     for size in range(1, 300):
         layer = nn.Linear(4, size, bias=size % 2 == 0)
-        assert tl.functional_call(layer, {"weight": torch.ones(7, 4), "bias": None}, (X,)).shape == (3, 7)
+        assert tl.functional_call(
+            layer, {"weight": torch.ones(7, 4), "bias": None}, (X,)
+        ).shape == (3, 7)
 
 
 def test_a_module_can_be_copied_after_a_call(net):
@@ -612,13 +617,15 @@ def test_what_is_cached_of_a_parametrization_is_another_tensors():
         for given in (w, 2 * w):
             result = tl.functional_call(layer, {"parametrizations.weight.original": given}, (X,))
             torch.testing.assert_close(result, X @ Symmetric()(given))
-            torch.testing.assert_close(tl.functional_call(layer, {"weight": given}, (X,)), X @ given.T)
+            torch.testing.assert_close(
+                tl.functional_call(layer, {"weight": given}, (X,)), X @ given.T
+            )
         assert torch.equal(layer(X), own)
 
 
-@pytest.mark.parametrize("kind", ["spectral", "orthogonal", "weight"])
+@pytest.mark.parametrize("kind", ["spectral_norm", "orthogonal", "weight_norm"])
 def test_torchs_own_parametrizations(kind):
-    layer = getattr(parametrizations, f"{kind}_norm" if kind != "orthogonal" else kind)(nn.Linear(4, 4))
+    layer = getattr(parametrizations, kind)(nn.Linear(4, 4))
     layer.eval()
     given = {name: t.detach() * 1.5 for name, t in layer.named_parameters()}
     result = tl.functional_call(layer, given, (X,))

@@ -50,7 +50,8 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
         >>> output, new_buffers = apply(params, buffers, x)
         >>> new_buffers["running_mean"], buffers["running_mean"]
         (tensor([2.]), tensor([0.]))
-        >>> _, new_buffers = torchlayers.vmap(lambda x: apply(params, buffers, x))(torch.stack([x, -x]))
+        >>> by_sample = torchlayers.vmap(lambda x: apply(params, buffers, x))
+        >>> _, new_buffers = by_sample(torch.stack([x, -x]))
         >>> new_buffers["running_mean"]
         tensor([[ 2.],
                 [-2.]])
@@ -179,9 +180,7 @@ def _in_modes(modes: tuple[tuple[nn.Module, bool], ...]) -> Iterator[None]:
 # Buffers that may be written to
 
 
-def _copies(
-    module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, given: Any
-) -> Named:
+def _copies(module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, given: Any) -> Named:
     """The buffers, to write to: running statistics at every level that the call is batched at."""
     if compiled.is_tracing() or not _C.any_layer():
         return {name: buffer.clone() for name, buffer in buffers.items()}

@@ -121,7 +121,7 @@ def call_with(
 def _as_one(dicts: Named | Sequence[Named]) -> Named:
     if isinstance(dicts, dict):
         return dicts
-    if not isinstance(dicts, Sequence) or isinstance(dicts, str):
+    if not isinstance(dicts, Sequence):
         raise ValueError(
             "torchlayers: functional_call: Expected parameter_and_buffer_dicts to be a dict, or "
             f"a list/tuple of dicts, got {type(dicts).__name__}."
@@ -156,7 +156,7 @@ def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
         except GeneratorExit:
             run(generator.close)
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the generator's to handle
+        except BaseException as error:
             step, sent = generator.throw, error
 
 
@@ -171,7 +171,7 @@ class _Instead(nn.Module):
         self.__dict__["tensor"] = tensor  # no parameter of it, if it is one
 
     def forward(self) -> Tensor:
-        tensor: Tensor = self.tensor
+        tensor: Tensor = vars(self)["tensor"]
         return tensor
 
 
