@@ -209,7 +209,19 @@ class Plan {
     return all;
   }
 
-  // Where the name leads, from the module through its children.
+  // Where the name leads, from the module through its children. Programs give the same names in
+  // the same order, and the i-th is looked at first.
+  size_t find(PyObject* name, size_t i) {
+    if (i < last_given_.size() && last_given_[i].first.ptr() == name) {
+      return last_given_[i].second;
+    }
+    const size_t slot = find(name);
+    if (i <= last_given_.size() && slot < slots_.size()) {
+      last_given_.resize(i);
+      last_given_.emplace_back(borrowed(name), slot);
+    }
+    return slot;
+  }
   size_t find(PyObject* name) {
     if (PyObject* known = item(names_.ptr(), name)) {
       return PyLong_AsSize_t(known);
@@ -361,6 +373,7 @@ class Plan {
   std::vector<size_t> group_of_;
   std::unordered_map<const void*, size_t> added_;
   py::dict names_; // slots by the names that were given
+  std::vector<std::pair<py::object, size_t>> last_given_;
 };
 
 // The plans of all modules that live, and of some that do not.
@@ -452,7 +465,7 @@ class Call {
     given_.reserve(static_cast<size_t>(PyDict_GET_SIZE(given)));
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(given, &at, &name, &value) != 0;) {
-      const size_t slot = plan_->find(name);
+      const size_t slot = plan_->find(name, given_.size());
       if (slot >= values_.size()) {
         has_unplanned_ = true;
         continue;
