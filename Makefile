@@ -1,12 +1,36 @@
 # Every target sets itself up: a .venv with torch, the tools, and the extension
 # built against that torch.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+USUAL := torch==2.13.0
+TORCH ?= $(USUAL)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-.PHONY: demo wheel build-time test test-full lint format bench sanitize clean
+TARGETS := demo wheel build-time test test-full lint format bench sanitize
+.PHONY: $(TARGETS) times test-versions clean
+
+# The oldest and the newest torch there is a promise for (docs/versions.md). The package registry
+# has them with CUDA's libraries, of several gigabytes, without which they can't be imported.
+test-versions:
+	$(MAKE) test TORCH=torch==2.11.0
+	$(MAKE) test TORCH=torch==2.15.0
+
+ifneq ($(TORCH),$(USUAL))
+
+# Another torch has a copy of these files, with a .venv and a build of its own, where every target
+# works as it does here. What was compiled there and has not changed is not compiled again.
+COPY := .$(subst ==,-,$(firstword $(TORCH)))
+
+$(TARGETS):
+	mkdir -p $(COPY)
+	find $(COPY) -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +
+	tar -c --exclude='./.[tvg]*' --exclude=./build --exclude=./dist --exclude='_C*.so' \
+	  --exclude=_C.torch.txt --exclude=__pycache__ --exclude='*.egg-info' . | tar -x -C $(COPY)
+	rm -f $(COPY)/.venv/built
+	$(MAKE) -C $(COPY) USUAL="$(TORCH)" TORCH="$(TORCH)" $@
+
+else
 
 $(VENV)/tools: pyproject.toml Makefile
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -18,8 +42,9 @@ $(VENV)/built: $(VENV)/tools $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint]"
 	touch $@
 
-# For the torch and the Python that are here.
+# For the torch and the Python that are here. What an older wheel was made of is left out.
 wheel: $(VENV)/built
+	rm -rf build/lib*
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
 # The processor's time of each file that is compiled, and of each file in it.
@@ -29,8 +54,12 @@ build-time: $(VENV)/built
 demo: $(VENV)/built
 	$(BIN)/python examples/digits.py
 
-test: $(VENV)/built
+test: times $(VENV)/built
 	$(BIN)/python -m pytest -n 2
+
+times:
+	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 6 to test."
+	@echo "What is there already is not done again. make test-full takes an hour."
 
 # Packages in a process each: what one of them replaces in torch.func stays replaced.
 test-full: $(VENV)/packages
@@ -88,5 +117,8 @@ sanitize: $(VENV)/built
 	  tests/test_stack.py tests/test_nesting.py tests/test_escaped.py tests/test_custom_op.py \
 	  tests/autograd_function/test_errors.py tests/autograd_function/test_old_style.py
 
+endif
+
 clean:
+	rm -rf .torch-*
 	rm -rf $(VENV) build dist *.egg-info torchlayers/_C*.so torchlayers/_C.torch.txt

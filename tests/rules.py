@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 import torchlayers as tl
+from tests.torch_versions import in_this_torch
 from torchlayers import _C
 
 
@@ -43,6 +44,6 @@ class Table:
         found |= {e.op for e in events if e.step == "rule" and e.layer.startswith(self.layer)}
 
 
-TANGENTS = Table(sorted(_C.jvp_rules()), "jvp")
-COTANGENTS = Table(sorted(_C.vjp_rules()), "grad", _C.switch_vjp_rule)
-BATCHING = Table(sorted(_C.batching_rules()), "vmap", _C.switch_batching_rule)
+TANGENTS = Table(in_this_torch(_C.jvp_rules()), "jvp")
+COTANGENTS = Table(in_this_torch(_C.vjp_rules()), "grad", _C.switch_vjp_rule)
+BATCHING = Table(in_this_torch(_C.batching_rules()), "vmap", _C.switch_batching_rule)

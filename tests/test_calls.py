@@ -1,10 +1,10 @@
-"""A call with tensors, and tuples, lists and dicts of them, is one step in C++; only its time
-tells.
-"""
+"""A call of a transform: one way in, through and out, whatever it is given."""
 
+import contextlib
 import threading
 import weakref
 from collections import OrderedDict
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,11 +13,11 @@ from torch.overrides import TorchFunctionMode
 
 import torchlayers as tl
 from tests.helpers import ambient, assert_same
-from torchlayers import _C
+from torchlayers import _C, tree
 
 
 class Watching(TorchFunctionMode):
-    """Does nothing, but calls inside it take the general way."""
+    """Does nothing, but is there."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -38,6 +38,11 @@ PARAMETER = torch.nn.Parameter(X.clone())
 
 def square(x):
     return (x * x).sum(-1)
+
+
+class Primals(NamedTuple):
+    x: Tensor
+    y: Tensor
 
 
 def product(x, y):
@@ -96,6 +101,7 @@ CALLS = {
     "jvp, nests": lambda: tl.jvp(
         lambda p: nest(p["b"][0], p[0][0].sin()), (nest(X, Y),), (nest(Y, X),)
     ),
+    "jvp, a named tuple of primals": lambda: tl.jvp(product, Primals(X, Y), (Y, X)),
     "jvp of jvp": lambda: tl.jvp(lambda x: tl.jvp(square, (x,), (x,)), (X,), (Y,)),
 }
 
@@ -137,6 +143,10 @@ REFUSED = {
     "jvp, nothing": lambda: tl.jvp(lambda x: [], (X,), (Y,)),
     "jvp, a generator": lambda: tl.jvp(yields, (X,), (Y,)),
     "jvp, two shapes": lambda: tl.jvp(square, (X,), (Y[0],)),
+    "jvp, a named tuple of tangents": lambda: tl.jvp(product, (X, Y), Primals(Y, X)),
+    "jvp, a list of tangents": lambda: tl.jvp(product, (X, Y), [Y, X]),
+    "jvp, None for a tangent": lambda: tl.jvp(product, (X, Y), (Y, None)),
+    "jvp, a list of primals": lambda: tl.jvp(product, [X, Y], (Y, X)),
     "jvp, too few tangents": lambda: tl.jvp(product, (X, Y), (Y,)),
     "jvp, ints": lambda: tl.jvp(square, (X.long(),), (Y,)),
     "jvp, two dtypes": lambda: tl.jvp(lambda x: x @ x.t(), (X,), (Y.double(),)),
@@ -151,7 +161,7 @@ def refusal(call):
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_both_ways_give_the_same(call):
+def test_a_mode_around_changes_nothing(call):
     before = ambient()
     ours = call()
     assert ambient() == before
@@ -160,7 +170,7 @@ def test_both_ways_give_the_same(call):
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-def test_both_ways_refuse_in_the_same_words(call):
+def test_in_a_mode_the_words_are_the_same(call):
     before = ambient()
     ours = refusal(call)
     assert ambient() == before
@@ -176,36 +186,26 @@ def test_a_nest_without_end_is_refused(transform):
         transform(lambda p: p[0].sum())(endless)
 
 
-def call_vmap(*args, in_dims=0, out_dims=0):
-    return _C.call_vmap(lambda *args: args[0], args, {}, in_dims, out_dims, "error", None)
+COMMON = {
+    "vmap": lambda: tl.vmap(torch.mul)(X, PARAMETER),
+    "vmap, in_dims and out_dims": lambda: tl.vmap(torch.mul, (0, None), -1)(X, Y[0]),
+    "vmap, nests": lambda: tl.vmap(lambda p: nest(p[0][0], p["b"][0]))(nest(X, Y)),
+    "vmap, what is no tensor": lambda: tl.vmap(lambda p, c: p * c(2), (0, None))(X, float),
+    "vmap of a subclass": lambda: tl.vmap(square)(X.as_subclass(Subclass)),
+    "grad": lambda: tl.grad(product, (0, -1))(X, Y),
+    "grad, keyword arguments": lambda: tl.grad(product)(X, y=Y),
+    "grad, what is no tensor": lambda: tl.grad(lambda p, c: p["x"].sum() * c[0])({"x": X}, [2.0]),
+    "vjp": lambda: tl.vjp(lambda x, y: (x * y, [x]), X, Y)[1]((X, [Y])),
+    "jvp": lambda: tl.jvp(lambda p: nest(p[0], p[0].sin()), ([X],), ([Y],)),
+}
 
 
-def test_the_common_calls_are_one_step():
-    first = lambda *args: args[0]  # noqa: E731
-    assert torch.equal(call_vmap(X, PARAMETER), X)
-    assert torch.equal(call_vmap(X, Y, in_dims=(0, None), out_dims=-1), X.t())
-    assert _C.call_grad(lambda x: x.sum(), (X,), 0, None)[1] == X.sum()
-    assert torch.equal(_C.call_jvp(first, (X, Y), (Y, X), None)[1], Y)
-    assert torch.equal(call_vmap(nest(X, Y))["b"][1][0], Y)
-    assert _C.call_grad(lambda p, c: p["x"].sum() * c, ({"x": X}, 2.0), 0, None)[0].keys() == {"x"}
-    assert torch.equal(_C.call_jvp(first, ([X],), ([Y],), None)[1][0], Y)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: call_vmap(OrderedDict(x=X)),
-        lambda: call_vmap({0.5: X}),
-        lambda: call_vmap(X.as_subclass(Subclass)),
-        lambda: call_vmap(X, out_dims=None),
-        lambda: _C.call_grad(square, ([X, 1.0],), 0, None),
-        lambda: _C.call_grad(square, (X, object()), 0, None),
-        lambda: _C.call_jvp(square, (X,), ([X],), None),
-        lambda: _C.call_jvp(square, ({"x": X},), ({"y": X},), None),
-    ],
-)
-def test_what_takes_the_general_way_is_handed_on_before_anything_has_run(call):
-    assert call() is NotImplemented
+@pytest.mark.parametrize("call", COMMON.values(), ids=COMMON)
+def test_what_is_made_of_tuples_lists_and_dicts_needs_nothing_of_torchs_pytrees(call, monkeypatch):
+    wanted = call()
+    for name in ("flatten", "unflatten", "leaves", "positions"):
+        monkeypatch.setattr(tree, name, None)
+    assert_same(call(), wanted)
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])
@@ -261,6 +261,38 @@ def test_threads_call_at_once():
         thread.join()
     for i in range(4):
         assert torch.equal(results[i], 2 * (X + i))
+
+
+def test_an_aux_lives_no_longer_than_its_caller_wants():
+    _, vjp_fn, aux = tl.vjp(lambda x: (x * x, {"aux": x.exp()}), X, has_aux=True)
+    alive = weakref.ref(aux["aux"])
+    del aux
+    assert alive() is None
+    assert_same(vjp_fn(X), (2 * X * X,))
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, Watching])
+def test_a_backward_may_use_a_subclass(around):
+    """A mode around must not see the backward: there, and there alone, nobody overrides."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, g):
+            seen.append(type(torch.ones(2, 3).as_subclass(Subclass) * 2))
+            return g * 2
+
+    seen = []
+    with around():
+        tl.grad(lambda x: Scaled.apply(x).sum())(X)
+    assert seen == [Subclass if around is contextlib.nullcontext else Tensor]
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])

@@ -14,7 +14,8 @@ EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTH
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_reproduces_its_figures(example):
-    command = [sys.executable, "-m", f"examples.{example}"]
+    quietly = ("-W", "ignore:`torch.jit")  # with which torch does some of its forward mode
+    command = [sys.executable, *quietly, "-m", f"examples.{example}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ": reproduced" in done.stdout

@@ -267,6 +267,7 @@ AUTOCAST_TRANSFORMS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention
 @pytest.mark.parametrize("where", ["around", "inside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", AUTOCAST)

@@ -16,6 +16,7 @@ from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
+from torchlayers import _C
 
 LARGE = 300  # elements; more than one pass takes
 
@@ -78,6 +79,9 @@ PAIRS = {
     "atan2": torch.atan2,
     "hypot": torch.hypot,
     "lerp": lambda a, b: torch.lerp(a, b, 0.3),
+    "lerp, a weight each": lambda a, b: torch.lerp(a, b, a / 3),
+    "xlogy": torch.xlogy,
+    "xlog1py": torch.special.xlog1py,
     "addcmul": lambda a, b: torch.addcmul(a, a, b, value=2),
     "addcdiv": lambda a, b: torch.addcdiv(a, a, b, value=2),
     "where": lambda a, b: torch.where(a < b, a, b),
@@ -163,6 +167,15 @@ def operators_of(call) -> set[str]:
     with profile() as recorded:
         call()
     return {event.key for event in recorded.key_averages()}
+
+
+def test_the_compiler_tells_which_terms_are_of_numbers():
+    """By which argument: a line that can't be called with numbers any more is not lost in silence,
+    and one that is t itself, or says that it is for tensors, is not computed."""
+    found = {(name.removeprefix("aten::"), place) for name, place in _C.terms_of_numbers()}
+    assert {("sin", 0), ("lerp.Tensor", 2), ("where.self", 1), ("tanh_backward", 1)} <= found
+    assert not {("add.Tensor", 0), ("add.Tensor", 1), ("special_erfcx", 0), ("lgamma", 0)} & found
+    assert len(found) == 71
 
 
 @pytest.mark.parametrize("transform", UNARY_TRANSFORMS)

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import torchlayers
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,4 +84,48 @@ def test_import_says_what_it_was_built_against():
     other = run("import torch; torch.__version__ = '2.99.0'; import torchlayers")
     assert "ImportError: torchlayers was built against torch 2." in other.stderr
     assert "this is torch 2.99.0" in other.stderr
-    assert "pip install --no-build-isolation" in other.stderr
+    assert f"pip install --no-build-isolation --no-deps --editable {ROOT}`" in other.stderr
+
+
+def test_import_says_how_to_build_what_was_installed(tmp_path):
+    (tmp_path / "torchlayers").mkdir()
+    checks = Path(torchlayers.__file__).with_name("built_for.py").read_text()
+    (tmp_path / "torchlayers" / "built_for.py").write_text(checks)
+    (tmp_path / "torchlayers" / "_C.torch.txt").write_text("2.99.0\n")
+    other = run(
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'torchlayers')!r})\n"
+        "import built_for; built_for.check()"
+    )
+    assert "torchlayers was built against torch 2.99.0" in other.stderr
+    assert "--no-binary torchlayers torchlayers`" in other.stderr
+    assert "in its sources, `pip install --no-build-isolation" in other.stderr
+    assert "Or install the other: `pip install torch==2.99.0`" in other.stderr
+
+
+@pytest.mark.full
+def test_a_wheel_runs_the_first_example_where_there_is_no_compiler(tmp_path):
+    pip = [sys.executable, "-m", "pip", "--quiet"]
+    tools = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    tools.pop("PYTHONPATH", None)  # on which pip would find what it is to install
+    wheels, python = tmp_path / "wheels", tmp_path / "env" / "bin" / "python"
+    subprocess.run(
+        [*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, ROOT],
+        env=tools,
+        check=True,
+    )
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (wheel,) = wheels.glob("*.whl")
+    install = [*pip, "--python", python, "install", "--no-deps", wheel]
+    subprocess.run(install, env=tools, check=True)
+    (packages,) = (tmp_path / "env").glob("lib/*/site-packages")
+    (packages / "torch.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    example = (ROOT / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    done = subprocess.run(
+        [python, "-c", f"{example}\nprint(tl.__file__)"],
+        cwd=tmp_path,
+        env={"PATH": str(python.parent)},  # no compiler
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).is_relative_to(packages)

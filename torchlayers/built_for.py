@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+_ROOT = Path(__file__).parents[1]
 _RECORD = Path(__file__).with_name("_C.torch.txt")  # setup.py writes it beside the extension
 
 
@@ -17,10 +18,17 @@ def check() -> None:
         )
     here = torch.__version__
     if _minor(built) != _minor(here):
+        if (_ROOT / "setup.py").exists():
+            build = f"pip install --no-build-isolation --no-deps --editable {_ROOT}"
+        else:
+            build = (
+                "pip install --no-build-isolation --no-deps --force-reinstall --no-cache-dir "
+                "--no-binary torchlayers torchlayers` or, in its sources, `pip install "
+                "--no-build-isolation --no-deps --force-reinstall ."
+            )
         raise ImportError(
             f"torchlayers was built against torch {built}, and this is torch {here}. Build it "
-            "against this one: `pip install --no-build-isolation --no-cache-dir --force-reinstall "
-            f"--no-deps torchlayers`; or install the other: `pip install torch=={built}`."
+            f"against this one: `{build}`. Or install the other: `pip install torch=={built}`."
         )
 
 

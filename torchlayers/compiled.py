@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchlayers import _C
 from torchlayers.errors import TransformError
 
 Result = TypeVar("Result")
@@ -29,15 +30,8 @@ _torch: Any = torch  # what it keeps for its own use has no types
 _PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
 
 is_tracing = torch.compiler.is_dynamo_compiling
-
-
-def is_exporting() -> bool:
-    """Whether operators are written down where they are called, as torch.export does it."""
-    return bool(
-        _torch._C._len_torch_function_stack() > 0  # nearly always there is none
-        and (_torch._C._dispatch_tls_local_include_set() & _PRE_DISPATCH) == _PRE_DISPATCH
-        and (_torch._C._dispatch_tls_local_exclude_set() & _PRE_DISPATCH) != _PRE_DISPATCH
-    )
+# Whether operators are written down where they are called, as torch.export does it.
+is_exporting = _C.is_exporting
 
 
 def exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
@@ -60,7 +54,8 @@ class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def refuse_strict_export(api: str) -> None:
     """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
-    if torch.compiler.is_exporting():
+    # Of what Dynamo traces, is_exporting() is always true in 2.11.
+    if _torch.compiler._is_exporting_flag:
         raise TransformError(
             f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
             "gradients of torch.func. Leave strict=False, its default."

@@ -17,13 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchlayers import chunks, compiled, torch_func, tree
+from torchlayers import _C, chunks, compiled, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
-from torchlayers.grad import by_argnums, record
-from torchlayers.jvp import jvp_by_argnums, jvp_of_leaves
+from torchlayers.grad import Grad, by_argnums
+from torchlayers.jvp import Jvp
 from torchlayers.stack import transformed
-from torchlayers.vmap import vmap_at_once
+from torchlayers.vmap import Vmap
 
 # So many rows are worth a run of the function, or a pass back through it, of their own.
 _ENOUGH = 256
@@ -71,6 +71,7 @@ def jacrev(
     Source: torch.func.jacrev.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
+    given = Grad(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
         if compiled.is_tracing():
@@ -83,21 +84,22 @@ def jacrev(
         if compiled.is_exporting():
             return compiled.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
-        recorded, aux = record(_api, func, args, argnums, has_aux, for_rows=True)
-        outputs, primals = recorded.values, tree.leaves(_chosen(_api, args, argnums))
+        recorded, output, aux = _C.call_vjp(given, args, True)
+        outputs, output_spec = tree.flatten(output)
+        places = tree.positions(_api, argnums, len(args))
+        primals, primal_spec = tree.flatten(tree.pick(args, places))
         _refuse_complex(_api, "output", tuple(outputs))
 
         def shaped(by_output: list[list[Tensor]]) -> Any:
             """The Jacobian, from its leaves by the primals for each output."""
             rows = [
-                by_argnums(tree.unflatten(leaves, recorded.primal_spec), argnums)
-                for leaves in by_output
+                by_argnums(tree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
             ]
-            jacobian = tree.unflatten(rows, recorded.output_spec)
+            jacobian = tree.unflatten(rows, output_spec)
             return (jacobian, aux) if has_aux else jacobian
 
         def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
-            return recorded.pull_back(cotangents, True, torch.is_grad_enabled())
+            return _C.call_vjp_of_leaves(recorded, cotangents, torch.is_grad_enabled())
 
         if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
             row = pull_one([torch.ones_like(outputs[0])])
@@ -115,7 +117,7 @@ def jacrev(
             if size == 1:
                 row = pull_rows(*(block.squeeze(0) for block in basis))
                 return [leaf.unsqueeze(0) for leaf in row]
-            pulled: list[Tensor] = vmap_at_once(pull_rows, 0, 0, "error", basis, {})
+            pulled: list[Tensor] = _C.call_vmap(Vmap(pull_rows, 0, 0, "error"), basis, {})
             return pulled
 
         if _preallocate_and_copy and chunk_size is not None:
@@ -171,6 +173,7 @@ def jacfwd(
     Source: torch.func.jacfwd.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
+    given = Jvp(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
         if compiled.is_tracing():
@@ -191,17 +194,8 @@ def jacfwd(
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
         ) -> tuple[Tensor, ...]:
-            if len(columns) == len(blocks):
-                tangents = tree.unflatten(columns, primal_spec)
-                output, output_tangents, aux = jvp_by_argnums(
-                    _api, func, inputs, tangents, argnums, False, has_aux
-                )
-            else:
-                given = _at_their_places(columns, blocks)
-                leaves = tree.leaves(tree.pick(inputs, places))
-                output, output_tangents, aux = jvp_of_leaves(
-                    _api, func, inputs, places, leaves, primal_spec, given, False, has_aux
-                )
+            tangents = _at_their_places(columns, blocks)
+            output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = tree.flatten(output_tangents)
             # aux is the same for every column, and may hold other things than tensors.
@@ -216,7 +210,7 @@ def jacfwd(
                 # What the function writes to its arguments, it writes in the last run alone.
                 inputs = tree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
-            pushed = vmap_at_once(push, 0, 0, randomness, basis, {})
+            pushed = _C.call_vmap(Vmap(push, 0, 0, randomness), basis, {})
             count = seen["spec"].num_leaves
             leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
             seen["aux"] = [
@@ -287,13 +281,6 @@ def hessian(
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)
-
-
-def _chosen(
-    api: str, args: tuple[Any, ...], argnums: int | tuple[int, ...], as_tuple: bool = False
-) -> Any:
-    picked = tree.pick(args, tree.positions(api, argnums, len(args)))
-    return picked[0] if isinstance(argnums, int) and not as_tuple else picked
 
 
 def _run(

@@ -2,26 +2,16 @@
 
 A jvp layer is entered; each primal is made a dual number of its tangent at the
 layer's level; the function runs on the duals, and its results are split again into
-values and tangents.
+values and tangents. csrc/python/call_jvp.cpp does it.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, NoReturn
 
-import torch
 from torch import Tensor
-from torch._functorch import eager_transforms
-from torch.autograd import forward_ad
 
-from torchlayers import _C, compiled, steps, torch_func, tree
+from torchlayers import _C, compiled, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
-from torchlayers.stack import JvpEntry
-from torchlayers.steps import Replaced
-
-_eager_transforms: Any = eager_transforms
-# Some of torch's tangent formulas are decompositions in Python, registered by an import.
-_load_decompositions = cache(cast(Any, forward_ad)._maybe_load_decompositions)
 
 
 def jvp(
@@ -62,217 +52,139 @@ def jvp(
     """
     if compiled.is_tracing():
         return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
-    output, output_tangents, aux = jvp_by_argnums(
-        "jvp", func, primals, tangents, None, strict, has_aux
-    )
+    given = Jvp("jvp", func, None, has_aux, strict)
+    output, output_tangents, aux = given.push(primals, tangents)
     return (output, output_tangents, aux) if has_aux else (output, output_tangents)
 
 
-def jvp_by_argnums(
-    api: str,
-    func: Callable[..., Any],
-    primals: tuple[Any, ...],
-    tangents: Any,
-    argnums: int | tuple[int, ...] | None,
-    strict: bool,
-    has_aux: bool,
-) -> tuple[Any, Any, Any]:
-    """jvp along tangents for some of the primals, as a tuple; for all where argnums is None."""
-    if not isinstance(primals, tuple):
-        raise StructureError(
-            f"torchlayers: {api}: primals must be a tuple, so that func(*primals) can be called; "
-            f"got {type(primals).__name__}. For one argument write (x,)."
-        )
-    everything = tuple(range(len(primals)))
-    places = everything if argnums is None else tree.positions(api, argnums, len(primals))
-    if places == everything and not (strict or has_aux):
-        _load_decompositions()
-        try:
-            result = _C.call_jvp(func, primals, tangents, partial(_split_all, api))
-        except RuntimeError as error:
-            leaves, others = tree.leaves(primals), tree.leaves(tangents)
-            _explain(error, api, primals, places, leaves, others)
-            raise
-        if result is not NotImplemented:
-            return (*result, None)
-    if compiled.is_exporting():
-        return compiled.exported(
-            jvp_by_argnums, api, func, primals, tangents, argnums, strict, has_aux
-        )
-    flat_primals, spec = tree.flatten(tree.pick(primals, places))
-    flat_tangents, tangent_spec = tree.flatten(tangents)
-    if spec != tangent_spec:
-        raise StructureError(
-            f"torchlayers: {api}: tangents must have the structure of the primals: got "
-            f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a leaf)."
-        )
-    _check_pairs(api, primals, places, flat_primals, flat_tangents)
-    return jvp_of_leaves(
-        api, func, primals, places, flat_primals, spec, flat_tangents, strict, has_aux
-    )
+class Jvp(NamedTuple):
+    """A function, and by what to differentiate it.
 
-
-def jvp_of_leaves(
-    api: str,
-    func: Callable[..., Any],
-    primals: tuple[Any, ...],
-    places: tuple[int, ...],
-    flat_primals: list[Tensor],
-    spec: tree.TreeSpec,
-    flat_tangents: Sequence[Tensor | None],
-    strict: bool,
-    has_aux: bool,
-) -> tuple[Any, Any, Any]:
-    """jvp along the leaves of tangents for the primals at these places, whose leaves are given.
-
-    A primal may have no tangent. The user's pytrees, which may drop or refuse what is not there,
-    never see that.
+    The call is C++, which reads the fields, and calls a method where something has to be refused.
     """
-    _load_decompositions()
-    replaced = steps.replaced(steps.JVP)
-    with JvpEntry() as level:
-        rest = primals
-        if len(places) < len(primals):
-            rest = steps.wrap(
-                tuple(None if i in places else primal for i, primal in enumerate(primals)),
-                level,
-                replaced,
+
+    api: str
+    func: Callable[..., Any]
+    argnums: int | tuple[int, ...] | None  # None for all arguments
+    has_aux: bool = False
+    strict: bool = False
+
+    def push(
+        self, primals: tuple[Any, ...], tangents: Any, are_leaves: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """The output, its tangents and aux.
+
+        The tangents are a tree like the tuple of the chosen primals, or the list of its leaves. Of
+        leaves some may be None: the user's pytrees, which may drop or refuse what is not there,
+        never see that.
+        """
+        if not isinstance(primals, tuple):
+            raise StructureError(
+                f"torchlayers: {self.api}: primals must be a tuple, so that func(*primals) can be "
+                f"called; got {type(primals).__name__}. For one argument write (x,)."
             )
         try:
-            flat_duals = [
-                steps.wrap(p, level, replaced) if t is None else _make_dual(p, t, replaced)
-                for p, t in zip(flat_primals, flat_tangents, strict=True)
-            ]
-            output = func(*tree.replace(rest, places, tree.unflatten(flat_duals, spec)))
+            return _C.call_jvp(self, primals, tangents, are_leaves)
         except RuntimeError as error:
-            given = [
-                primal if tangent is None else tangent
-                for primal, tangent in zip(flat_primals, flat_tangents, strict=True)
-            ]
-            _explain(error, api, primals, places, flat_primals, given)
+            if type(error) is RuntimeError:  # torch's own, and no kind that the user made
+                self._explain(error, primals, tangents)
             raise
-        aux = None
-        if has_aux:
-            output, aux = tree.split_aux(api, output)
-            aux = steps.unwrap(aux, level, replaced)
-        values, output_tangents = _split_all(api, output, level, strict, replaced)
-    return values, output_tangents, aux
 
-
-def _make_dual(primal: Tensor, tangent: Tensor, replaced: Replaced) -> Tensor:
-    if make := replaced.get("make_dual"):
-        return cast(Tensor, make(primal, tangent, level=0))
-    if type(primal) is Tensor:
-        return _C.make_dual(primal, tangent)
-    dual: Tensor = torch._VF._make_dual(primal, tangent, level=0)
-    return dual  # of primal's class, if that asks for it by __torch_function__
-
-
-def _split_all(
-    api: str,
-    output: Any,
-    level: int,
-    strict: bool = False,
-    replaced: Replaced = steps.NONE,
-) -> tuple[Any, Any]:
-    """What the function returned, as values and as tangents; inside the layer."""
-    outputs, spec = tree.flatten(output)
-    tree.check_outputs(api, outputs)
-    pairs = [_split(i, dual, level, strict, replaced) for i, dual in enumerate(outputs)]
-    values, tangents = zip(*pairs, strict=True)
-    return tree.unflatten(values, spec), tree.unflatten(tangents, spec)
-
-
-def _split(
-    i: int, dual: Tensor, level: int, strict: bool, replaced: Replaced
-) -> tuple[Tensor, Tensor]:
-    if replaced:
-        pair = _eager_transforms.safe_unpack_dual(dual, strict)
-        return steps.unwrap(pair[0], level, replaced), steps.unwrap(pair[1], level, replaced)
-    primal, tangent = _C.split_dual(dual, level)
-    if tangent is None:
-        if strict:
-            raise OutputError(
-                f"torchlayers: jvp: output {i} is independent of the primals, which strict=True "
-                "refuses. Without strict it has a tangent of zeros."
+    def refuse_tangents(
+        self, args: tuple[Any, ...], places: Sequence[int], tangents: Any, are_leaves: bool
+    ) -> None:
+        primals, spec = tree.flatten(tree.pick(args, places))
+        leaves, tangent_spec = tree.flatten(tangents)
+        if not are_leaves and spec != tangent_spec:
+            raise StructureError(
+                f"torchlayers: {self.api}: tangents must have the structure of the primals: got "
+                f"{tree.describe(tangent_spec)} for {tree.describe(spec)} (* stands for a leaf)."
             )
-        tangent = _C.unwrap(torch.zeros_like(dual), level)
-    return primal, tangent
+        if not primals:
+            raise StructureError(f"torchlayers: {self.api}: primals must hold at least one tensor.")
+        for i, primal in enumerate(primals):
+            self._check_leaf("primal", args, places, i, primal)
+        for i, tangent in enumerate(leaves):
+            if are_leaves and tangent is None:
+                continue
+            self._check_leaf("tangent", args, places, i, tangent)
+        for i, (primal, tangent) in enumerate(zip(primals, leaves, strict=True)):
+            if tangent is not None and primal.shape != tangent.shape:
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('tangent', args, places, i)} has shape "
+                    f"{tuple(tangent.shape)}, its primal {tuple(primal.shape)}: they must be the "
+                    "same."
+                )
 
+    def refuse_outputs(self, outputs: list[Any]) -> None:
+        tree.check_outputs(self.api, outputs)
 
-def _check_pairs(
-    api: str,
-    args: tuple[Any, ...],
-    places: tuple[int, ...],
-    primals: list[Any],
-    tangents: list[Any],
-) -> None:
-    if not primals:
-        raise StructureError(f"torchlayers: {api}: primals must hold at least one tensor.")
-    for kind, leaves in (("primal", primals), ("tangent", tangents)):
-        for i, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                advice = (
-                    f"Make it one, or {instead(api)}."
-                    if kind == "primal"
-                    else "Give zeros of its primal's shape (torch.zeros_like)."
-                )
-                raise NotTensorError(
-                    f"torchlayers: {api}: {_name(api, kind, args, places, i)} must be a tensor, "
-                    f"got {type(leaf).__name__}. {advice}"
-                )
-            if not (leaf.is_floating_point() or leaf.is_complex()):
-                advice = (
-                    f"Convert it, or {instead(api)}."
-                    if kind == "primal"
-                    else "Convert it to its primal's dtype."
-                )
-                raise DtypeError(
-                    f"torchlayers: {api}: {_name(api, kind, args, places, i)} must be "
-                    f"floating-point or complex, got {leaf.dtype}. {advice}"
-                )
-    for i, (primal, tangent) in enumerate(zip(primals, tangents, strict=True)):
-        if primal.shape != tangent.shape:
-            raise StructureError(
-                f"torchlayers: {api}: {_name(api, 'tangent', args, places, i)} has shape "
-                f"{tuple(tangent.shape)}, its primal {tuple(primal.shape)}: they must be the same."
+    def refuse_independent(self, i: int) -> NoReturn:
+        raise OutputError(
+            f"torchlayers: {self.api}: output {i} is independent of the primals, which strict=True "
+            "refuses. Without strict it has a tangent of zeros."
+        )
+
+    def _check_leaf(
+        self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int, leaf: Any
+    ) -> None:
+        is_primal = kind == "primal"
+        if not isinstance(leaf, Tensor):
+            advice = (
+                f"Make it one, or {instead(self.api)}."
+                if is_primal
+                else "Give zeros of its primal's shape (torch.zeros_like)."
             )
-
-
-def _explain(
-    error: RuntimeError,
-    api: str,
-    args: tuple[Any, ...],
-    places: tuple[int, ...],
-    primals: list[Tensor],
-    tangents: list[Tensor],
-) -> None:
-    """Raises what is wrong where torch failed because of a tangent unlike its primal.
-
-    Most operators take a tangent of another dtype, and some take one on another device. So
-    neither is refused before an operator fails.
-    """
-    if type(error) is not RuntimeError:  # torch's own, and no kind that the user made
-        return
-    text = str(error)
-    for i, (primal, tangent) in enumerate(zip(primals, tangents, strict=True)):
-        if "written-to tensor" in text and 0 in primal.stride():
-            raise StructureError(
-                f"torchlayers: {api}: {_name(api, 'primal', args, places, i)} is expanded: its "
-                "elements share memory, and those of its tangent don't. Pass its clone()."
-            ) from error
-        if "device" in text and tangent.device != primal.device:
-            raise StructureError(
-                f"torchlayers: {api}: {_name(api, 'tangent', args, places, i)} is on "
-                f"{tangent.device}, its primal on {primal.device}: they must be on one device."
-            ) from error
-        if "type" in text and tangent.dtype != primal.dtype:
+            raise NotTensorError(
+                f"torchlayers: {self.api}: {self._name(kind, args, places, i)} must be a tensor, "
+                f"got {type(leaf).__name__}. {advice}"
+            )
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            advice = (
+                f"Convert it, or {instead(self.api)}."
+                if is_primal
+                else "Convert it to its primal's dtype."
+            )
             raise DtypeError(
-                f"torchlayers: {api}: {_name(api, 'tangent', args, places, i)} is "
-                f"{tangent.dtype}, its primal {primal.dtype}, and the function needs one dtype."
-            ) from error
+                f"torchlayers: {self.api}: {self._name(kind, args, places, i)} must be "
+                f"floating-point or complex, got {leaf.dtype}. {advice}"
+            )
 
+    def _explain(self, error: RuntimeError, args: tuple[Any, ...], tangents: Any) -> None:
+        """Raises what is wrong where torch failed because of a tangent unlike its primal.
 
-def _name(api: str, kind: str, args: tuple[Any, ...], places: tuple[int, ...], i: int) -> str:
-    """What errors call a primal or tangent, which others than jvp's own callers did not give."""
-    return tree.leaf_name(kind if api == "jvp" else "argument", args, i, places)
+        Most operators take a tangent of another dtype, and some take one on another device. So
+        neither is refused before an operator fails.
+        """
+        text = str(error)
+        everything = tuple(range(len(args)))
+        places = (
+            everything
+            if self.argnums is None
+            else tree.positions(self.api, self.argnums, len(args))
+        )
+        primals = tree.leaves(tree.pick(args, places))
+        for i, (primal, tangent) in enumerate(zip(primals, tree.leaves(tangents), strict=True)):
+            name = self._name("tangent", args, places, i)
+            if "written-to tensor" in text and 0 in primal.stride():
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('primal', args, places, i)} is "
+                    "expanded: its elements share memory, and those of its tangent don't. Pass its "
+                    "clone()."
+                ) from error
+            if tangent is None:
+                continue
+            if "device" in text and tangent.device != primal.device:
+                raise StructureError(
+                    f"torchlayers: {self.api}: {name} is on {tangent.device}, its primal on "
+                    f"{primal.device}: they must be on one device."
+                ) from error
+            if "type" in text and tangent.dtype != primal.dtype:
+                raise DtypeError(
+                    f"torchlayers: {self.api}: {name} is {tangent.dtype}, its primal "
+                    f"{primal.dtype}, and the function needs one dtype."
+                ) from error
+
+    def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:
+        """What errors call it: others than jvp's own callers gave no primals and tangents."""
+        return tree.leaf_name(kind if self.api == "jvp" else "argument", args, i, places)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import compiled, torch_func, tree
 from torchlayers.errors import NotTensorError, StructureError
-from torchlayers.jvp import jvp_by_argnums
+from torchlayers.jvp import Jvp
 from torchlayers.stack import current_stack
 
 # torch.fx patches modules for as long as it records or folds, for all threads.
@@ -105,8 +105,7 @@ def _linear_map(
             given = tree.unflatten(flat, spec)
             if compiled.is_tracing():
                 return tree.leaves(torch_func.jvp(func, point, given)[1])
-            _, tangents, _ = jvp_by_argnums("linearize", func, point, given, None, False, False)
-            return tree.leaves(tangents)
+            return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
 
         return by_jvp
 

@@ -2,9 +2,10 @@
 looking inside a wrapped tensor, and einops' rearrange."""
 
 from torch.func import debug_unwrap as debug_unwrap
-from torch.func import rearrange as rearrange
 from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
 from torch.func import stack_module_state as stack_module_state
+
+from torchlayers.torch_versions import rearrange as rearrange
 
 __all__ = [
     "debug_unwrap",

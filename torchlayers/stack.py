@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from torch._functorch.apis import _wraps_without_dynamo_attrs
-
 from torchlayers import _C, compiled
 from torchlayers._C import FunctionalizeEntry as FunctionalizeEntry
 from torchlayers._C import GradEntry as GradEntry
 from torchlayers._C import JvpEntry as JvpEntry
 from torchlayers._C import Layer as Layer
 from torchlayers._C import VmapEntry as VmapEntry
+from torchlayers.torch_versions import wraps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,7 +28,7 @@ __all__ = [
 # An entry is a context manager written in C++, used in a plain `with`. A signal
 # (Ctrl-C) is handled between two bytecodes, never inside such a call, so there is
 # no moment at which the layer is on the stack and nobody is bound to take it off.
-# Calls with tensors, or nests of them, are C++ from entering to leaving (csrc/python/calls.cpp).
+# A call of grad, vjp, jvp or vmap is C++ from entering to leaving (csrc/python/entry.h).
 
 
 def current_stack() -> tuple[Layer, ...]:
@@ -58,4 +57,4 @@ def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P
     """wrapper, named and documented as the function it transforms."""
     if compiled.is_tracing():
         return wrapper
-    return _wraps_without_dynamo_attrs(func)(wrapper)
+    return wraps(func)(wrapper)

@@ -14,14 +14,13 @@ was replaced before or after torchlayers was imported, or for how long.
 """
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from torch import Tensor
 from torch._functorch import eager_transforms, vmap
 from torch.autograd import forward_ad
 
-from torchlayers import _C, tree
+from torchlayers import _C
 from torchlayers.errors import TransformError
 
 VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
@@ -107,32 +106,65 @@ _REFUSED: dict[int, tuple[str, ...]] = {
 }
 
 
-class _Watched(NamedTuple):
-    """A function of torch.func's, and the one to call in place of our own step; or none."""
-
-    function: str
-    step: str | None
-
-
-def _watch() -> dict[int, list[_Watched]]:
-    """What each transform watches, in the order in which _C.replaced_steps counts."""
-    watched = {}
-    for transform, steps in _STEPS.items():
-        watched[transform] = [
-            *(_Watched(function, step[0]) for step in steps for function in step),
-            *(_Watched(function, None) for function in _REFUSED[transform]),
-        ]
-        _C.watch_steps(transform, [_place(function) for function, _ in watched[transform]])
-    return watched
-
-
 def _place(function: str) -> tuple[dict[str, Any], str]:
     module, _, name = function.rpartition(".")
     return vars(_MODULES[module]), name
 
 
-_watched = _watch()
-NONE: Replaced = MappingProxyType({})
+class _Watched(NamedTuple):
+    """A function of torch.func's, and the one to call in place of our own step; or none."""
+
+    function: str
+    step: str | None
+    names: dict[str, Any]
+    name: str
+
+
+_watched = {
+    transform: [
+        _Watched(function, step, *_place(function))
+        for function, step in (
+            *((function, step[0]) for step in steps for function in step),
+            *((function, None) for function in _REFUSED[transform]),
+        )
+    ]
+    for transform, steps in _STEPS.items()
+}
+_own: dict[str, Any] = {}  # the functions last seen that are torch's own
+
+
+def look() -> int:
+    """A bit for each transform of which a step is replaced by now.
+
+    To be called where one of the modules' names has changed: C++ sees that, and keeps the bits.
+    """
+    return sum(
+        1 << transform for transform, watched in _watched.items() if any(map(_is_replaced, watched))
+    )
+
+
+def _is_replaced(watched: _Watched) -> bool:
+    function = watched.names.get(watched.name)
+    if function is None or _own.get(watched.function) is function:
+        return False
+    if not _is_torchs_own(function):
+        return True
+    _own[watched.function] = function
+    return False
+
+
+def _is_torchs_own(function: Any) -> bool:
+    if not isinstance(function, FunctionType):
+        return isinstance(function, BuiltinFunctionType)
+    # Its __module__ is whatever functools.wraps copied.
+    home = function.__globals__.get("__name__", "")
+    if home == "contextlib" and hasattr(function, "__wrapped__"):  # a context manager
+        return _is_torchs_own(function.__wrapped__)
+    return str(home).startswith("torch.")
+
+
+_C.watch_steps([vars(module) for module in _MODULES.values()])
+_NONE: Replaced = MappingProxyType({})
 
 
 def replaced(transform: int) -> Replaced:
@@ -141,42 +173,19 @@ def replaced(transform: int) -> Replaced:
     Raises:
         TransformError: a function is replaced that no step of ours corresponds to.
     """
-    indices = _C.replaced_steps(transform)
-    if indices is None:
-        return NONE
+    if not _C.any_step_replaced(transform):
+        return _NONE
     found = {}
-    for function, step in (_watched[transform][index] for index in indices):
-        if step is None:
-            raise _refusal(transform, function)
-        names, name = _place(step)
+    for watched in filter(_is_replaced, _watched[transform]):
+        if watched.step is None:
+            raise _refusal(transform, watched)
+        names, name = _place(watched.step)
         found[name] = names[name]
     return found
 
 
-def wrap(values: Any, level: int, replaced: Replaced) -> Any:
-    """The values with every tensor wrapped at the level of a grad or jvp, untracked."""
-    if wrap_all := replaced.get("_wrap_all_tensors"):
-        return wrap_all(values, level)
-    return tree.map_tensors(lambda leaf: _C.wrap_argument(leaf, False), values)
-
-
-def unwrap(values: Any, level: int, replaced: Replaced) -> Any:
-    """The values with every tensor of that level unwrapped."""
-    if values is None:
-        return None
-    if unwrap_all := replaced.get("_undo_create_differentiable"):
-        return unwrap_all(values, level)
-    return tree.map_tensors(lambda leaf: _C.unwrap(leaf, level), values)
-
-
-def unwrap_leaves(leaves: list[Tensor], level: int, replaced: Replaced) -> list[Tensor]:
-    if replaced:
-        return [unwrap(leaf, level, replaced) for leaf in leaves]
-    return [_C.unwrap(leaf, level) for leaf in leaves]
-
-
-def _refusal(transform: int, function: str) -> TransformError:
-    names, name = _place(function)
+def _refusal(transform: int, watched: _Watched) -> TransformError:
+    _, _, names, name = watched
     by = names[name]
     written = f"{getattr(by, '__module__', '?')}.{getattr(by, '__qualname__', repr(by))}"
     return TransformError(

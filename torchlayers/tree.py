@@ -37,7 +37,6 @@ __all__ = [
     "name_of",
     "pick",
     "positions",
-    "replace",
     "split_aux",
     "unflatten",
 ]
@@ -213,14 +212,6 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 def pick(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
     return tuple(args[i] for i in places)
-
-
-def replace(args: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> tuple[Any, ...]:
-    """args with those at `places` replaced by `new`."""
-    changed = list(args)
-    for place, value in zip(places, new, strict=True):
-        changed[place] = value
-    return tuple(changed)
 
 
 def split_aux(api: str, output: Any) -> tuple[Any, Any]:

@@ -6,25 +6,29 @@ namespace torchlayers {
 
 // The guard's own frame is the only place where the layer's entry lives meanwhile.
 Below::Below(const Layer& layer, const Operator& op)
-    : entry_(std::move(mirror().back())),
-      keys_inside_(thread_keys()),
-      modes_inside_(Modes::of_thread()) {
+    : entry_(std::move(mirror().back())), keys_inside_(thread_keys()) {
   const auto* processing = Processing::of(layer);
   TORCH_INTERNAL_ASSERT(processing != nullptr);
-  enter(*processing, layer.modes_below(layer.modes_of_caller(op)));
+  enter(*processing);
+  if (layer.is_autograd()) {
+    modes_.emplace(layer.modes_below(layer.modes_of_caller(op)));
+  }
 }
 
 Below::Below(Layer& layer, Modes here)
     : processing_(std::in_place, layer),
       entry_(std::move(mirror().back())),
-      keys_inside_(thread_keys()),
-      modes_inside_(Modes::of_thread()) {
-  enter(*processing_, layer.modes_below(here));
+      keys_inside_(thread_keys()) {
+  enter(*processing_);
+  if (layer.is_autograd()) {
+    modes_.emplace(layer.modes_below(here));
+  }
 }
 
-void Below::enter(const Processing& processing, Modes modes) {
-  mirror().pop_back();
-  depth_ = mirror().size();
+void Below::enter(const Processing& processing) {
+  auto& below = mirror();
+  below.pop_back();
+  depth_ = below.size();
   auto keys = processing.keys_outside();
   // NOTE [Autocast happens once]
   keys.set_excluded(keys.excluded() | kAutocastKeys);
@@ -34,7 +38,6 @@ void Below::enter(const Processing& processing, Modes modes) {
     keys.set_included(keys.included() - kOurKeys);
   }
   thread_keys() = keys;
-  modes.set();
 }
 
 Below::~Below() {
@@ -42,7 +45,6 @@ Below::~Below() {
     clean_up(depth_); // NOTE [A stack left dirty]
   }
   mirror().push_back(std::move(entry_));
-  modes_inside_.set();
   thread_keys() = keys_inside_;
 }
 

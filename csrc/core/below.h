@@ -14,7 +14,7 @@ class Below {
  public:
   // For an operator that the layer is processing.
   Below(const Layer& layer, const Operator& op);
-  // Between operators, of modes that hold here: for a reverse pass, or a Function's forward.
+  // Between operators, in modes that hold here: for a reverse pass, or a Function's forward.
   Below(Layer& layer, Modes here);
   ~Below();
   Below(const Below&) = delete;
@@ -25,13 +25,13 @@ class Below {
   void skip_autograd(const Operator& op, bool are_plain);
 
  private:
-  void enter(const Processing& processing, Modes modes);
+  void enter(const Processing& processing);
 
   std::optional<Processing> processing_;
   at::functorch::DynamicLayer entry_;
   size_t depth_; // below
   c10::impl::PODLocalDispatchKeySet keys_inside_;
-  Modes modes_inside_;
+  std::optional<WithModes> modes_;
 };
 
 } // namespace torchlayers

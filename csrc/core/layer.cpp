@@ -16,7 +16,7 @@ uint64_t next_number() {
 
 } // namespace
 
-Layer::Layer() : number_(next_number()) {}
+Layer::Layer(bool is_autograd) : is_autograd_(is_autograd), number_(next_number()) {}
 
 std::string Layer::name() const {
   return std::string(kind()) + " (level " + std::to_string(level_) + ")";

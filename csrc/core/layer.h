@@ -22,7 +22,6 @@ using Tangents = c10::SmallVector<at::Tensor, 4>;
 // in layers/, which overrides what it has another answer to.
 class Layer {
  public:
-  Layer();
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
@@ -63,9 +62,9 @@ class Layer {
   // takes it for a plain one.
   virtual bool follows(const at::Tensor& tensor) const = 0;
 
-  // Whether the tensors that it follows are autograd's.
-  virtual bool is_autograd() const {
-    return false;
+  // Whether the tensors that it follows are autograd's, whose modes it switches.
+  bool is_autograd() const {
+    return is_autograd_;
   }
 
   // Of a layer that batches; null for another.
@@ -78,7 +77,8 @@ class Layer {
     return false;
   }
 
-  // The modes for the layers below, of those that hold here. NOTE [no_grad inside and outside].
+  // Of a layer of autograd's: the modes for the layers below, of those that hold here.
+  // NOTE [no_grad inside and outside].
   virtual Modes modes_below(Modes here) const {
     return here;
   }
@@ -110,12 +110,15 @@ class Layer {
   std::string name() const;
 
  protected:
+  explicit Layer(bool is_autograd);
+
   // Calls an operator that it processes on the layers below, with the values that end `args`.
   // `are_plain`: all of these are (core/recording.h).
   void call_below(const Operator& op, Args& args, bool are_plain) const;
 
  private:
-  uint64_t number_;
+  const bool is_autograd_;
+  const uint64_t number_;
   int64_t level_ = 0;
   const bool* life_ = nullptr;
 };

@@ -33,7 +33,10 @@ def converted(grad, device: Device, dtype: int, through: int):
         return torch.zeros_like(grad, dtype=dtype, device=device)
     return grad.to(device, dtype)
 
-def placed(grad, index, size: List[int], dim: int, keepdim: bool):
+def times(x, factor: number):
+    return x * factor
+
+def put_back(grad, size: List[int], dim: int, index, keepdim: bool):
     if not keepdim and len(size) > 0:
         grad = grad.unsqueeze(dim)
         index = index.unsqueeze(dim)
@@ -41,6 +44,9 @@ def placed(grad, index, size: List[int], dim: int, keepdim: bool):
 
 def evenly(grad, where):
     return grad * where / where.sum()
+
+def share_out(grad, self, result):
+    return evenly(grad, (self == result).to(grad))
 
 def evenly_along(grad, where, dim: List[int]):
     if len(dim) == 0:
@@ -60,18 +66,21 @@ def product_of_others(x, dim: int):
     after = torch.cat([ones, x.flip([dim]).narrow(dim, 0, rest)], dim).cumprod(dim).flip([dim])
     return before * after
 
-def gathered(grad, index, size: List[int], dim: int):
+def add_back(grad, size: List[int], dim: int, index):
     return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter_add(dim, index, grad)
 
-def scattered(grad, size: List[int], indices: List[Optional[Tensor]]):
+def put_by_index(grad, size: List[int], indices: List[Optional[Tensor]]):
     zeros = torch.zeros(size, dtype=grad.dtype, device=grad.device)
     return torch.index_put(zeros, indices, grad, True)
 
-def unpermuted(grad, dims: List[int]):
-    back = dims[:]
-    for i in range(len(dims)):
-        back[dims[i]] = i
-    return grad.permute(back)
+def inverted(permutation: List[int]):
+    inverse = permutation[:]
+    for i in range(len(permutation)):
+        inverse[permutation[i]] = i
+    return inverse
+
+def negated(shifts: List[int]):
+    return [-shift for shift in shifts]
 
 def unrepeated(grad, size: List[int], repeats: List[int]):
     extra = len(repeats) - len(size)
@@ -105,14 +114,10 @@ def mean_or_sum(grad, size: List[int], reduction: int):
         return grad / count
     return grad
 
-def bounds(start: Optional[int], end: Optional[int]):
-    first = 0
-    last = 9223372036854775807
-    if start is not None:
-        first = start
-    if end is not None:
-        last = end
-    return first, last
+def or_else(value: Optional[int], otherwise: int):
+    if value is not None:
+        otherwise = value
+    return otherwise
 
 def conv_backward(grad, input, weight, stride: List[int], padding: List[int],
                   dilation: List[int], transposed: bool, output_padding: List[int], groups: int,

@@ -71,7 +71,7 @@ NodeGradient gradient_of(
   if (is_handwritten(node)) {
     return {handwritten_gradient(node, cotangents), node.outputs().vec()};
   }
-  if (const Rule* rule = rule_for(node)) {
+  if (const GraphRule* rule = rule_for(node)) {
     return insert_rule(*rule, node, cotangents, is_needed);
   }
   if (!is_differentiable(node)) {

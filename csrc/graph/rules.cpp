@@ -18,11 +18,12 @@ namespace prim = c10::prim;
 
 namespace {
 
-const std::unordered_map<std::string, Rule>& all_rules() {
+const std::unordered_map<std::string, GraphRule>& all_rules() {
   static const auto* rules = [] {
-    auto* table = new std::unordered_map<std::string, Rule>();
+    auto* table = new std::unordered_map<std::string, GraphRule>();
     for (const auto& family :
-         {elementwise_rules(),
+         {shared_rules(),
+          elementwise_rules(),
           reduction_rules(),
           shape_rules(),
           linear_algebra_rules(),
@@ -146,7 +147,7 @@ std::vector<Value*> insert_source(Node& node, Names& names, const std::string& s
 }
 
 // The outputs of the rule's forward operator, which comes in the node's place.
-std::vector<Value*> replaced(const Rule& rule, Node& node, Names& names) {
+std::vector<Value*> replaced(const GraphRule& rule, Node& node, Names& names) {
   const auto equals = rule.forward.find(" = ");
   const WithInsertPoint after(node.next());
   auto values = insert_source(node, names, rule.forward.substr(equals + 3));
@@ -173,7 +174,7 @@ std::vector<std::string> rule_names() {
   return names;
 }
 
-const Rule* rule_for(const Node& node) {
+const GraphRule* rule_for(const Node& node) {
   const auto* schema = node.maybeSchema();
   if (schema == nullptr) {
     return nullptr;
@@ -183,7 +184,7 @@ const Rule* rule_for(const Node& node) {
 }
 
 NodeGradient insert_rule(
-    const Rule& rule,
+    const GraphRule& rule,
     Node& node,
     at::ArrayRef<Value*> cotangents,
     const std::function<bool(Value*)>& is_needed) {

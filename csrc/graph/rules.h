@@ -10,6 +10,8 @@
 //   x_needed           whether x requires grad (a constant)
 // and what the rule's forward line defines. Whatever a derivative names is what it captures,
 // so it names sizes where sizes do.
+// Where a line of csrc/rules comes to that but for its spelling, it is taken from there
+// (rules/shared.cpp).
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -27,20 +29,21 @@ struct Derivative {
   std::string expression;
 };
 
-struct Rule {
+struct GraphRule {
   std::string op; // as in "aten::slice.Tensor"
   std::vector<Derivative> derivatives;
   // "result, saved = torch.other_operator(...)": replaces the operator by one that returns more.
   std::string forward = "";
 };
 
-using Rules = std::vector<Rule>;
-Rules elementwise_rules();
-Rules reduction_rules();
-Rules shape_rules();
-Rules linear_algebra_rules();
-Rules neural_rules();
-Rules loss_rules();
+using GraphRules = std::vector<GraphRule>;
+GraphRules shared_rules();
+GraphRules elementwise_rules();
+GraphRules reduction_rules();
+GraphRules shape_rules();
+GraphRules linear_algebra_rules();
+GraphRules neural_rules();
+GraphRules loss_rules();
 
 // An operator's name with its overload's, as the tables have it.
 std::string full_name(const c10::FunctionSchema& schema);
@@ -49,12 +52,12 @@ std::string full_name(const c10::FunctionSchema& schema);
 std::vector<std::string> rule_names();
 
 // The rule for this node's operator, or nullptr.
-const Rule* rule_for(const torch::jit::Node& node);
+const GraphRule* rule_for(const torch::jit::Node& node);
 
 // Inserts the derivatives of the inputs that are asked for at the graph's insert point, and
 // what they read of the forward pass beside the node.
 NodeGradient insert_rule(
-    const Rule& rule,
+    const GraphRule& rule,
     torch::jit::Node& node,
     at::ArrayRef<torch::jit::Value*> cotangents,
     const std::function<bool(torch::jit::Value*)>& is_needed);

@@ -1,5 +1,7 @@
 #include "graph/run.h"
 
+#include "core/torch_versions.h"
+
 namespace torchlayers::graph {
 
 using torch::jit::Block;
@@ -48,7 +50,7 @@ void count_by_size(Block& block) {
     for (Block* inner : it->blocks()) {
       count_by_size(*inner);
     }
-    if (it->kind() == aten::numel) {
+    if (it->kind() == kNumel) {
       Graph& graph = *block.owningGraph();
       const WithInsertPoint here(*it);
       Value* size = graph.insert(aten::size, {it->input()});

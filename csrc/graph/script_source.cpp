@@ -6,6 +6,7 @@
 #include <torch/csrc/jit/frontend/sugared_value.h>
 #include <torch/csrc/jit/passes/dead_code_elimination.h>
 #include <torch/csrc/jit/passes/inliner.h>
+#include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
 #include <mutex>
@@ -18,7 +19,7 @@ using torch::jit::Graph;
 
 namespace {
 
-// Names are torch's own and the functions compiled so far.
+// Names are torch's own, also without `torch.`, and the functions compiled so far.
 struct NamesInSource : torch::jit::Resolver {
   explicit NamesInSource(const CompilationUnit& unit) : unit(unit) {}
 
@@ -31,6 +32,10 @@ struct NamesInSource : torch::jit::Resolver {
     }
     if (name == "torchlayers") { // operators.cpp
       return std::make_shared<torch::jit::BuiltinModule>("torchlayers");
+    }
+    const auto op = c10::Symbol::aten(name);
+    if (!torch::jit::getAllOperatorsFor(op).empty()) {
+      return std::make_shared<torch::jit::BuiltinFunction>(op, std::nullopt);
     }
     return torch::jit::nativeResolver()->resolveValue(name, function, place);
   }

@@ -6,6 +6,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "core/torch_versions.h"
 #include "graph/captures.h"
 
 namespace torchlayers::graph {
@@ -25,7 +26,7 @@ namespace {
 bool asks_shape(const Node& node) {
   return node.inputs().size() >= 1 && node.outputs().size() == 1 &&
          node.input(0)->type()->kind() == c10::TypeKind::TensorType &&
-         (node.kind() == aten::size || node.kind() == aten::numel || node.kind() == aten::dim ||
+         (node.kind() == aten::size || node.kind() == kNumel || node.kind() == aten::dim ||
           node.kind() == prim::dtype || node.kind() == prim::device);
 }
 

@@ -23,16 +23,18 @@ struct ArgumentFacts {
 
 class AutogradLayer : public Layer {
  public:
+  AutogradLayer() : Layer(/*is_autograd=*/true) {}
+
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  bool is_autograd() const override {
-    return true;
-  }
   // Of an operator in the jvp of a Function, or called by one of the user's, not those of now.
   Modes modes_of_caller(const Operator& op) const override;
 
  protected:
+  // Who records an operator at this level: the layer itself, by its rule; torch's autograd; nobody.
+  enum class Recorder { Nobody, Rule, Autograd };
+
   // Where a user registers the derivative that the operator lacks.
   virtual const char* where_to_register() const = 0;
 

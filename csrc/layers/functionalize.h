@@ -8,7 +8,8 @@ namespace torchlayers {
 
 class FunctionalizeLayer final : public Layer {
  public:
-  explicit FunctionalizeLayer(bool keeps_views) : keeps_views_(keeps_views) {}
+  explicit FunctionalizeLayer(bool keeps_views)
+      : Layer(/*is_autograd=*/false), keeps_views_(keeps_views) {}
 
   const char* kind() const override {
     return "functionalize";

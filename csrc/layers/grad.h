@@ -37,8 +37,6 @@ class GradLayer final : public AutogradLayer {
 
  private:
   friend class InBackward;
-  // Who records an operator at this level: the layer itself, by its rule; torch's autograd; nobody.
-  enum class Recorder { Nobody, Rule, Autograd };
   Recorder recorder_of(const Operator& op, const ArgumentFacts& facts) const;
 
   const char* where_to_register() const override {

@@ -118,6 +118,20 @@ bool JvpLayer::decomposes(const Operator& op) const {
   return op.is_composite && op.jvp_rule == nullptr;
 }
 
+JvpLayer::Recorder JvpLayer::recorder_of(
+    const Operator& op, const JvpRule* rule, const ArgumentFacts& facts) {
+  const bool may_have_rule =
+      rule != nullptr ? !op.is_custom || op.jvp_rule != nullptr : !op.aliases && !op.is_custom;
+  if (!may_have_rule || facts.requiring_grad.any() || !Modes::of_thread().forward_grad ||
+      c10::InferenceMode::is_enabled()) {
+    return Recorder::Autograd;
+  }
+  if (!facts.any_tangent) {
+    return op.aliases ? Recorder::Autograd : Recorder::Nobody;
+  }
+  return rule != nullptr && facts.are_strided ? Recorder::Rule : Recorder::Autograd;
+}
+
 void JvpLayer::process(const Operator& op, Args& args) {
   const bool writes = !op.written_args.empty();
   const JvpRule* rule = op.jvp_rule;
@@ -125,17 +139,17 @@ void JvpLayer::process(const Operator& op, Args& args) {
     rule = op.functional ? Operator::of(*op.functional).jvp_rule.load() : nullptr;
   }
   ArgumentFacts facts = look_at(args, op.num_args, /*with_tangents=*/true);
-  const bool is_autograds = facts.requiring_grad.any() || !Modes::of_thread().forward_grad ||
-                            c10::InferenceMode::is_enabled() || (op.aliases && rule == nullptr) ||
-                            (op.is_custom && op.jvp_rule == nullptr);
-  if (!is_autograds && !facts.any_tangent && !op.aliases) {
-    send_down(op, args); // nothing to differentiate
-  } else if (is_autograds || !facts.any_tangent || rule == nullptr || !facts.are_strided) {
-    leave_to_autograd(op, args, facts.any_tangent);
-  } else if (writes) {
-    apply_rule_in_place(*rule, op, args, facts.tangents);
-  } else {
-    apply_rule(*rule, op, args, facts.tangents);
+  switch (recorder_of(op, rule, facts)) {
+    case Recorder::Nobody:
+      send_down(op, args);
+      break;
+    case Recorder::Rule:
+      writes ? apply_rule_in_place(*rule, op, args, facts.tangents)
+             : apply_rule(*rule, op, args, facts.tangents);
+      break;
+    case Recorder::Autograd:
+      leave_to_autograd(op, args, facts.any_tangent);
+      break;
   }
 }
 

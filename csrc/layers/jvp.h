@@ -38,6 +38,8 @@ class JvpLayer final : public AutogradLayer {
   Modes modes_below(Modes here) const override;
 
  private:
+  static Recorder recorder_of(const Operator& op, const JvpRule* rule, const ArgumentFacts& facts);
+
   const char* where_to_register() const override {
     return " and torchlayers.extend.jvp_rule";
   }

@@ -17,15 +17,11 @@
 
 namespace torchlayers {
 
-at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked) {
+at::Tensor wrap_argument(const at::Tensor& tensor) {
   const Layer& layer = entered_layer();
   const at::Tensor value = without_dead_wrappers(tensor);
   check_from_outside(value, layer);
-  at::Tensor wrapped = wrap(value, layer, /*is_immutable=*/false);
-  if (tracked) {
-    wrapped.set_requires_grad(true);
-  }
-  return wrapped;
+  return wrap(value, layer, /*is_immutable=*/false);
 }
 
 namespace {

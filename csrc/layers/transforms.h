@@ -9,9 +9,8 @@
 
 namespace torchlayers {
 
-// An argument of the transformed function, wrapped at the top layer's level; with
-// `tracked`, gradients are taken with respect to it.
-at::Tensor wrap_argument(const at::Tensor& tensor, bool tracked);
+// An argument of the transformed function, wrapped at the top layer's level.
+at::Tensor wrap_argument(const at::Tensor& tensor);
 
 // The tangent as `make_dual` wants it, for which it may have to be copied; to be called before
 // the layer is entered, or the copy is one of its operators.

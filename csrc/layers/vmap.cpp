@@ -22,14 +22,11 @@ namespace torchlayers {
 
 namespace {
 
-bool apply_rule(const Operator& op, Args& args, const VmapLayer& layer) {
+bool apply_rule(BatchedCall& call) {
   static const BatchingRule of_pointwise{line_up};
+  const Operator& op = call.op();
   const BatchingRule* rule = op.is_pointwise ? &of_pointwise : op.batching_rule.load();
-  if (rule == nullptr) {
-    return false;
-  }
-  BatchedCall call(op, args, layer);
-  return call.is_strided() && rule->apply(call, rule->arg);
+  return rule != nullptr && call.is_strided() && rule->apply(call, rule->arg);
 }
 
 // A batching rule registered for the operator finds the batch among hidden tensors too, which
@@ -94,13 +91,13 @@ at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
 }
 
 void VmapLayer::process(const Operator& op, Args& args) {
-  unwrap_dead_and_check(op, args, *this);
+  BatchedCall batched_call(op, args, *this);
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
-    if (run_batched_alike(op, args, *this) || apply_rule(op, args, *this) ||
+    if (run_batched_alike(batched_call) || apply_rule(batched_call) ||
         fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
       return;
     }

@@ -12,7 +12,7 @@ using Randomness = at::functorch::RandomnessType;
 class VmapLayer final : public Layer {
  public:
   VmapLayer(c10::SymInt batch_size, Randomness randomness)
-      : batch_size_(std::move(batch_size)), randomness_(randomness) {}
+      : Layer(/*is_autograd=*/false), batch_size_(std::move(batch_size)), randomness_(randomness) {}
 
   const char* kind() const override {
     return "vmap";

@@ -28,7 +28,6 @@ namespace {
 
 namespace py = pybind11;
 using torch::wrap_pybind_function;
-using torch::wrap_pybind_function_no_gil;
 
 // A layer of the stack as Python sees it: values, so that it can be kept.
 struct LayerView {
@@ -254,30 +253,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
-  m.def("make_dual", wrap_pybind_function(&make_dual));
-  m.def("split_dual", wrap_pybind_function(&split_dual));
-  // The wrapper may throw after its function has returned (a warning made an error),
-  // and g++ 12 then destroys a returned vector twice: so it returns nothing.
-  m.def(
-      "pull_back",
-      [](const std::vector<at::Tensor>& outputs,
-         const std::vector<at::Tensor>& inputs,
-         const std::vector<at::Tensor>& cotangents,
-         bool retain_graph,
-         bool create_graph,
-         bool in_layer) {
-        std::vector<at::Tensor> gradients;
-        wrap_pybind_function_no_gil([&]() {
-          gradients = vjp(outputs, inputs, cotangents, retain_graph, create_graph, in_layer);
-        })();
-        return gradients;
-      });
   m.def("is_batched", [](const at::Tensor& tensor, int64_t level) {
     const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
     return batched != nullptr && batched->level() == level;
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
-  m.def("remove_batch_dim", wrap_pybind_function(&remove_batch_dim));
 
   py::class_<TraceEvent>(m, "TraceEvent", "One step of one operator through one layer.")
       .def_readonly("step", &TraceEvent::step)

@@ -1,14 +1,109 @@
-// A transform's call as one step, where all that it is given is tensors, or nests of them.
+// A call of a transform, from its arguments to its results. csrc/README.md tells the steps.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "python/steps.h"
+#include "python/tree.h"
+
 namespace torchlayers {
 
-// call_vmap, call_grad and call_jvp. Each checks, enters, wraps the arguments, calls the
-// function, unwraps its result and leaves; or, before any of that, returns NotImplemented:
-// for other pytrees, tensor subclasses, and whatever has to be refused in words. Results that
-// are something else are handed to the Python function that the general way uses, in the layer.
+// Which transform, of what, and how: the NamedTuple that Python has made of it. Its fields are read
+// here; its methods take apart what can't be taken apart here, and say what is wrong.
+class Given {
+ public:
+  explicit Given(PyObject* tuple) : tuple_(tuple) {}
+
+  pybind11::handle field(Py_ssize_t i) const {
+    return PyTuple_GET_ITEM(tuple_, i);
+  }
+  template <class... Arguments>
+  pybind11::object ask(const char* method, const Arguments&... arguments) const {
+    return pybind11::handle(tuple_).attr(method)(arguments...);
+  }
+  // The method raises.
+  template <class... Arguments>
+  [[noreturn]] void refuse(const char* method, const Arguments&... arguments) const {
+    ask(method, arguments...);
+    TORCH_INTERNAL_ASSERT(false, method);
+  }
+
+ private:
+  PyObject* tuple_;
+};
+
+// What is differentiated: by which of the arguments, and whether the function returns an aux.
+class Differentiated : public Given {
+ public:
+  using Given::Given;
+  pybind11::handle func() const {
+    return field(1);
+  }
+  pybind11::handle argnums() const {
+    return field(2);
+  }
+  bool has_aux() const {
+    return field(3).ptr() == Py_True;
+  }
+  // Which of so many arguments; all where argnums is None, if it may be.
+  std::vector<Py_ssize_t> places(Py_ssize_t count, bool may_be_none) const;
+  // What the function returned, and aux.
+  std::pair<pybind11::object, pybind11::object> split_aux(pybind11::object output) const;
+};
+
+// func(*args, **kwargs)
+pybind11::object call(pybind11::handle func, const pybind11::object& args, PyObject* kwargs);
+
+// An int, and no bool; or nothing.
+std::optional<int64_t> plain_int(pybind11::handle object);
+
+bool is_differentiable(const at::Tensor& tensor);
+
+pybind11::object zeros_like(pybind11::handle tensor);
+
+pybind11::tuple picked(PyObject* args, const std::vector<Py_ssize_t>& places);
+
+// The arguments, those at `places` replaced, and the tensors of the rest wrapped untracked.
+pybind11::tuple wrapped_around(
+    PyObject* args,
+    const std::vector<Py_ssize_t>& places,
+    const pybind11::tuple& chosen,
+    int64_t level,
+    const Replaced& replaced);
+
+// The object with its tensors at, or no more at, the level of a grad or jvp.
+pybind11::object wrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
+pybind11::object unwrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
+
+// The calls, a file each, and what they share.
 void bind_calls(pybind11::module_& m);
+PyMethodDef* vmap_methods();
+PyMethodDef* grad_methods();
+PyMethodDef* jvp_methods();
+void bind_recorded(pybind11::module_& m);
+
+// What such a call gets passed is not counted: each has one caller.
+using Call = pybind11::object(PyObject* const* passed);
+
+// The call as Python makes it, shown to torch.export where that is at work.
+PyObject* called(Call* call, PyObject* const* passed);
+
+template <Call call>
+PyMethodDef method(const char* name) {
+  // pybind's way of calling takes longer than all else here.
+  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t) {
+    return called(call, passed);
+  };
+  return {
+      name,
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
+          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t)>(run))),
+      METH_FASTCALL,
+      nullptr};
+}
 
 } // namespace torchlayers

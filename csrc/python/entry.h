@@ -18,10 +18,12 @@ void leave(Entry& entry, pybind11::handle error);
 // The same where the block is C++: the Python error that is set has ended it.
 [[noreturn]] void leave_with_error(Entry& entry);
 
-// The block as a whole: body(level) inside the entry's layer. NOTE [Entering is one call]
+// The block as a whole: body(level) inside the layer. NOTE [Entering is one call]
 // holds here too: no bytecode runs but that of what the body calls.
 template <class Body>
-pybind11::object within(Entry& entry, const Body& body) {
+pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
+  const auto shared = std::make_shared<Entry>(std::move(layer));
+  Entry& entry = *shared;
   const int64_t level = enter(entry);
   pybind11::object result;
   const auto has_run = [&]() -> bool {

@@ -1,10 +1,6 @@
 #include "python/steps.h"
 
-#include <torch/csrc/Exceptions.h>
-
 #include <algorithm>
-#include <array>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,27 +8,6 @@ namespace torchlayers {
 namespace {
 
 namespace py = pybind11;
-
-// The name of the module that a function was written in: its __module__ is whatever
-// functools.wraps copied.
-std::string home_of(PyObject* function) {
-  PyObject* name = PyDict_GetItemString(PyFunction_GET_GLOBALS(function), "__name__");
-  return name != nullptr && PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : "";
-}
-
-bool is_torchs_own(const py::object& function) {
-  if (PyCFunction_Check(function.ptr())) {
-    return true;
-  }
-  if (!PyFunction_Check(function.ptr())) {
-    return false;
-  }
-  const std::string home = home_of(function.ptr());
-  if (home == "contextlib" && py::hasattr(function, "__wrapped__")) { // a context manager
-    return is_torchs_own(function.attr("__wrapped__"));
-  }
-  return home.rfind("torch.", 0) == 0;
-}
 
 // A module's names, which may have changed since they were last looked at: to look them all up
 // at each call would take a tenth of its time.
@@ -77,95 +52,44 @@ class ModuleNames {
   py::dict names_;
 };
 
-// A function as torch.func finds it at a call: by its name.
-class TorchStep {
+class WatchedModules {
  public:
-  TorchStep(PyObject* names, py::str name) : names_(names), name_(std::move(name)) {}
-
-  void look() {
-    PyObject* function = PyDict_GetItemWithError(names_, name_.ptr());
-    if (function != seen_.ptr()) {
-      seen_ = py::reinterpret_borrow<py::object>(function);
-      is_replaced_ = function != nullptr && !is_torchs_own(seen_);
-    }
-  }
-  bool is_replaced() const {
-    return is_replaced_;
+  static WatchedModules& instance() {
+    static auto* modules = new WatchedModules(); // Python ends before this
+    return *modules;
   }
 
- private:
-  PyObject* names_;
-  py::str name_;
-  py::object seen_;
-  bool is_replaced_ = false;
-};
-
-class TorchSteps {
- public:
-  static TorchSteps& instance() {
-    static auto* steps = new TorchSteps(); // Python ends before this
-    return *steps;
+  void add(const py::dict& names) {
+    modules_.emplace_back(names);
+    modules_.back().set_changed(true);
   }
 
-  void add(Transform transform, const py::dict& names, const std::string& name) {
-    if (names_of(names.ptr()) == nullptr) {
-      names_.emplace_back(names);
-    }
-    of_[static_cast<size_t>(transform)].emplace_back(
-        names.ptr(), py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name.c_str())));
-    names_of(names.ptr())->set_changed(true);
-  }
-
-  bool any(Transform transform) {
-    if (C10_UNLIKELY(std::any_of(names_.begin(), names_.end(), [](const ModuleNames& names) {
-          return names.is_changed();
-        }))) {
-      look();
-    }
-    return any_[static_cast<size_t>(transform)];
-  }
-
-  // The indices of those replaced, in the order in which they were added.
-  py::list replaced(Transform transform) const {
-    const auto& steps = of_[static_cast<size_t>(transform)];
-    py::list indices;
-    for (size_t i = 0; i < steps.size(); ++i) {
-      if (steps[i].is_replaced()) {
-        indices.append(i);
+  bool any_step_replaced(Transform transform) {
+    const auto is_changed = [](const ModuleNames& names) { return names.is_changed(); };
+    if (C10_UNLIKELY(std::any_of(modules_.begin(), modules_.end(), is_changed))) {
+      for (ModuleNames& names : modules_) {
+        names.set_changed(false);
       }
+      const auto look = py::module_::import("torchlayers.steps").attr("look");
+      replaced_ = look().cast<uint64_t>();
     }
-    return indices;
+    return (replaced_ >> static_cast<size_t>(transform) & 1) != 0;
   }
 
   ModuleNames* names_of(PyObject* dict) {
-    const auto found = std::find_if(names_.begin(), names_.end(), [&](const ModuleNames& names) {
-      return names.dict() == dict;
-    });
-    return found == names_.end() ? nullptr : &*found;
+    const auto found = std::find_if(
+        modules_.begin(), modules_.end(), [&](const auto& names) { return names.dict() == dict; });
+    return found == modules_.end() ? nullptr : &*found;
   }
 
  private:
-  void look() {
-    for (ModuleNames& names : names_) {
-      names.set_changed(false);
-    }
-    for (size_t i = 0; i < kTransforms; ++i) {
-      any_[i] = false;
-      for (TorchStep& step : of_[i]) {
-        step.look();
-        any_[i] |= step.is_replaced();
-      }
-    }
-  }
-
-  std::vector<ModuleNames> names_;
-  std::array<std::vector<TorchStep>, kTransforms> of_;
-  std::array<bool, kTransforms> any_{};
+  std::vector<ModuleNames> modules_;
+  uint64_t replaced_ = 0; // a bit for each transform of which a step is
 };
 
 #if PY_VERSION_HEX >= 0x030C0000
 int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
-  if (ModuleNames* names = TorchSteps::instance().names_of(dict)) {
+  if (ModuleNames* names = WatchedModules::instance().names_of(dict)) {
     names->set_changed(true);
   }
   return 0;
@@ -178,48 +102,42 @@ void ModuleNames::watch() {
 }
 #endif
 
-// The functions are (module's names, function's name).
-void watch_steps(size_t transform, const std::vector<std::pair<py::dict, std::string>>& functions) {
-  for (const auto& [names, name] : functions) {
-    TorchSteps::instance().add(static_cast<Transform>(transform), names, name);
-  }
-}
-
-// replaced_steps(transform): None, or the indices of those replaced.
-PyObject* replaced_steps(PyObject*, PyObject* transform) {
-  HANDLE_TH_ERRORS
-  const auto which = static_cast<Transform>(PyLong_AsSize_t(transform));
-  if (!has_replaced_steps(which)) {
-    Py_RETURN_NONE;
-  }
-  return TorchSteps::instance().replaced(which).release().ptr();
-  END_HANDLE_TH_ERRORS
-}
-
 } // namespace
 
-bool has_replaced_steps(Transform transform) {
-  return TorchSteps::instance().any(transform);
+Replaced::Replaced(Transform transform) {
+  if (C10_UNLIKELY(WatchedModules::instance().any_step_replaced(transform))) {
+    const auto replaced = py::module_::import("torchlayers.steps").attr("replaced");
+    steps_ = replaced(static_cast<size_t>(transform));
+  }
+}
+
+py::object Replaced::operator[](const char* step) const {
+  if (C10_LIKELY(!steps_)) {
+    return {};
+  }
+  return py::reinterpret_borrow<py::object>(PyDict_GetItemString(steps_.ptr(), step));
 }
 
 WritesNoStep::WritesNoStep(const py::dict& names) : names_(names) {
-  const ModuleNames* watched = TorchSteps::instance().names_of(names.ptr());
+  const ModuleNames* watched = WatchedModules::instance().names_of(names.ptr());
   was_changed_ = watched == nullptr || watched->is_changed();
 }
 
 WritesNoStep::~WritesNoStep() {
   if (!was_changed_) {
-    TorchSteps::instance().names_of(names_.ptr())->set_changed(false);
+    WatchedModules::instance().names_of(names_.ptr())->set_changed(false);
   }
 }
 
 void bind_steps(py::module_& m) {
-  m.def("watch_steps", &watch_steps);
-  static PyMethodDef methods[] = {
-      {"replaced_steps", &replaced_steps, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
-  if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
-    throw py::error_already_set();
-  }
+  m.def("watch_steps", [](const std::vector<py::dict>& modules) {
+    for (const auto& names : modules) {
+      WatchedModules::instance().add(names);
+    }
+  });
+  m.def("any_step_replaced", [](size_t transform) {
+    return WatchedModules::instance().any_step_replaced(static_cast<Transform>(transform));
+  });
 }
 
 } // namespace torchlayers

@@ -7,10 +7,22 @@
 namespace torchlayers {
 
 enum class Transform : uint8_t { vmap, chunks, grad, jvp, functionalize };
-constexpr size_t kTransforms = 5;
 
-// Whether one of the functions that torch.func's namesake consists of is not torch's own.
-bool has_replaced_steps(Transform transform);
+// The steps of a transform that a package has replaced, as of now: raises where ours can't do
+// without one of them.
+class Replaced {
+ public:
+  explicit Replaced(Transform transform);
+
+  explicit operator bool() const {
+    return static_cast<bool>(steps_);
+  }
+  // What to call in place of our own step, by the name of torch.func's; null where that is torch's.
+  pybind11::object operator[](const char* step) const;
+
+ private:
+  pybind11::object steps_;
+};
 
 // While it lives, what is written to a module's names replaces no step.
 class WritesNoStep {
@@ -25,7 +37,7 @@ class WritesNoStep {
   bool was_changed_;
 };
 
-// watch_steps(transform, functions), and replaced_steps(transform).
+// watch_steps(modules), and any_step_replaced(transform).
 void bind_steps(pybind11::module_& m);
 
 } // namespace torchlayers

@@ -9,9 +9,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// Of the argument of a function made of straight lines.
-#define FLAT TERM({})
-
 // tanh' = 1 - y^2, conjugated for complex numbers as a gradient's factor is.
 template <class T>
 T tanh_curvature(const T& t, const T& g, const T& y) {
@@ -118,7 +115,7 @@ void prelu_backward(JvpCall& call) {
            call.has_tangent(1) ? at::where(x > 0, 0, call.tangent(1) * g) : Tensor()}));
 }
 
-void pull_prelu_backward(VjpCall& call) {
+void prelu_backward_vjp(VjpCall& call) {
   const Tensor& g = call[0];
   const Tensor& x = call[1];
   const Tensor& weight = call[2];
@@ -155,50 +152,45 @@ Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) 
 } // namespace
 
 void add_activation_backwards(Table& rules) {
-  TERMS(
-      "tanh_backward",
-      {0, ONE_PASS(tanh_backward(t, c[1]))},
-      {1, CONJUGATE_ONE_PASS(tanh_curvature(t, c[0], c[1]))});
-  TERMS(
-      "sigmoid_backward",
-      {0, ONE_PASS(sigmoid_backward(t, c[1]))},
-      {1, CONJUGATE_ONE_PASS(sigmoid_curvature(t, c[0], c[1]))});
-  TERMS(
-      "softplus_backward",
-      {0, ONE_PASS(softplus_backward(t, c[1], c.scalar(2), c.scalar(3)))},
-      {1, ONE_PASS(softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3)))});
-  TERMS("silu_backward", {0, ON_FIRST}, {1, CONJUGATE_ONE_PASS(silu_curvature(t, c[0], c[1]))});
-  TERMS("mish_backward", {0, ON_FIRST}, {1, TERM(mish_curvature(t, c[0], c[1]))});
-  TERMS("logit_backward", {0, ON_FIRST}, {1, TERM(logit_curvature(t, c))});
-  TERMS("elu_backward", {0, ON_FIRST}, {5, TERM(elu_curvature(t, c))});
-  TERMS("gelu_backward", {0, ON_FIRST}, {1, TERM(gelu_curvature(t, c))});
-  TERMS(
-      "hardswish_backward",
-      {0, ON_FIRST},
-      {1, TERM(at::where(between(c[1], -3, 3), c[0] * t / 3, 0))});
-  TERMS(
-      "log_sigmoid_backward",
-      {0, TERM(at::log_sigmoid_backward(t, c[1], c[2]))},
-      {1, TERM(log_sigmoid_curvature(t, c[0], c[1]))});
-  TERMS(
-      "glu_backward",
-      {0, TANGENT(on_first(t, c))},
-      {1, TANGENT(glu_curvature(t, c[0], c[1], c.integer(2)))});
-  VJPS(
-      "glu_backward",
-      {0, VJP(at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2)))},
-      {1, VJP(glu_curvature(g, c[0], c[1], c.integer(2)))});
-  WRITTEN("_prelu_kernel_backward", prelu_backward);
-  rules.add_vjp("_prelu_kernel_backward", {0, 1, 2}, {0, 1}, Reads{0b111, 0}, pull_prelu_backward);
-  TRANSPOSED("native_dropout_backward", g * c[1] * c.number(2));
-  TERMS("threshold_backward", {0, ONE_PASS(threshold_backward(t, c[1], c.scalar(2)))}, {1, FLAT});
+  rules["tanh_backward"].terms(
+      TERM(0, tanh_backward(t, c[1])), CONJUGATE_TERM(1, tanh_curvature(t, c[0], c[1])));
+  rules["sigmoid_backward"].terms(
+      TERM(0, sigmoid_backward(t, c[1])), CONJUGATE_TERM(1, sigmoid_curvature(t, c[0], c[1])));
+  rules["softplus_backward"].terms(
+      TERM(0, softplus_backward(t, c[1], c.scalar(2), c.scalar(3))),
+      TERM(1, softplus_curvature(t, c[0], c[1], c.scalar(2), c.scalar(3))));
+  rules["silu_backward"].terms(linear_in_first(), CONJUGATE_TERM(1, silu_curvature(t, c[0], c[1])));
+  rules["mish_backward"].terms(linear_in_first(), TERM(1, mish_curvature(t, c[0], c[1])));
+  rules["logit_backward"].terms(linear_in_first(), TERM(1, logit_curvature(t, c)));
+  rules["elu_backward"].terms(linear_in_first(), TERM(5, elu_curvature(t, c)));
+  rules["gelu_backward"].terms(linear_in_first(), TERM(1, gelu_curvature(t, c)));
+  rules["hardswish_backward"].terms(
+      linear_in_first(), TERM(1, at::where(between(c[1], -3, 3), c[0] * t / 3, 0)));
+  rules["log_sigmoid_backward"].terms(
+      TERM(0, at::log_sigmoid_backward(t, c[1], c[2])),
+      TERM(1, log_sigmoid_curvature(t, c[0], c[1])));
+  rules["glu_backward"]
+      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, glu_curvature(t, c[0], c[1], c.integer(2))))
+      .vjp(
+          VJP(0, at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2))),
+          VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
+  rules["_prelu_kernel_backward"]
+      .jvp(prelu_backward)
+      .vjp(
+          prelu_backward_vjp,
+          {.by = {"grad_output", "self", "weight"},
+           .of = {"result", "result1"},
+           .saves = {"grad_output", "self", "weight"}});
+  LINEAR("native_dropout_backward", g * c[1] * c.number(2));
+  rules["threshold_backward"].terms(
+      TERM(0, threshold_backward(t, c[1], c.scalar(2))), TERM(1, Tensor()));
   for (const char* name :
        {"leaky_relu_backward",
         "hardtanh_backward",
         "hardsigmoid_backward",
         "hardshrink_backward",
         "softshrink_backward"}) {
-    TERMS(name, {0, ON_FIRST}, {1, FLAT});
+    rules[name].terms(linear_in_first(), TERM(1, Tensor())); // of straight lines
   }
 }
 

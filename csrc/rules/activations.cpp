@@ -32,7 +32,8 @@ Tensor mish_tangent(const Tensor& t, const Tensor& x) {
   return t * (h + x * x.sigmoid() * (1 - h * h));
 }
 
-Tensor logit_tangent(const Tensor& t, const Tensor& x, std::optional<double> eps) {
+Tensor logit_tangent(const Tensor& t, const Tensor& x, const c10::IValue& bound) {
+  const auto eps = bound.toOptional<double>();
   if (!is_differentiated_below({t, x})) {
     return at::logit_backward(t, x, eps);
   }
@@ -94,10 +95,10 @@ Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
 } // namespace
 
 void add_activations(Table& rules) {
-  POINTWISE("relu", threshold_backward(t, y, 0));
-  POINTWISE("silu", silu_tangent(t, x));
+  ELEMENTWISE("relu", threshold_backward(t, y, 0));
+  ELEMENTWISE("silu", silu_tangent(t, x));
   ELEMENTWISE("mish", mish_tangent(t, x));
-  ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1).toOptional<double>()));
+  ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1)));
   ELEMENTWISE("gelu", gelu_tangent(t, c));
   ELEMENTWISE(
       "elu", at::elu_backward(t, c.scalar(1), c.scalar(2), c.scalar(3), /*is_result=*/false, x));
@@ -109,15 +110,17 @@ void add_activations(Table& rules) {
   ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x));
   ELEMENTWISE("hardswish", at::hardswish_backward(t, x));
   ELEMENTWISE("hardtanh", at::hardtanh_backward(t, x, c.scalar(1), c.scalar(2)));
-  POINTWISE("leaky_relu", leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
-  POINTWISE("softplus", softplus_backward(t, x, c.scalar(1), c.scalar(2)));
+  ELEMENTWISE("leaky_relu", leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
+  ELEMENTWISE("softplus", softplus_backward(t, x, c.scalar(1), c.scalar(2)));
   ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
-  POINTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
-  TERMS("glu", {0, TANGENT(at::glu_jvp(y, x, t, c.integer(1)))});
-  VJPS("glu", {0, VJP(at::glu_backward(g, x, c.integer(1)))});
-  TERMS("_prelu_kernel", {0, TERM(prelu_of_input(t, x, c[1]))}, {1, TERM(prelu_of_weight(t, x))});
-  WRITTEN("log_sigmoid_forward", log_sigmoid);
-  VJPS("log_sigmoid_forward", {0, VJP(at::log_sigmoid_backward(g, x, c.result(1)))});
+  ELEMENTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
+  rules["glu"]
+      .jvp(TANGENT(0, at::glu_jvp(y, x, t, c.integer(1))))
+      .vjp(VJP(0, at::glu_backward(g, x, c.integer(1))));
+  rules["_prelu_kernel"].terms(TERM(0, prelu_of_input(t, x, c[1])), TERM(1, prelu_of_weight(t, x)));
+  rules["log_sigmoid_forward"]
+      .jvp(log_sigmoid)
+      .vjp(VJP(0, at::log_sigmoid_backward(g, x, c.result(1))));
 }
 
 } // namespace torchlayers

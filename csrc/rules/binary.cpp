@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/errors.h"
+#include "core/torch_versions.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -104,6 +105,11 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
       [&](const auto& t, const auto& x) { return times_slope_of_power(t, x, exponent); }, t, x);
 }
 
+// Of tensors alone: by one, it is t itself.
+Tensor scaled_by(const Tensor& t, const Scalar& alpha) {
+  return times(t, alpha);
+}
+
 // Any number to the power of 0 is 1, and has no slope. But the slope has one by the exponent, which
 // is what base ** -1 is, for any base that has powers near.
 Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
@@ -195,19 +201,35 @@ void choose(JvpCall& call) {
   }
 }
 
-Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
-  const auto at_least = [&] { return low.isTensor() ? x >= low.toTensor() : x >= low.toScalar(); };
-  const auto at_most = [&] {
-    return high.isTensor() ? x <= high.toTensor() : x <= high.toScalar();
-  };
-  if (low.isNone()) {
-    return at_most();
+template <class X, class Bound>
+auto is_over(const X& x, const Bound& low) {
+  if constexpr (kTiesAreShared) {
+    return x > low;
+  } else {
+    return x >= low;
   }
-  return high.isNone() ? at_least() : at_least().logical_and(at_most());
 }
 
-Tensor by_logistic(const Tensor& t, const Tensor& difference) {
-  return t * difference.sigmoid();
+template <class X, class Bound>
+auto is_under(const X& x, const Bound& high) {
+  if constexpr (kTiesAreShared) {
+    return x < high;
+  } else {
+    return x <= high;
+  }
+}
+
+Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) {
+  if (low.isNone()) {
+    return is_under(x, high.toScalar());
+  }
+  const Tensor over = is_over(x, low.toScalar());
+  return high.isNone() ? over : over.logical_and(is_under(x, high.toScalar()));
+}
+
+// What is given where two values are equal, and elsewhere.
+Tensor on_ties(const Tensor& t, const Tensor& x, const Tensor& other, const Tensor& elsewhere) {
+  return kTiesAreShared ? at::where(x == other, t / 2, elsewhere) : elsewhere;
 }
 
 // How far from start to end each of the result's values is.
@@ -253,140 +275,153 @@ void zeta(JvpCall& call) {
   call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
 }
 
-// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one.
-Tensor below(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return high.defined() ? (x < low).logical_and(low < high) : x < low;
+// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one;
+// either may be undefined. Where the bounds meet or cross, x does not share with them.
+Tensor meets(const Tensor& x, const Tensor& bound, const Tensor& low, const Tensor& high) {
+  const Tensor equal = x == bound;
+  return low.defined() && high.defined() ? equal.logical_and(low < high) : equal;
 }
 
-Tensor above(const Tensor& x, const Tensor& low, const Tensor& high) {
-  return low.defined() ? (x > high).logical_or(high < low) : x > high;
+// What a lone bound is given: as maximum and minimum do it, all of it where one is nan.
+Tensor of_bound(const Tensor& t, const Tensor& x, const Tensor& bound, const Tensor& is_past) {
+  return at::where(is_past, 0, at::where(x == bound, t / 2, t));
+}
+
+Tensor of_low(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(high.defined() ? (x < low).logical_and(low < high) : x < low, t, 0);
+  }
+  if (!high.defined()) {
+    return of_bound(t, x, low, x > low);
+  }
+  const Tensor all = at::where((x < low).logical_and(low <= high), t, 0);
+  return at::where(meets(x, low, low, high), t / 2, all);
+}
+
+Tensor of_high(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  if (!kTiesAreShared) {
+    return at::where(low.defined() ? (x > high).logical_or(high < low) : x > high, t, 0);
+  }
+  if (!low.defined()) {
+    return of_bound(t, x, high, x < high);
+  }
+  const Tensor is_over = (x > high).logical_and(low <= high).logical_or(high < low);
+  return at::where(meets(x, high, low, high), t / 2, at::where(is_over, t, 0));
+}
+
+Tensor of_clamped(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
+  Tensor given = t;
+  for (const auto& [bound, is_low] : {std::pair(low, true), std::pair(high, false)}) {
+    if (!bound.defined()) {
+      continue;
+    }
+    if (kTiesAreShared) {
+      given = at::where(meets(x, bound, low, high), t / 2, given);
+      given = at::where(is_low ? x < bound : x > bound, 0, given);
+    } else {
+      given = at::where(is_low ? x >= bound : x <= bound, given, 0);
+    }
+  }
+  return given;
 }
 
 } // namespace
 
 void add_binary(Table& rules) {
-  TERMS("add.Tensor", {0, TERM(t)}, {1, TERM(times(t, c.scalar(2)))});
-  TERMS("sub.Tensor", {0, TERM(t)}, {1, ONE_PASS(times(-t, c.scalar(2)))});
-  TERMS("rsub.Tensor", {0, ONE_PASS(times(-t, c.scalar(2)))}, {1, TERM(t)});
+  rules["add.Tensor"].terms(TERM(0, t), TERM(1, scaled_by(t, c.scalar(2))));
+  rules["sub.Tensor"].terms(TERM(0, t), TERM(1, times(-t, c.scalar(2))));
+  rules["rsub.Tensor"].terms(TERM(0, times(-t, c.scalar(2))), TERM(1, t));
   ELEMENTWISE("add.Scalar", t);
   ELEMENTWISE("sub.Scalar", t);
-  POINTWISE("rsub.Scalar", times(-t, c.scalar(2)));
-  WRITTEN("mul.Tensor", mul);
-  SYMMETRIC("mul.Tensor", {0, ONE_PASS(t * c[1])}, {1, ONE_PASS(c[0] * t)});
-  POINTWISE("mul.Scalar", t * c.scalar(1));
-  WRITTEN("div.Tensor", quotient);
-  SYMMETRIC("div.Tensor", {0, ONE_PASS(t / c[1])}, {1, ONE_PASS(-t * (c[0] / c[1] / c[1]))});
-  POINTWISE("div.Scalar", t / c.scalar(1));
-  WRITTEN("div.Tensor_mode", quotient_with_mode);
-  SYMMETRIC(
-      "div.Tensor_mode",
-      {0, TERM(c.arg(2).isNone() ? t / c[1] : Tensor())},
-      {1, TERM(c.arg(2).isNone() ? -t * (c[0] / c[1] / c[1]) : Tensor())});
+  ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2)));
+  rules["mul.Tensor"].jvp(mul).vjp(TERM(0, t * c[1]), TERM(1, c[0] * t));
+  ELEMENTWISE("mul.Scalar", t * c.scalar(1));
+  rules["div.Tensor"].jvp(quotient).vjp(TERM(0, t / c[1]), TERM(1, -t * (c[0] / c[1] / c[1])));
+  ELEMENTWISE("div.Scalar", t / c.scalar(1));
+  rules["div.Tensor_mode"]
+      .jvp(quotient_with_mode)
+      .vjp(
+          TERM(0, c.arg(2).isNone() ? t / c[1] : Tensor()),
+          TERM(1, c.arg(2).isNone() ? -t * (c[0] / c[1] / c[1]) : Tensor()));
   ELEMENTWISE("div.Scalar_mode", c.arg(2).isNone() ? t / c.scalar(1) : Tensor());
-  TERMS(
-      "addcmul",
-      {0, TERM(t)},
-      {1, ONE_PASS(times(t * c[2], c.scalar(3)))},
-      {2, ONE_PASS(times(c[1] * t, c.scalar(3)))});
-  TERMS(
-      "addcdiv",
-      {0, TERM(t)},
-      {1, ONE_PASS(times(t / c[2], c.scalar(3)))},
-      {2, ONE_PASS(-times(t * (c[1] / c[2] / c[2]), c.scalar(3)))});
-  TERMS("lerp.Scalar", {0, ONE_PASS(t - t * c.scalar(2))}, {1, ONE_PASS(t * c.scalar(2))});
-  TERMS(
-      "lerp.Tensor", {0, TERM(t * (1 - c[2]))}, {1, TERM(t * c[2])}, {2, TERM(t * (c[1] - c[0]))});
+  rules["addcmul"].terms(
+      TERM(0, t), TERM(1, times(t * c[2], c.scalar(3))), TERM(2, times(c[1] * t, c.scalar(3))));
+  rules["addcdiv"].terms(
+      TERM(0, t),
+      TERM(1, times(t / c[2], c.scalar(3))),
+      TERM(2, -times(t * (c[1] / c[2] / c[2]), c.scalar(3))));
+  rules["lerp.Scalar"].terms(TERM(0, t - t * c.scalar(2)), TERM(1, t * c.scalar(2)));
+  rules["lerp.Tensor"].terms(
+      TERM(0, t * (1 - c[2])), TERM(1, t * c[2]), TERM(2, t * (c[1] - c[0])));
 
   ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
-  TERMS(
-      "pow.Tensor_Tensor",
-      {0, TERM(power_base(t, c[0], c[1]))},
-      {1, TERM(power_exponent(t, c[0], c[1], y))});
-  TERMS("pow.Scalar", {1, TERM(scalar_power_exponent(t, c.scalar(0), c[1], y))});
-  TERMS("atan2", {0, ONE_PASS(turned(t, c[1], c[0]))}, {1, ONE_PASS(-turned(t, c[0], c[1]))});
-  TERMS("hypot", {0, ONE_PASS(t * (c[0] / y))}, {1, ONE_PASS(t * (c[1] / y))});
-  TERMS(
-      "logaddexp", {0, TERM(by_logistic(t, c[0] - c[1]))}, {1, TERM(by_logistic(t, c[1] - c[0]))});
-  TERMS(
-      "logaddexp2",
-      {0, TERM(t / (1 + (c[1] - c[0]).exp2()))},
-      {1, TERM(t / (1 + (c[0] - c[1]).exp2()))});
-  TERMS(
-      "xlogy.Tensor",
-      {0, TERM(at::xlogy(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= 0), 0))},
-      {1, TERM(t * c[0] / c[1])});
-  TERMS("remainder.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "floor"))});
-  TERMS("fmod.Tensor", {0, TERM(t)}, {1, TERM(-t * c[0].div(c[1], "trunc"))});
+  rules["pow.Tensor_Tensor"].terms(
+      TERM(0, power_base(t, c[0], c[1])), TERM(1, power_exponent(t, c[0], c[1], y)));
+  rules["pow.Scalar"].terms(TERM(1, scalar_power_exponent(t, c.scalar(0), c[1], y)));
+  rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
+  rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
+  rules["logaddexp"].terms(
+      TERM(0, t * (c[0] - c[1]).sigmoid()), TERM(1, t * (c[1] - c[0]).sigmoid()));
+  rules["logaddexp2"].terms(
+      TERM(0, t / (1 + (c[1] - c[0]).exp2())), TERM(1, t / (1 + (c[0] - c[1]).exp2())));
+  rules["xlogy.Tensor"].terms(
+      TERM(0, at::xlogy(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= 0), 0)),
+      TERM(1, t * c[0] / c[1]));
+  rules["remainder.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "floor")));
+  rules["fmod.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "trunc")));
   ELEMENTWISE("remainder.Scalar", t);
   ELEMENTWISE("fmod.Scalar", t);
-  TERMS("copysign.Tensor", {0, TERM(t * (y / x).masked_fill(x == 0, 0))});
+  rules["copysign.Tensor"].terms(TERM(0, t * (y / x).masked_fill(x == 0, 0)));
   ELEMENTWISE("copysign.Scalar", t * (y / x).masked_fill(x == 0, 0));
 
   // A half each where they are equal, and all of it each where one is nan.
-  TERMS(
-      "maximum",
-      {0, ONE_PASS(where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t)))},
-      {1, ONE_PASS(where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t)))});
-  TERMS(
-      "minimum",
-      {0, ONE_PASS(where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t)))},
-      {1, ONE_PASS(where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t)))});
-  TERMS(
-      "fmax",
-      {0, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))},
-      {1, TERM(at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))});
-  TERMS(
-      "fmin",
-      {0, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))},
-      {1, TERM(at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))});
+  rules["maximum"].terms(
+      TERM(0, where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t))),
+      TERM(1, where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t))));
+  rules["minimum"].terms(
+      TERM(0, where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t))),
+      TERM(1, where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t))));
+  rules["fmax"].terms(
+      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))),
+      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))));
+  rules["fmin"].terms(
+      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))),
+      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))));
   ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
-  POINTWISE("clamp_min", where(x >= c.scalar(1), t, 0));
-  POINTWISE("clamp_max", where(x <= c.scalar(1), t, 0));
-  TERMS(
-      "clamp_min.Tensor",
-      {0, TERM(at::where(c[0] >= c[1], t, 0))},
-      {1, TERM(at::where(c[0] < c[1], t, 0))});
-  TERMS(
-      "clamp_max.Tensor",
-      {0, TERM(at::where(c[0] <= c[1], t, 0))},
-      {1, TERM(at::where(c[0] > c[1], t, 0))});
+  ELEMENTWISE("clamp_min", where(is_over(x, c.scalar(1)), t, 0));
+  ELEMENTWISE("clamp_max", where(is_under(x, c.scalar(1)), t, 0));
+  rules["clamp_min.Tensor"].terms(
+      TERM(0, of_clamped(t, c[0], c[1], {})), TERM(1, of_low(t, c[0], c[1], {})));
+  rules["clamp_max.Tensor"].terms(
+      TERM(0, of_clamped(t, c[0], {}, c[1])), TERM(1, of_high(t, c[0], {}, c[1])));
 
-  TERMS(
-      "clamp.Tensor",
-      {0, TERM(at::where(inside(x, c.arg(1), c.arg(2)), t, 0))},
-      {1, TERM(at::where(below(x, c[1], c[2]), t, 0))},
-      {2, TERM(at::where(above(x, c[1], c[2]), t, 0))});
+  rules["clamp.Tensor"].terms(
+      TERM(0, of_clamped(t, c[0], c[1], c[2])),
+      TERM(1, of_low(t, c[0], c[1], c[2])),
+      TERM(2, of_high(t, c[0], c[1], c[2])));
 
-  TERMS(
-      "special_xlog1py",
-      {0, TERM(at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0))},
-      {1, TERM(t * c[0] / (c[1] + 1))});
-  WRITTEN("igamma", incomplete_gamma<1>);
-  VJPS("igamma", {1, VJP(g * gamma_density(c[0], c[1]))});
-  WRITTEN("igammac", incomplete_gamma<-1>);
-  VJPS("igammac", {1, VJP(-g * gamma_density(c[0], c[1]))});
-  WRITTEN("special_zeta", zeta);
-  VJPS("special_zeta", {1, VJP(zeta_of_second(g, c[0], c[1]))});
-  TERMS("special_zeta.self_scalar", {1, TERM(zeta_of_scalar(t, c.scalar(0), c[1]))});
-  TERMS("ldexp.Tensor", {0, TERM(t * at::pow(2, c[1]))}, {1, TERM(t * y * M_LN2)});
-  TERMS("nextafter", {0, TERM(at::where(c[0] != c[1], t, 0))}, {1, TERM({})});
-  TERMS("complex", {0, TERM(t)}, {1, TERM(t * kImaginaryUnit)});
-  TERMS(
-      "polar",
-      {0, TANGENT(t * at::polar(at::ones_like(c[1]), c[1]))},
-      {1, TANGENT(t * y * kImaginaryUnit)});
-  VJPS("polar", {0, VJP(g * y.sgn().conj())}, {1, VJP(g * (y * kImaginaryUnit).conj())});
-  TERMS("heaviside", {1, TERM(at::where(c[0] == 0, t, 0))});
-  TERMS(
-      "linspace.Tensor_Tensor",
-      {0, TERM(t * (1 - fractions(y, c.integer(2))))},
-      {1, TERM(t * fractions(y, c.integer(2)))});
-  TERMS("linspace.Tensor_Scalar", {0, TERM(t * (1 - fractions(y, c.integer(2))))});
-  TERMS("linspace.Scalar_Tensor", {1, TERM(t * fractions(y, c.integer(2)))});
-  WRITTEN("where.self", choose);
-  SYMMETRIC("where.self", {1, ONE_PASS(where(c[0], t, 0))}, {2, ONE_PASS(where(c[0], 0, t))});
+  rules["special_xlog1py"].terms(
+      TERM(0, at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0)),
+      TERM(1, t * c[0] / (c[1] + 1)));
+  rules["igamma"].jvp(incomplete_gamma<1>).vjp(VJP(1, g * gamma_density(c[0], c[1])));
+  rules["igammac"].jvp(incomplete_gamma<-1>).vjp(VJP(1, -g * gamma_density(c[0], c[1])));
+  rules["special_zeta"].jvp(zeta).vjp(VJP(1, zeta_of_second(g, c[0], c[1])));
+  rules["special_zeta.self_scalar"].terms(TERM(1, zeta_of_scalar(t, c.scalar(0), c[1])));
+  rules["ldexp.Tensor"].terms(TERM(0, t * at::pow(2, c[1])), TERM(1, at::mul(t * y, M_LN2)));
+  rules["nextafter"].terms(TERM(0, at::where(c[0] != c[1], t, 0)), TERM(1, Tensor()));
+  rules["complex"].terms(TERM(0, t), TERM(1, t * kImaginaryUnit));
+  rules["polar"]
+      .jvp(TANGENT(0, t * at::polar(at::ones_like(c[1]), c[1])), TANGENT(1, t * y * kImaginaryUnit))
+      .vjp(VJP(0, g * y.sgn().conj()), VJP(1, g * (y * kImaginaryUnit).conj()));
+  rules["heaviside"].terms(TERM(1, at::where(c[0] == 0, t, 0)));
+  rules["linspace.Tensor_Tensor"].terms(
+      TERM(0, t * (1 - fractions(y, c.integer(2)))), TERM(1, t * fractions(y, c.integer(2))));
+  rules["linspace.Tensor_Scalar"].terms(TERM(0, t * (1 - fractions(y, c.integer(2)))));
+  rules["linspace.Scalar_Tensor"].terms(TERM(1, t * fractions(y, c.integer(2))));
+  rules["where.self"].jvp(choose).vjp(TERM(1, where(c[0], t, 0)), TERM(2, where(c[0], 0, t)));
   ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
-  TERMS("masked_fill.Tensor", {0, TERM(t.masked_fill(c[1], 0))}, {2, TERM(at::where(c[1], t, 0))});
+  rules["masked_fill.Tensor"].terms(
+      TERM(0, t.masked_fill(c[1], 0)), TERM(2, at::where(c[1], t, 0)));
 }
 
 } // namespace torchlayers

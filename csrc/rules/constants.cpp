@@ -48,7 +48,7 @@ void add_constants(Table& rules) {
            "new_empty",
            "new_empty_strided",
        }) {
-    CONSTANT(name);
+    rules[name].constant();
   }
   for (const char* name : {
            "floor",
@@ -62,7 +62,7 @@ void add_constants(Table& rules) {
            "fill.Scalar",
            "zero",
        }) {
-    STEP(name);
+    rules[name].step();
   }
 }
 

@@ -48,7 +48,7 @@ void convolution_backward(JvpCall& call) {
   }
 }
 
-void pull_convolution(VjpCall& call) {
+void convolution_vjp(VjpCall& call) {
   const std::array<bool, 3> mask{call.wants(0), call.wants(1), call.wants(2)};
   give_each(
       call,
@@ -67,7 +67,7 @@ void pull_convolution(VjpCall& call) {
           mask));
 }
 
-void pull_convolution_backward(VjpCall& call) {
+void convolution_backward_vjp(VjpCall& call) {
   const auto mask = call.arg(10).toBoolList();
   std::array<std::optional<Tensor>, 3> cotangents; // a result that was not asked for has none
   size_t place = 0;
@@ -98,12 +98,17 @@ void pull_convolution_backward(VjpCall& call) {
 } // namespace
 
 void add_convolutions(Table& rules) {
-  WRITTEN("convolution", convolution);
-  rules.add_vjp("convolution", {0, 1, 2}, {0}, Reads{0b11, 0}, pull_convolution);
-  WRITTEN("_convolution", convolution);
-  WRITTEN("convolution_backward", convolution_backward);
-  rules.add_vjp(
-      "convolution_backward", {0, 1, 2}, {0, 1, 2}, Reads{0b111, 0}, pull_convolution_backward);
+  rules["convolution"]
+      .jvp(convolution)
+      .vjp(convolution_vjp, {.by = {"input", "weight", "bias"}, .saves = {"input", "weight"}});
+  rules["_convolution"].jvp(convolution);
+  rules["convolution_backward"]
+      .jvp(convolution_backward)
+      .vjp(
+          convolution_backward_vjp,
+          {.by = {"grad_output", "input", "weight"},
+           .of = {"result", "result1", "result2"},
+           .saves = {"grad_output", "input", "weight"}});
 }
 
 } // namespace torchlayers

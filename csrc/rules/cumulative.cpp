@@ -166,14 +166,16 @@ Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, 
 } // namespace
 
 void add_cumulative(Table& rules) {
-  TERMS("prod", {0, TANGENT(product_tangent(t, x, y))});
-  VJPS("prod", {0, VJP(product_gradient(g, x, y))});
-  TERMS("prod.dim_int", {0, TANGENT(product_tangent_along(t, x, y, c.integer(1), c.flag(2)))});
-  VJPS("prod.dim_int", {0, VJP(product_gradient_along(g, x, y, c.integer(1), c.flag(2)))});
-  TERMS("cumprod", {0, TANGENT(cumprod_tangent(t, x, y, c.integer(1)))});
-  VJPS("cumprod", {0, VJP(cumprod_gradient(g, x, y, c.integer(1)))});
-  TERMS("logcumsumexp", {0, TANGENT(logcumsumexp_tangent(t, x, y, c.integer(1)))});
-  VJPS("logcumsumexp", {0, VJP(logcumsumexp_gradient(g, x, y, c.integer(1)))});
+  rules["prod"].jvp(TANGENT(0, product_tangent(t, x, y))).vjp(VJP(0, product_gradient(g, x, y)));
+  rules["prod.dim_int"]
+      .jvp(TANGENT(0, product_tangent_along(t, x, y, c.integer(1), c.flag(2))))
+      .vjp(VJP(0, product_gradient_along(g, x, y, c.integer(1), c.flag(2))));
+  rules["cumprod"]
+      .jvp(TANGENT(0, cumprod_tangent(t, x, y, c.integer(1))))
+      .vjp(VJP(0, cumprod_gradient(g, x, y, c.integer(1))));
+  rules["logcumsumexp"]
+      .jvp(TANGENT(0, logcumsumexp_tangent(t, x, y, c.integer(1))))
+      .vjp(VJP(0, logcumsumexp_gradient(g, x, y, c.integer(1))));
 }
 
 } // namespace torchlayers

@@ -7,7 +7,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-using Places = std::vector<size_t>;
 
 Tensor mean_of(const Tensor& one, const Tensor& other) {
   return in_one_pass([](const auto& a, const auto& b) { return 0.5 * (a + b); }, one, other);
@@ -181,7 +180,7 @@ void lu(JvpCall& call) {
   call.set_tangent(2, tangents.upper);
 }
 
-void pull_lu(VjpCall& call) {
+void lu_vjp(VjpCall& call) {
   const Triangles factors{call.result(1), call.result(2)};
   const auto& by = call.cotangents();
   const Triangles g{
@@ -201,7 +200,7 @@ void lu_unpack(JvpCall& call) {
   }
 }
 
-void pull_lu_unpack(VjpCall& call) {
+void lu_unpack_vjp(VjpCall& call) {
   const auto& by = call.cotangents();
   const c10::SymIntArrayRef sizes = call.sizes_of(0);
   const c10::SymInt rows = sizes[sizes.size() - 2];
@@ -254,7 +253,7 @@ void qr(JvpCall& call) {
   }
 }
 
-void pull_qr(VjpCall& call) {
+void qr_vjp(VjpCall& call) {
   check_qr(call);
   const Tensor& q = call.result(0);
   const Tensor& r = call.result(1);
@@ -384,7 +383,7 @@ void householder_product(JvpCall& call) {
           /*adjoint=*/false));
 }
 
-void pull_householder_product(VjpCall& call) {
+void householder_product_vjp(VjpCall& call) {
   const Reflections reflections(call[0], call[1]);
   give_reflections(call, reflections, call.cotangents()[0], first_columns_of_one(call));
 }
@@ -410,7 +409,7 @@ void multiply_by_reflections(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_multiply_by_reflections(VjpCall& call) {
+void multiply_by_reflections_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const bool left = call.flag(3);
   const bool adjoint = call.flag(4);
@@ -432,26 +431,21 @@ void pull_multiply_by_reflections(VjpCall& call) {
 } // namespace
 
 void add_decompositions(Table& rules) {
-  WRITTEN("linalg_cholesky_ex", cholesky);
-  VJPS("linalg_cholesky_ex", {0, VJP(cholesky_gradient(g, y, c.flag(1)))});
-  WRITTEN("cholesky", cholesky);
-  VJPS("cholesky", {0, VJP(cholesky_gradient(g, y, c.flag(1)))});
-  WRITTEN("linalg_lu_factor_ex", lu_factor);
-  VJPS("linalg_lu_factor_ex", {0, VJP(lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1)))});
-  WRITTEN("linalg_lu", lu);
-  rules.add_vjp(
-      "linalg_lu", std::make_unique<AtOnce>(Places{0}, Places{1, 2}, Reads{0, 0b111}, pull_lu));
-  WRITTEN("lu_unpack", lu_unpack);
-  rules.add_vjp(
-      "lu_unpack", std::make_unique<AtOnce>(Places{0}, Places{1, 2}, Reads(), pull_lu_unpack));
-  WRITTEN("linalg_qr", qr);
-  rules.add_vjp(
-      "linalg_qr", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_qr));
-  WRITTEN("linalg_householder_product", householder_product);
-  rules.add_vjp(
-      "linalg_householder_product", {0, 1}, {0}, Reads{0b11, 0}, pull_householder_product);
-  WRITTEN("ormqr", multiply_by_reflections);
-  rules.add_vjp("ormqr", {0, 1, 2}, {0}, Reads{0b111, 0}, pull_multiply_by_reflections);
+  rules["linalg_cholesky_ex"].jvp(cholesky).vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))));
+  rules["cholesky"].jvp(cholesky).vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))));
+  rules["linalg_lu_factor_ex"].jvp(lu_factor).vjp(
+      VJP(0, lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1))));
+  rules["linalg_lu"].jvp(lu).vjp(lu_vjp, {.by = {"A"}, .of = {"L", "U"}, .saves = {"P", "L", "U"}});
+  rules["lu_unpack"].jvp(lu_unpack).vjp(lu_unpack_vjp, {.by = {"LU_data"}, .of = {"L", "U"}});
+  rules["linalg_qr"].jvp(qr).vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}});
+  rules["linalg_householder_product"]
+      .jvp(householder_product)
+      .vjp(householder_product_vjp, {.by = {"input", "tau"}, .saves = {"input", "tau"}});
+  rules["ormqr"]
+      .jvp(multiply_by_reflections)
+      .vjp(
+          multiply_by_reflections_vjp,
+          {.by = {"self", "input2", "input3"}, .saves = {"self", "input2", "input3"}});
 }
 
 } // namespace torchlayers

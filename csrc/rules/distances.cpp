@@ -194,7 +194,7 @@ void cdist_backward(JvpCall& call) {
       0, sum_of({by_cotangent(call), of_pairs.defined() ? of_pairs.sum(-2) : of_pairs}));
 }
 
-void pull_cdist_backward(VjpCall& call) {
+void cdist_backward_vjp(VjpCall& call) {
   const Distances found(differences(call[1], call[2]), call[4], call.number(3));
   if (found.is_constant()) {
     return;
@@ -263,7 +263,7 @@ void pdist_backward(JvpCall& call) {
       sum_of({by_cotangent(call), of_pairs.defined() ? pairs.sum(of_pairs, call[1]) : of_pairs}));
 }
 
-void pull_pdist_backward(VjpCall& call) {
+void pdist_backward_vjp(VjpCall& call) {
   const Pairs pairs(call[1]);
   const Distances found(pairs.differences(call[1]), call[3], call.number(2));
   if (found.is_constant()) {
@@ -289,31 +289,32 @@ void pull_pdist_backward(VjpCall& call) {
 
 void add_distances(Table& rules) {
   for (const char* name : {"linalg_vector_norm", "norm.ScalarOpt_dim"}) {
-    WRITTEN(name, vector_norm);
-    VJPS(
-        name, {0, VJP(norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)}))});
+    rules[name]
+        .jvp(vector_norm)
+        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})));
   }
-  TERMS(
-      "dist",
-      {0, TANGENT(norm_tangent(t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
-      {1, TANGENT(norm_tangent(-t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
-  VJPS(
-      "dist",
-      {0, VJP(norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))},
-      {1, VJP(norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false}))});
-  WRITTEN("_cdist_forward", cdist);
-  VJPS(
-      "_cdist_forward",
-      {0, VJP(at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y))},
-      {1,
-       VJP(at::_cdist_backward(
-           g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous()))});
-  WRITTEN("_cdist_backward", cdist_backward);
-  rules.add_vjp("_cdist_backward", {0, 1, 2, 4}, {0}, Reads{0b10111, 0}, pull_cdist_backward);
-  WRITTEN("_pdist_forward", pdist);
-  VJPS("_pdist_forward", {0, VJP(at::_pdist_backward(g, x, c.number(1), y))});
-  WRITTEN("_pdist_backward", pdist_backward);
-  rules.add_vjp("_pdist_backward", {0, 1, 3}, {0}, Reads{0b1011, 0}, pull_pdist_backward);
+  rules["dist"]
+      .jvp(
+          TANGENT(0, norm_tangent(t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})),
+          TANGENT(1, norm_tangent(-t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})))
+      .vjp(
+          VJP(0, norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})),
+          VJP(1, norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})));
+  rules["_cdist_forward"].jvp(cdist).vjp(
+      VJP(0, at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y)),
+      VJP(1,
+          at::_cdist_backward(g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous())));
+  rules["_cdist_backward"]
+      .jvp(cdist_backward)
+      .vjp(
+          cdist_backward_vjp,
+          {.by = {"grad", "x1", "x2", "cdist"}, .saves = {"grad", "x1", "x2", "cdist"}});
+  rules["_pdist_forward"].jvp(pdist).vjp(VJP(0, at::_pdist_backward(g, x, c.number(1), y)));
+  rules["_pdist_backward"]
+      .jvp(pdist_backward)
+      .vjp(
+          pdist_backward_vjp,
+          {.by = {"grad", "self", "pdist"}, .saves = {"grad", "self", "pdist"}});
 }
 
 } // namespace torchlayers

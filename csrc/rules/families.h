@@ -1,7 +1,7 @@
 // The families of rules, a file each.
 #pragma once
 
-#include "rules/rule.h"
+#include "rules/table.h"
 
 namespace torchlayers {
 

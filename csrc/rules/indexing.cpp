@@ -29,7 +29,7 @@ void embedding_bag(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_embedding_bag(VjpCall& call) {
+void embedding_bag_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   if (call.wants(0)) {
     call.give(
@@ -114,64 +114,59 @@ Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValu
 } // namespace
 
 void add_indexing(Table& rules) {
-  TRANSPOSED("take", g.new_zeros_symint(c.sizes_of(0)).put(c[1], g, /*accumulate=*/true));
-  TRANSPOSED("masked_select", put_by_mask(g, c.sizes_of(0), c[1]));
-  TRANSPOSED("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
-  TRANSPOSED("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
-  TRANSPOSED("index_select", g.new_zeros_symint(c.sizes_of(0)).index_add(c.integer(1), c[2], g));
-  TRANSPOSED("gather", g.new_zeros_symint(c.sizes_of(0)).scatter_add(c.integer(1), c[2], g));
-  TRANSPOSED(
+  LINEAR("take", g.new_zeros_symint(c.sizes_of(0)).put(c[1], g, /*accumulate=*/true));
+  LINEAR("masked_select", put_by_mask(g, c.sizes_of(0), c[1]));
+  LINEAR("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
+  LINEAR("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
+  LINEAR("index_select", g.new_zeros_symint(c.sizes_of(0)).index_add(c.integer(1), c[2], g));
+  LINEAR("gather", g.new_zeros_symint(c.sizes_of(0)).scatter_add(c.integer(1), c[2], g));
+  LINEAR(
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
-  TRANSPOSED("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
-  WRITTEN("_embedding_bag", embedding_bag);
-  rules.add_vjp("_embedding_bag", {0, 6}, {0}, Reads{0b1000111, 0b1110}, pull_embedding_bag);
-  MULTILINEAR("_embedding_bag_backward", 0, 10);
-  MULTILINEAR("_embedding_bag_per_sample_weights_backward", 0, 1);
+  LINEAR("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
+  rules["_embedding_bag"]
+      .jvp(embedding_bag)
+      .vjp(
+          embedding_bag_vjp,
+          {.by = {"weight", "per_sample_weights"},
+           .saves = {
+               "weight",
+               "indices",
+               "offsets",
+               "per_sample_weights",
+               "result1",
+               "result2",
+               "result3"}});
+  rules["_embedding_bag_backward"].linear_in(0, 10);
+  rules["_embedding_bag_per_sample_weights_backward"].linear_in(0, 1);
   for (const char* name : {"index_put", "_unsafe_index_put"}) {
-    LINEAR_TOGETHER(name, 0, 2);
-    VJPS(
-        name,
-        {0, VJP(c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList()))},
-        {2, VJP(at::index(g, c.arg(1).toOptionalTensorList()))});
+    rules[name].jointly_linear_in(0, 2).vjp(
+        VJP(0, c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList())),
+        VJP(2, at::index(g, c.arg(1).toOptionalTensorList())));
   }
-  LINEAR_TOGETHER("index_add", 0, 3);
-  VJPS(
-      "index_add",
-      {0, VJP(g)},
-      {3, VJP(times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj()))});
-  LINEAR_TOGETHER("index_copy", 0, 3);
-  VJPS(
-      "index_copy",
-      {0, VJP(g.index_fill(c.integer(1), c[2], 0))},
-      {3, VJP(g.index_select(c.integer(1), c[2]))});
-  LINEAR_TOGETHER("index_fill.int_Tensor", 0, 3);
-  VJPS(
-      "index_fill.int_Tensor",
-      {0, VJP(g.index_fill(c.integer(1), c[2], 0))},
-      {3, VJP(sum_of_filled(g, c.integer(1), c[2]))});
-  LINEAR_TOGETHER("scatter.src", 0, 3);
-  VJPS(
-      "scatter.src",
-      {0, VJP(g.scatter(c.integer(1), c[2], 0))},
-      {3, VJP(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
-  LINEAR_TOGETHER("scatter_add", 0, 3);
-  VJPS(
-      "scatter_add", {0, VJP(g)}, {3, VJP(in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3)))});
-  LINEAR_TOGETHER("masked_scatter", 0, 2);
-  VJPS(
-      "masked_scatter",
-      {0, VJP(g.masked_fill(c[1], 0))},
-      {2, VJP(at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2)))});
-  LINEAR_TOGETHER("put", 0, 2);
-  VJPS(
-      "put",
-      {0, VJP(c.flag(3) ? g : put_zeros(g, c[1]))},
-      {2, VJP(g.take(c[1]).reshape_symint(c.sizes_of(2)))});
-  TERMS("index_fill.int_Scalar", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
-  VJPS("index_fill.int_Scalar", {0, VJP(g.index_fill(c.integer(1), c[2], 0))});
-  TERMS("scatter.value", {0, TANGENT(with_tangent_and_zero(t, c, 3))});
-  VJPS("scatter.value", {0, VJP(g.scatter(c.integer(1), c[2], 0))});
+  rules["index_add"].jointly_linear_in(0, 3).vjp(
+      VJP(0, g), VJP(3, times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj())));
+  rules["index_copy"].jointly_linear_in(0, 3).vjp(
+      VJP(0, g.index_fill(c.integer(1), c[2], 0)), VJP(3, g.index_select(c.integer(1), c[2])));
+  rules["index_fill.int_Tensor"].jointly_linear_in(0, 3).vjp(
+      VJP(0, g.index_fill(c.integer(1), c[2], 0)), VJP(3, sum_of_filled(g, c.integer(1), c[2])));
+  rules["scatter.src"].jointly_linear_in(0, 3).vjp(
+      VJP(0, g.scatter(c.integer(1), c[2], 0)),
+      VJP(3, in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3))));
+  rules["scatter_add"].jointly_linear_in(0, 3).vjp(
+      VJP(0, g), VJP(3, in_corner(g.gather(c.integer(1), c[2]), c.sizes_of(3))));
+  rules["masked_scatter"].jointly_linear_in(0, 2).vjp(
+      VJP(0, g.masked_fill(c[1], 0)),
+      VJP(2, at::masked_scatter_backward_symint(g, c[1], c.sizes_of(2))));
+  rules["put"].jointly_linear_in(0, 2).vjp(
+      VJP(0, c.flag(3) ? g : put_zeros(g, c[1])),
+      VJP(2, g.take(c[1]).reshape_symint(c.sizes_of(2))));
+  rules["index_fill.int_Scalar"]
+      .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
+      .vjp(VJP(0, g.index_fill(c.integer(1), c[2], 0)));
+  rules["scatter.value"]
+      .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
+      .vjp(VJP(0, g.scatter(c.integer(1), c[2], 0)));
 }
 
 } // namespace torchlayers

@@ -13,7 +13,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-using Places = std::vector<size_t>;
 
 // linalg_inv_ex(A, check_errors) -> (inverse, info)
 void inverse(JvpCall& call) {
@@ -48,7 +47,7 @@ void solve_ex(JvpCall& call) {
   call.set_tangent(0, is_vector ? tangent.squeeze(-1) : tangent);
 }
 
-void pull_solve_ex(VjpCall& call) {
+void solve_ex_vjp(VjpCall& call) {
   const Tensor& a = call[0];
   const Tensor& x = call.result(0);
   const Tensor& g = call.cotangents()[0];
@@ -90,7 +89,7 @@ void solve_triangular(JvpCall& call) {
   call.set_tangent(0, at::linalg_solve_triangular(a, right, upper, left, unitriangular));
 }
 
-void pull_solve_triangular(VjpCall& call) {
+void solve_triangular_vjp(VjpCall& call) {
   const bool upper = call.flag(2);
   const bool left = call.flag(3);
   const bool unitriangular = call.flag(4);
@@ -144,7 +143,7 @@ void triangular_solve(JvpCall& call) {
   call.set_tangent(0, triangular.solve(right));
 }
 
-void pull_triangular_solve(VjpCall& call) {
+void triangular_solve_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   Tensor by_matrix = call.cotangents()[1];
   if (g.defined()) {
@@ -191,7 +190,7 @@ void lu_solve(JvpCall& call) {
   call.set_tangent(0, call.with({{2, right}}));
 }
 
-void pull_lu_solve(VjpCall& call) {
+void lu_solve_vjp(VjpCall& call) {
   const bool left = call.flag(3);
   const bool adjoint = call.flag(4);
   const Tensor by_right =
@@ -240,7 +239,7 @@ void cholesky_solve(JvpCall& call) {
   call.set_tangent(0, at::cholesky_solve(right, call[1], upper));
 }
 
-void pull_cholesky_solve(VjpCall& call) {
+void cholesky_solve_vjp(VjpCall& call) {
   const bool upper = call.flag(2);
   const Tensor by_right = at::cholesky_solve(call.cotangents()[0], call[1], upper);
   if (call.wants(1)) {
@@ -329,7 +328,7 @@ void least_squares(JvpCall& call) {
   }
 }
 
-void pull_least_squares(VjpCall& call) {
+void least_squares_vjp(VjpCall& call) {
   const Tensor& by_residuals = call.cotangents()[1];
   const LeastSquares found(call);
   const Tensor& p = found.inverse;
@@ -433,7 +432,7 @@ void log_determinant(JvpCall& call) {
   call.set_tangent(1, at::real(quotient).clone());
 }
 
-void pull_log_determinant(VjpCall& call) {
+void log_determinant_vjp(VjpCall& call) {
   const Tensor& by_sign = call.cotangents()[0];
   Tensor factor = call.cotangents()[1];
   const Tensor& sign = call.result(0);
@@ -459,44 +458,46 @@ Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
 } // namespace
 
 void add_linalg(Table& rules) {
-  WRITTEN("linalg_inv_ex", inverse);
-  VJPS("linalg_inv_ex", {0, VJP(-y.mH().matmul(g.matmul(y.mH())))});
-  WRITTEN("linalg_solve_triangular", solve_triangular);
-  rules.add_vjp(
-      "linalg_solve_triangular",
-      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b1}, pull_solve_triangular));
-  WRITTEN("triangular_solve", triangular_solve);
-  rules.add_vjp(
-      "triangular_solve",
-      std::make_unique<AtOnce>(
-          Places{0, 1}, Places{0, 1}, Reads{0b10, 0b1}, pull_triangular_solve));
-  WRITTEN("_linalg_solve_ex", solve_ex);
-  rules.add_vjp(
-      "_linalg_solve_ex",
-      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b1, 0b111}, pull_solve_ex));
-  WRITTEN("linalg_lu_solve", lu_solve);
-  rules.add_vjp(
-      "linalg_lu_solve",
-      std::make_unique<AtOnce>(Places{0, 2}, Places{0}, Reads{0b11, 0b1}, pull_lu_solve));
-  WRITTEN("cholesky_inverse", cholesky_inverse);
-  VJPS("cholesky_inverse", {0, VJP(cholesky_inverse_gradient(g, x, y, c.flag(1)))});
-  WRITTEN("cholesky_solve", cholesky_solve);
-  rules.add_vjp(
-      "cholesky_solve",
-      std::make_unique<AtOnce>(Places{0, 1}, Places{0}, Reads{0b10, 0b1}, pull_cholesky_solve));
-  WRITTEN("linalg_pinv.atol_rtol_tensor", pseudo_inverse);
-  VJPS("linalg_pinv.atol_rtol_tensor", {0, VJP(pseudo_inverse_gradient(g, x, y))});
-  WRITTEN("linalg_lstsq", least_squares);
-  rules.add_vjp(
-      "linalg_lstsq",
-      std::make_unique<AtOnce>(Places{0, 1}, Places{0, 1}, Reads{0b11, 0b1}, pull_least_squares));
-  WRITTEN("_linalg_det", determinant);
-  VJPS("_linalg_det", {0, VJP(determinant_gradient(g, x, y, c.result(1), c.result(2)))});
-  WRITTEN("_linalg_slogdet", log_determinant);
-  rules.add_vjp(
-      "_linalg_slogdet",
-      std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0b1, 0b1101}, pull_log_determinant));
-  VJPS("linalg_matrix_exp", {0, VJP(exponential_tangent(g, x.mH()))});
+  rules["linalg_inv_ex"].jvp(inverse).vjp(VJP(0, -y.mH().matmul(g.matmul(y.mH()))));
+  rules["linalg_solve_triangular"]
+      .jvp(solve_triangular)
+      .vjp(solve_triangular_vjp, {.by = {"self", "B"}, .saves = {"self", "result"}});
+  rules["triangular_solve"]
+      .jvp(triangular_solve)
+      .vjp(
+          triangular_solve_vjp,
+          {.by = {"self", "A"},
+           .of = {"solution", "cloned_coefficient"},
+           .saves = {"A", "solution"}});
+  rules["_linalg_solve_ex"].jvp(solve_ex).vjp(
+      solve_ex_vjp, {.by = {"A", "B"}, .saves = {"A", "result", "LU", "pivots"}});
+  rules["linalg_lu_solve"].jvp(lu_solve).vjp(
+      lu_solve_vjp, {.by = {"LU", "B"}, .saves = {"LU", "pivots", "result"}});
+  rules["cholesky_inverse"]
+      .jvp(cholesky_inverse)
+      .vjp(VJP(0, cholesky_inverse_gradient(g, x, y, c.flag(1))));
+  rules["cholesky_solve"]
+      .jvp(cholesky_solve)
+      .vjp(cholesky_solve_vjp, {.by = {"self", "input2"}, .saves = {"input2", "result"}});
+  rules["linalg_pinv.atol_rtol_tensor"]
+      .jvp(pseudo_inverse)
+      .vjp(VJP(0, pseudo_inverse_gradient(g, x, y)));
+  rules["linalg_lstsq"]
+      .jvp(least_squares)
+      .vjp(
+          least_squares_vjp,
+          {.by = {"self", "b"},
+           .of = {"solution", "residuals"},
+           .saves = {"self", "b", "solution"}});
+  rules["_linalg_det"]
+      .jvp(determinant)
+      .vjp(VJP(0, determinant_gradient(g, x, y, c.result(1), c.result(2))));
+  rules["_linalg_slogdet"]
+      .jvp(log_determinant)
+      .vjp(
+          log_determinant_vjp,
+          {.by = {"A"}, .of = {"sign", "logabsdet"}, .saves = {"A", "sign", "LU", "pivots"}});
+  rules["linalg_matrix_exp"].vjp(VJP(0, exponential_tangent(g, x.mH())));
 }
 
 } // namespace torchlayers

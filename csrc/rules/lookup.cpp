@@ -1,7 +1,7 @@
 // What the core finds of an operator in the tables of this room.
 #include "core/hooks.h"
 #include "rules/batching/families.h"
-#include "rules/rule.h"
+#include "rules/table.h"
 
 namespace torchlayers {
 namespace {

@@ -225,98 +225,77 @@ Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Operands& 
 } // namespace
 
 void add_losses(Table& rules) {
-  WRITTEN("mse_loss", mse_loss);
-  VJPS(
-      "mse_loss",
-      {0, VJP(at::mse_loss_backward(g, c[0], c[1], c.integer(2)))},
-      {1, VJP(at::mse_loss_backward(g, c[1], c[0], c.integer(2)))});
-  WRITTEN("smooth_l1_loss", smooth_l1_loss);
-  VJPS(
-      "smooth_l1_loss",
-      {0, VJP(at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
-      {1, VJP(at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
-  WRITTEN("huber_loss", huber_loss);
-  VJPS(
-      "huber_loss",
-      {0, VJP(at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3)))},
-      {1, VJP(at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3)))});
-  WRITTEN("nll_loss_forward", nll_loss);
-  VJPS(
-      "nll_loss_forward",
-      {0,
-       VJP(at::nll_loss_backward_symint(
-           g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
-  WRITTEN("nll_loss2d_forward", nll_loss);
-  VJPS(
-      "nll_loss2d_forward",
-      {0,
-       VJP(at::nll_loss2d_backward_symint(
-           g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1)))});
-  TERMS(
-      "binary_cross_entropy",
-      {0, cross_entropy_of_input},
-      {1, cross_entropy_of_target},
-      {2, cross_entropy_of_weight});
-  VJPS(
-      "binary_cross_entropy",
-      {0, VJP(at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3)))});
-  VJPS(
-      "binary_cross_entropy_with_logits",
-      {0, VJP(share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x))},
-      {1, VJP(share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x))},
-      {2, VJP(share(g * without_weight(c), c.integer(4), x))},
-      {3, VJP(share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x))});
-  TERMS(
-      "binary_cross_entropy_with_logits",
-      {0, with_logits_of_input},
-      {1, with_logits_of_target},
-      {2, with_logits_of_weight},
-      {3, with_logits_of_positive});
-  TERMS("soft_margin_loss", {0, TANGENT(soft_margin(t, c, 1))}, {1, TANGENT(soft_margin(t, c, 0))});
-  VJPS("soft_margin_loss", {0, VJP(share(soft_margin_slope(g, c, 1), c.integer(2), x))});
-  VJPS(
-      "multi_margin_loss",
-      {0,
-       VJP(at::multi_margin_loss_backward(
-           g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5)))});
-  VJPS(
-      "multilabel_margin_loss_forward",
-      {0, VJP(at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1)))});
+  rules["mse_loss"].jvp(mse_loss).vjp(
+      VJP(0, at::mse_loss_backward(g, c[0], c[1], c.integer(2))),
+      VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))));
+  rules["smooth_l1_loss"]
+      .jvp(smooth_l1_loss)
+      .vjp(
+          VJP(0, at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3))),
+          VJP(1, at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3))));
+  rules["huber_loss"]
+      .jvp(huber_loss)
+      .vjp(
+          VJP(0, at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3))),
+          VJP(1, at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3))));
+  rules["nll_loss_forward"].jvp(nll_loss).vjp(
+      VJP(0,
+          at::nll_loss_backward_symint(
+              g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1))));
+  rules["nll_loss2d_forward"].jvp(nll_loss).vjp(
+      VJP(0,
+          at::nll_loss2d_backward_symint(
+              g, x, c[1], c.optional(2), c.integer(3), c.size(4), c.result(1))));
+  rules["binary_cross_entropy"]
+      .jvp(
+          TANGENT(0, cross_entropy_of_input(t, c)),
+          TANGENT(1, cross_entropy_of_target(t, c)),
+          TANGENT(2, cross_entropy_of_weight(t, c)))
+      .vjp(VJP(0, at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3))));
+  rules["binary_cross_entropy_with_logits"]
+      .jvp(
+          TANGENT(0, with_logits_of_input(t, c)),
+          TANGENT(1, with_logits_of_target(t, c)),
+          TANGENT(2, with_logits_of_weight(t, c)),
+          TANGENT(3, with_logits_of_positive(t, c)))
+      .vjp(
+          VJP(0, share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x)),
+          VJP(1, share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x)),
+          VJP(2, share(g * without_weight(c), c.integer(4), x)),
+          VJP(3, share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x)));
+  rules["soft_margin_loss"]
+      .jvp(TANGENT(0, soft_margin(t, c, 1)), TANGENT(1, soft_margin(t, c, 0)))
+      .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)));
+  rules["multi_margin_loss"].vjp(
+      VJP(0,
+          at::multi_margin_loss_backward(
+              g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5))));
+  rules["multilabel_margin_loss_forward"].vjp(
+      VJP(0, at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1))));
   for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
-    WRITTEN(name, ctc_loss);
-    VJPS(name, {0, VJP(ctc_gradient(g, c, y, c.result(1)))});
+    rules[name].jvp(ctc_loss).vjp(VJP(0, ctc_gradient(g, c, y, c.result(1))));
   }
-  LINEAR("nll_loss_backward");
-  VJPS(
-      "nll_loss_backward",
-      {0, VJP(at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
-      {1, VJP({})});
-  LINEAR("nll_loss2d_backward");
-  VJPS(
-      "nll_loss2d_backward",
-      {0, VJP(at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5)))},
-      {1, VJP({})});
-  TERMS(
-      "mse_loss_backward",
-      {0, on_first},
-      {1, TERM(mse_backward_of(t, c))},
-      {2, TERM(-mse_backward_of(t, c))});
-  TERMS(
-      "huber_loss_backward",
-      {0, on_first},
-      {1, TERM(huber_backward_of(t, c))},
-      {2, TERM(-huber_backward_of(t, c))});
-  TERMS(
-      "smooth_l1_loss_backward",
-      {0, on_first},
-      {1, TERM(smooth_l1_backward_of(t, c))},
-      {2, TERM(-smooth_l1_backward_of(t, c))});
-  TERMS(
-      "binary_cross_entropy_backward",
-      {0, on_first},
-      {1, TERM(binary_cross_entropy_backward_of_input(t, c))},
-      {2, TERM(binary_cross_entropy_backward_of_target(t, c))},
-      {3, TERM(binary_cross_entropy_backward_of_weight(t, c))});
+  rules["nll_loss_backward"].linear_in(0).vjp(
+      VJP(0, at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5))),
+      VJP(1, Tensor()));
+  rules["nll_loss2d_backward"].linear_in(0).vjp(
+      VJP(0, at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5))),
+      VJP(1, Tensor()));
+  rules["mse_loss_backward"].terms(
+      TANGENT(0, on_first(t, c)), TERM(1, mse_backward_of(t, c)), TERM(2, -mse_backward_of(t, c)));
+  rules["huber_loss_backward"].terms(
+      TANGENT(0, on_first(t, c)),
+      TERM(1, huber_backward_of(t, c)),
+      TERM(2, -huber_backward_of(t, c)));
+  rules["smooth_l1_loss_backward"].terms(
+      TANGENT(0, on_first(t, c)),
+      TERM(1, smooth_l1_backward_of(t, c)),
+      TERM(2, -smooth_l1_backward_of(t, c)));
+  rules["binary_cross_entropy_backward"].terms(
+      TANGENT(0, on_first(t, c)),
+      TERM(1, binary_cross_entropy_backward_of_input(t, c)),
+      TERM(2, binary_cross_entropy_backward_of_target(t, c)),
+      TERM(3, binary_cross_entropy_backward_of_weight(t, c)));
 }
 
 } // namespace torchlayers

@@ -206,7 +206,7 @@ void batch_norm(JvpCall& call) {
 // The gradients are written with ordinary operators where somebody differentiates them: torch's
 // backward operators take the statistics for constants then, or have no derivative.
 
-void pull_layer_norm(VjpCall& call) {
+void layer_norm_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const Tensor& weight = call[2];
@@ -251,7 +251,7 @@ Tensor weighted_by_channel(const Tensor& g, const Tensor& weight) {
   return weight.defined() ? g * along_channels(weight, g.dim()) : g;
 }
 
-void pull_group_norm(VjpCall& call) {
+void group_norm_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const Tensor& g_mean = call.cotangents()[1];
@@ -299,7 +299,7 @@ void pull_group_norm(VjpCall& call) {
   }
 }
 
-void pull_batch_norm(VjpCall& call) {
+void batch_norm_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor& x = call[0];
   const bool is_training = call.flag(5);
@@ -340,12 +340,25 @@ void pull_batch_norm(VjpCall& call) {
 } // namespace
 
 void add_norms(Table& rules) {
-  WRITTEN("native_layer_norm", layer_norm);
-  rules.add_vjp("native_layer_norm", {0, 2, 3}, {0}, Reads{0b1101, 0b110}, pull_layer_norm);
-  WRITTEN("native_group_norm", group_norm);
-  rules.add_vjp("native_group_norm", {0, 1, 2}, {0, 1, 2}, Reads{0b11, 0b110}, pull_group_norm);
-  WRITTEN("native_batch_norm", batch_norm);
-  rules.add_vjp("native_batch_norm", {0, 1, 2}, {0}, Reads{0b11011, 0b110}, pull_batch_norm);
+  rules["native_layer_norm"]
+      .jvp(layer_norm)
+      .vjp(
+          layer_norm_vjp,
+          {.by = {"input", "weight", "bias"},
+           .saves = {"input", "weight", "bias", "result1", "result2"}});
+  rules["native_group_norm"]
+      .jvp(group_norm)
+      .vjp(
+          group_norm_vjp,
+          {.by = {"input", "weight", "bias"},
+           .of = {"result", "result1", "result2"},
+           .saves = {"input", "weight", "result1", "result2"}});
+  rules["native_batch_norm"]
+      .jvp(batch_norm)
+      .vjp(
+          batch_norm_vjp,
+          {.by = {"input", "weight", "bias"},
+           .saves = {"input", "weight", "running_mean", "running_var", "result1", "result2"}});
 }
 
 } // namespace torchlayers

@@ -18,8 +18,8 @@ namespace torchlayers {
 struct Reads;
 
 // NOTE [One pass]
-// An elementwise line is an expression of numbers as much as of tensors, and is written so that
-// it compiles as both (ONE_PASS in forms.h). On tensors it is an operator after another, and each
+// An elementwise line (a TERM of forms.h) may be an expression of numbers as much as of tensors:
+// if it compiles as both, it is. On tensors it is an operator after another, and each
 // takes a microsecond to be dispatched, to compare its arguments and to make its result, however
 // small they are. Where nobody can see those operators, and the tensors are so small that this is
 // what takes the time, the expression is computed of numbers instead, an element at a time. The
@@ -212,19 +212,31 @@ at::Tensor OnePass::sum(const Expression& expression) {
   return as_batched(std::move(result));
 }
 
-// A line of a rule: what it makes of these tensors, in one pass if possible.
+// Whether a line of a rule, a function of (t, c, x, y), makes numbers of numbers. One that returns
+// a reference is t itself, and leaves nothing to compute.
+template <class Line, class Number>
+concept MakesNumbers = requires(const Line& line, const Number& t, const Element<Number>& c) {
+  requires std::is_arithmetic_v<decltype(line(t, c, c[0], c.result()))>;
+};
 template <class Line>
-at::Tensor in_one_pass(
-    const at::Tensor& t, const Operands& call, const Reads& reads, const Line& line) {
-  OnePass pass;
-  if (pass.read_line(t, call, reads)) {
-    at::Tensor result =
-        pass.compute([&](const auto& element) { return line(element.tangent(), element); });
-    if (result.defined()) {
-      return result;
+constexpr bool is_of_numbers = MakesNumbers<Line, float> && MakesNumbers<Line, double>;
+
+// What the line makes of these tensors, in one pass if possible.
+template <class Line>
+at::Tensor compute_line(const at::Tensor& t, const Operands& c, const Reads& reads) {
+  const Line line;
+  if constexpr (is_of_numbers<Line>) {
+    OnePass pass;
+    if (pass.read_line(t, c, reads)) {
+      at::Tensor result = pass.compute([&](const auto& element) {
+        return line(element.tangent(), element, element[0], element.result());
+      });
+      if (result.defined()) {
+        return result;
+      }
     }
   }
-  return line(t, call);
+  return line(t, c, c[0], c.result());
 }
 
 // `expression` of an element's operands, of which there are as many as tensors.

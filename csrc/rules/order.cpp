@@ -97,7 +97,7 @@ Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, co
   return over.kept(g, x.dim()) / kept.sum(is_chosen) * is_chosen;
 }
 
-void pull_aminmax(VjpCall& call) {
+void aminmax_vjp(VjpCall& call) {
   Dims over{{}, call.flag(2)};
   if (!call.arg(1).isNone()) {
     over.dims = {call.integer(1)};
@@ -124,44 +124,34 @@ Tensor add_back(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const T
 } // namespace
 
 void add_order(Table& rules) {
-  TERMS("max", {0, TANGENT(shared(t, x, y))});
-  VJPS("max", {0, VJP(share_out(g, x, y))});
-  TERMS("min", {0, TANGENT(shared(t, x, y))});
-  VJPS("min", {0, VJP(share_out(g, x, y))});
-  TERMS("median", {0, TANGENT(shared(t, x, y))});
-  VJPS("median", {0, VJP(share_out(g, x, y))});
-  TERMS("nanmedian", {0, TANGENT(shared(t, x, y))});
-  VJPS("nanmedian", {0, VJP(share_out(g, x, y))});
-  TERMS("amax", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  VJPS("amax", {0, VJP(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
-  TERMS("amin", {0, TANGENT(shared_along(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  VJPS("amin", {0, VJP(share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)}))});
-  WRITTEN("aminmax", aminmax);
-  rules.add_vjp("aminmax", {0}, {0, 1}, Reads{0b1, 0b11}, pull_aminmax);
-  WRITTEN("max.dim", one_of<1>);
-  VJPS("max.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
-  WRITTEN("min.dim", one_of<1>);
-  VJPS("min.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
-  WRITTEN("median.dim", one_of<1>);
-  VJPS("median.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
-  WRITTEN("nanmedian.dim", one_of<1>);
-  VJPS("nanmedian.dim", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
-  WRITTEN("mode", one_of<1>);
-  VJPS("mode", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2)))});
-  WRITTEN("kthvalue", one_of<2>);
-  VJPS("kthvalue", {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3)))});
-  WRITTEN("topk", many_of<2>);
-  VJPS("topk", {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
-  WRITTEN("sort", many_of<1>);
-  VJPS("sort", {0, VJP(put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true))});
-  WRITTEN("sort.stable", many_of<2>);
-  VJPS(
-      "sort.stable",
-      {0, VJP(put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true))});
-  WRITTEN("cummax", many_of<1>);
-  VJPS("cummax", {0, VJP(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
-  WRITTEN("cummin", many_of<1>);
-  VJPS("cummin", {0, VJP(add_back(g, c.sizes_of(0), c.integer(1), c.result(1)))});
+  for (const char* name : {"max", "min", "median", "nanmedian"}) {
+    rules[name].jvp(TANGENT(0, shared(t, x, y))).vjp(VJP(0, share_out(g, x, y)));
+  }
+  for (const char* name : {"amax", "amin"}) {
+    rules[name]
+        .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.integers(1), c.flag(2)})))
+        .vjp(VJP(0, share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)})));
+  }
+  rules["aminmax"].jvp(aminmax).vjp(
+      aminmax_vjp, {.by = {"self"}, .of = {"min", "max"}, .saves = {"self", "min", "max"}});
+  for (const char* name : {"max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode"}) {
+    rules[name].jvp(one_of<1>).vjp(
+        VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2))));
+  }
+  rules["kthvalue"].jvp(one_of<2>).vjp(
+      VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3))));
+  rules["topk"]
+      .jvp(many_of<2>)
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)));
+  rules["sort"]
+      .jvp(many_of<1>)
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true)));
+  rules["sort.stable"]
+      .jvp(many_of<2>)
+      .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)));
+  for (const char* name : {"cummax", "cummin"}) {
+    rules[name].jvp(many_of<1>).vjp(VJP(0, add_back(g, c.sizes_of(0), c.integer(1), c.result(1))));
+  }
 }
 
 } // namespace torchlayers

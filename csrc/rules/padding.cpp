@@ -21,14 +21,15 @@ Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
 } // namespace
 
 // name_backward(g, x, padding) reads the sizes of x alone.
-#define PADDING(name)                                              \
-  TRANSPOSED(#name, at::name##_backward_symint(g, x, c.sizes(1))); \
-  LINEAR(#name "_backward");                                       \
-  VJPS(#name "_backward", {0, VJP(at::name##_symint(g, c.sizes(2)))}, {1, VJP({})})
+#define PADDING(name)                                          \
+  LINEAR(#name, at::name##_backward_symint(g, x, c.sizes(1))); \
+  rules[#name "_backward"].linear_in(0).vjp(                   \
+      VJP(0, at::name##_symint(g, c.sizes(2))), VJP(1, Tensor()))
 
 void add_padding(Table& rules) {
-  TERMS("constant_pad_nd", {0, padded_with_zeros});
-  VJPS("constant_pad_nd", {0, VJP(unpadded(g, c.sizes(1)))});
+  rules["constant_pad_nd"]
+      .jvp(TANGENT(0, padded_with_zeros(t, c)))
+      .vjp(VJP(0, unpadded(g, c.sizes(1))));
   PADDING(reflection_pad1d);
   PADDING(reflection_pad2d);
   PADDING(reflection_pad3d);

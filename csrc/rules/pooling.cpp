@@ -40,12 +40,10 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
 
 // A backward operator (g, x, …), linear in g, that depends on x by its sizes and the choice of
 // maxima alone.
-#define BACKWARD(name, ...) \
-  LINEAR(name);             \
-  VJPS(name, {0, VJP(__VA_ARGS__)}, {1, VJP({})})
+#define BACKWARD(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__), VJP(1, Tensor()))
 
 #define AVG_POOL(name)         \
-  TRANSPOSED(                  \
+  LINEAR(                      \
       #name,                   \
       at::name##_backward(     \
           g,                   \
@@ -67,30 +65,30 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
           c.flag(6),           \
           divisor(c.arg(7))))
 
-#define MAX_POOL(name, spatial)      \
-  WRITTEN(#name, max_pool<spatial>); \
-  VJPS(                              \
-      #name,                         \
-      {0,                            \
-       VJP(at::name##_backward(      \
-           g,                        \
-           x,                        \
-           c.integers(1),            \
-           c.integers(2),            \
-           c.integers(3),            \
-           c.integers(4),            \
-           c.flag(5),                \
-           c.result(1)))});          \
+#define MAX_POOL(name, spatial)    \
+  rules[#name]                     \
+      .jvp(max_pool<spatial>)      \
+      .vjp(                        \
+          VJP(0,                   \
+              at::name##_backward( \
+                  g,               \
+                  x,               \
+                  c.integers(1),   \
+                  c.integers(2),   \
+                  c.integers(3),   \
+                  c.integers(4),   \
+                  c.flag(5),       \
+                  c.result(1))));  \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[7]))
 
-#define ADAPTIVE_MAX_POOL(name, spatial)                         \
-  WRITTEN(#name, max_pool<spatial>);                             \
-  VJPS(#name, {0, VJP(at::name##_backward(g, x, c.result(1)))}); \
+#define ADAPTIVE_MAX_POOL(name, spatial)                                                   \
+  rules[#name].jvp(max_pool<spatial>).vjp(VJP(0, at::name##_backward(g, x, c.result(1)))); \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[2]))
 
-#define FRACTIONAL_MAX_POOL(name, spatial)                                                     \
-  WRITTEN(#name, max_pool<spatial>);                                                           \
-  VJPS(#name, {0, VJP(at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))}); \
+#define FRACTIONAL_MAX_POOL(name, spatial)                                                \
+  rules[#name]                                                                            \
+      .jvp(max_pool<spatial>)                                                             \
+      .vjp(VJP(0, at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))); \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[4]))
 
 } // namespace
@@ -104,22 +102,22 @@ void add_pooling(Table& rules) {
   FRACTIONAL_MAX_POOL(fractional_max_pool3d, 3);
   AVG_POOL(avg_pool2d);
   AVG_POOL(avg_pool3d);
-  TRANSPOSED("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x));
-  TRANSPOSED("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x));
+  LINEAR("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x));
+  LINEAR("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x));
   BACKWARD(
       "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))));
   BACKWARD(
       "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))));
-  TRANSPOSED("max_unpool2d", chosen<2>(g, c[1]));
-  TRANSPOSED("max_unpool3d", chosen<3>(g, c[1]));
-  TRANSPOSED(
+  LINEAR("max_unpool2d", chosen<2>(g, c[1]));
+  LINEAR("max_unpool3d", chosen<3>(g, c[1]));
+  LINEAR(
       "im2col",
       at::col2im_symint(
           g, last<2>(c.sizes_of(0)), c.integers(1), c.integers(2), c.integers(3), c.integers(4)));
-  TRANSPOSED("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)));
-  TRANSPOSED("pixel_shuffle", at::pixel_unshuffle(g, c.integer(1)));
-  TRANSPOSED("pixel_unshuffle", at::pixel_shuffle(g, c.integer(1)));
-  TRANSPOSED("channel_shuffle", unshuffled(g, c.size(1)));
+  LINEAR("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)));
+  LINEAR("pixel_shuffle", at::pixel_unshuffle(g, c.integer(1)));
+  LINEAR("pixel_unshuffle", at::pixel_shuffle(g, c.integer(1)));
+  LINEAR("channel_shuffle", unshuffled(g, c.size(1)));
 }
 
 } // namespace torchlayers

@@ -109,20 +109,20 @@ void linear(JvpCall& call) {
 }
 
 // name(sum, a, b, beta, alpha), the product of a and b in words, and the gradients by them.
-#define ADDS_PRODUCT(name, product, by_first, by_second)                                         \
-  rules.add(#name, std::make_unique<Written>([](JvpCall& call) {                                 \
-              add_product(                                                                       \
-                  call,                                                                          \
-                  [](const Tensor& a, const Tensor& b) { return product; },                      \
-                  [](const Tensor& sum, const Tensor& a, const Tensor& b, const Scalar& alpha) { \
-                    return at::name(sum, a, b, 1, alpha);                                        \
-                  });                                                                            \
-            }));                                                                                 \
-  VJPS(                                                                                          \
-      #name,                                                                                     \
-      {0, VJP(times(g, conjugated(c.scalar(3))))},                                               \
-      {1, VJP(times(by_first, conjugated(c.scalar(4))))},                                        \
-      {2, VJP(times(by_second, conjugated(c.scalar(4))))})
+#define ADDS_PRODUCT(name, product, by_first, by_second)                                   \
+  rules[#name]                                                                             \
+      .jvp([](JvpCall& call) {                                                             \
+        add_product(                                                                       \
+            call,                                                                          \
+            [](const Tensor& a, const Tensor& b) { return product; },                      \
+            [](const Tensor& sum, const Tensor& a, const Tensor& b, const Scalar& alpha) { \
+              return at::name(sum, a, b, 1, alpha);                                        \
+            });                                                                            \
+      })                                                                                   \
+      .vjp(                                                                                \
+          VJP(0, times(g, conjugated(c.scalar(3)))),                                       \
+          VJP(1, times(by_first, conjugated(c.scalar(4)))),                                \
+          VJP(2, times(by_second, conjugated(c.scalar(4)))))
 
 // einsum(equation, operands, path), linear in each operand.
 void einsum(JvpCall& call) {
@@ -157,40 +157,36 @@ void add_products(Table& rules) {
       "linalg_cross",
       at::linalg_cross(conjugated(c[1]), g, c.integer(2)),
       at::linalg_cross(g, conjugated(c[0]), c.integer(2)));
-  WRITTEN("einsum", einsum);
-  MULTILINEAR("_trilinear", 0, 1, 2);
-  VJPS( // what is summed over in the result is expanded in a gradient, and the other way round
-      "_trilinear",
-      {0,
-       VJP(
-           at::_trilinear(
-               g,
-               conjugated(c[1]),
-               conjugated(c[2]),
-               c.integers(6),
-               c.integers(4),
-               c.integers(5),
-               c.integers(3)))},
-      {1,
-       VJP(
-           at::_trilinear(
-               conjugated(c[0]),
-               g,
-               conjugated(c[2]),
-               c.integers(3),
-               c.integers(6),
-               c.integers(5),
-               c.integers(4)))},
-      {2,
-       VJP(
-           at::_trilinear(
-               conjugated(c[0]),
-               conjugated(c[1]),
-               g,
-               c.integers(3),
-               c.integers(4),
-               c.integers(6),
-               c.integers(5)))});
+  rules["einsum"].jvp(einsum);
+  rules["_trilinear"].linear_in(0, 1, 2).vjp(
+      VJP(0,
+          at::_trilinear(
+              g,
+              conjugated(c[1]),
+              conjugated(c[2]),
+              c.integers(6),
+              c.integers(4),
+              c.integers(5),
+              c.integers(3))),
+      VJP(1,
+          at::_trilinear(
+              conjugated(c[0]),
+              g,
+              conjugated(c[2]),
+              c.integers(3),
+              c.integers(6),
+              c.integers(5),
+              c.integers(4))),
+      VJP(2,
+          at::_trilinear(
+              conjugated(c[0]),
+              conjugated(c[1]),
+              g,
+              c.integers(3),
+              c.integers(4),
+              c.integers(6),
+              c.integers(5))));
+  // what is summed over in the result is expanded in a gradient, and the other way round
   ADDS_PRODUCT(
       addmm,
       a.mm(b),
@@ -200,8 +196,8 @@ void add_products(Table& rules) {
   ADDS_PRODUCT(baddbmm, a.bmm(b), g.bmm(transposed(c[2])), transposed(c[1]).bmm(g));
   ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g));
   ADDS_PRODUCT(addr, a.outer(b), g.mv(conjugated(c[2])), g.t().mv(conjugated(c[1])));
-  WRITTEN("linear", linear);
-  VJPS("linear", {0, VJP(linear_input(g, c[1]))}, {1, VJP(linear_weight(g, x))}, {2, VJP(g)});
+  rules["linear"].jvp(linear).vjp(
+      VJP(0, linear_input(g, c[1])), VJP(1, linear_weight(g, x)), VJP(2, g));
 }
 
 } // namespace torchlayers

@@ -149,11 +149,11 @@ Tensor variance_and_mean_gradient(
        g_mean.defined() ? mean_gradient(g_mean, call.sizes_of(0), over) : Tensor()});
 }
 
-void pull_var_mean(VjpCall& call) {
+void var_mean_vjp(VjpCall& call) {
   call.give(0, variance_and_mean_gradient(call.cotangents()[0], call.cotangents()[1], call));
 }
 
-void pull_std_mean(VjpCall& call) {
+void std_mean_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Tensor g_variance = g.defined() ? deviation_tangent(g, call.result(0)) : g;
   call.give(0, variance_and_mean_gradient(g_variance, call.cotangents()[1], call));
@@ -167,38 +167,30 @@ Tensor on_diagonal(const Tensor& g, c10::SymIntArrayRef sizes) {
 } // namespace
 
 void add_reductions(Table& rules) {
-  TERMS("sum", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), itself_summed))});
-  VJPS("sum", {0, VJP(g.expand_symint(c.sizes_of(0)))});
-  TERMS(
-      "sum.dim_IntList",
-      {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed))});
-  VJPS("sum.dim_IntList", {0, VJP(spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
-  TERMS("mean", {0, TANGENT(reduced(t, c, Dims{}, c.arg(1), mean_of_all))});
-  VJPS("mean", {0, VJP(shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0)))});
-  TERMS(
-      "mean.dim",
-      {0, TANGENT(reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all))});
-  VJPS("mean.dim", {0, VJP(mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))});
-  TRANSPOSED("cumsum", cumsum_gradient(g, c.integer(1)));
-  TRANSPOSED("trace", on_diagonal(g, c.sizes_of(0)));
-  WRITTEN("nansum", nansum);
-  VJPS(
-      "nansum",
-      {0, VJP(at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))});
-  WRITTEN("var.correction", var);
-  VJPS(
-      "var.correction",
-      {0, VJP(variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
-  WRITTEN("std.correction", std_);
-  VJPS(
-      "std.correction",
-      {0,
-       VJP(variance_gradient(
-           deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2)))});
-  WRITTEN("var_mean.correction", var_mean);
-  rules.add_vjp("var_mean.correction", {0}, {0, 1}, Reads{0b1, 0}, pull_var_mean);
-  WRITTEN("std_mean.correction", std_mean);
-  rules.add_vjp("std_mean.correction", {0}, {0, 1}, Reads{0b1, 0b1}, pull_std_mean);
+  rules["sum"]
+      .jvp(TANGENT(0, reduced(t, c, Dims{}, c.arg(1), itself_summed)))
+      .vjp(VJP(0, g.expand_symint(c.sizes_of(0))));
+  rules["sum.dim_IntList"]
+      .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed)))
+      .vjp(VJP(0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})));
+  rules["mean"]
+      .jvp(TANGENT(0, reduced(t, c, Dims{}, c.arg(1), mean_of_all)))
+      .vjp(VJP(0, shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0))));
+  rules["mean.dim"]
+      .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all)))
+      .vjp(VJP(0, mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})));
+  LINEAR("cumsum", cumsum_gradient(g, c.integer(1)));
+  LINEAR("trace", on_diagonal(g, c.sizes_of(0)));
+  rules["nansum"].jvp(nansum).vjp(
+      VJP(0, at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))));
+  rules["var.correction"].jvp(var).vjp(
+      VJP(0, variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2))));
+  rules["std.correction"].jvp(std_).vjp(VJP(
+      0, variance_gradient(deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2))));
+  rules["var_mean.correction"].jvp(var_mean).vjp(
+      var_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self"}});
+  rules["std_mean.correction"].jvp(std_mean).vjp(
+      std_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self", "result"}});
 }
 
 } // namespace torchlayers

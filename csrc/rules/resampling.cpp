@@ -300,7 +300,7 @@ void grid_sampler(JvpCall& call) {
 }
 
 template <auto Backward>
-void pull_grid_sampler(VjpCall& call) {
+void grid_sampler_vjp(VjpCall& call) {
   const auto [input, grid] = Backward(
       call.cotangents()[0],
       call[0],
@@ -347,7 +347,7 @@ void grid_sampler_backward(JvpCall& call) {
 // The gradients of <g, what is sampled>, along the cotangents of input and grid, which are where
 // tangents of those would be.
 template <auto Forward, auto Backward>
-void pull_grid_sampler_backward(VjpCall& call) {
+void grid_sampler_backward_vjp(VjpCall& call) {
   const auto mask = call.arg(6).toBoolList();
   const auto& by = call.cotangents(); // a result that was not asked for may have none
   const Tensor to_input = mask[0] ? by.front() : Tensor();
@@ -387,26 +387,29 @@ void pull_grid_sampler_backward(VjpCall& call) {
 #define SCALES_2(a, b, d) scale(c.arg(a)), scale(c.arg(b))
 #define SCALES_3(a, b, d) scale(c.arg(a)), scale(c.arg(b)), scale(c.arg(d))
 
-#define NEAREST(name, scales)                                                                   \
-  TRANSPOSED(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2, 3, 4))); \
-  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5)))
+#define NEAREST(name, scales)                                                               \
+  LINEAR(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2, 3, 4))); \
+  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5)))
 
 #define INTERPOLATING(name, scales)                                                          \
-  TRANSPOSED(                                                                                \
+  LINEAR(                                                                                    \
       #name,                                                                                 \
       at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3, 4, 5))); \
-  TRANSPOSED(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))
+  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))
 
-#define GRID_SAMPLER(name)                                                                   \
-  WRITTEN(#name, grid_sampler);                                                              \
-  rules.add_vjp(#name, {0, 1}, {0}, Reads{0b11, 0}, pull_grid_sampler<at::name##_backward>); \
-  WRITTEN(#name "_backward", grid_sampler_backward<at::name##_backward>);                    \
-  rules.add_vjp(                                                                             \
-      #name "_backward",                                                                     \
-      {0, 1, 2},                                                                             \
-      {0, 1},                                                                                \
-      Reads{0b111, 0},                                                                       \
-      pull_grid_sampler_backward<at::name, at::name##_backward>)
+#define GRID_SAMPLER(name)                                          \
+  rules[#name]                                                      \
+      .jvp(grid_sampler)                                            \
+      .vjp(                                                         \
+          grid_sampler_vjp<at::name##_backward>,                    \
+          {.by = {"input", "grid"}, .saves = {"input", "grid"}});   \
+  rules[#name "_backward"]                                          \
+      .jvp(grid_sampler_backward<at::name##_backward>)              \
+      .vjp(                                                         \
+          grid_sampler_backward_vjp<at::name, at::name##_backward>, \
+          {.by = {"grad_output", "input", "grid"},                  \
+           .of = {"result", "result1"},                             \
+           .saves = {"grad_output", "input", "grid"}})
 
 void add_resampling(Table& rules) {
   NEAREST(upsample_nearest1d, SCALES_1);
@@ -421,7 +424,7 @@ void add_resampling(Table& rules) {
   INTERPOLATING(upsample_trilinear3d, SCALES_3);
   INTERPOLATING(_upsample_bilinear2d_aa, SCALES_2);
   INTERPOLATING(_upsample_bicubic2d_aa, SCALES_2);
-  TRANSPOSED(
+  LINEAR(
       "affine_grid_generator", at::affine_grid_generator_backward_symint(g, c.sizes(1), c.flag(2)));
   GRID_SAMPLER(grid_sampler_2d);
   GRID_SAMPLER(grid_sampler_3d);

@@ -7,7 +7,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "core/stack.h"
-#include "rules/families.h"
 #include "rules/one_pass.h"
 #include "values/wrapper.h"
 
@@ -18,7 +17,7 @@ void SumOfTerms::jvp(JvpCall& call) const {
   at::Tensor sum;
   for (const Term& term : terms_) {
     if (call.has_tangent(term.arg)) {
-      sum = sum_of({sum, term.of(call.tangent(term.arg), call)});
+      sum = sum_of({sum, term(call.tangent(term.arg), call)});
     }
   }
   call.set_tangent(0, sum);
@@ -73,6 +72,13 @@ at::Tensor on_first(const at::Tensor& tangent, const Operands& call) {
   return call.with({{0, tangent}});
 }
 
+Term linear_in_first() {
+  const auto of = [](const at::Tensor& t, const Operands& c, const Reads&) {
+    return on_first(t, c);
+  };
+  return {0, Adjoint::Conjugate, "", Reads::all_but_first(), of};
+}
+
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values) {
   if (!c10::GradMode::is_enabled() || gradient.requires_grad()) {
     return gradient;
@@ -102,88 +108,6 @@ bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
 
 at::Tensor tangent_or_none(const JvpCall& call, size_t arg) {
   return call.has_tangent(arg) ? call.tangent(arg) : at::Tensor();
-}
-
-void Table::add(const std::string& name, std::unique_ptr<JvpRule> rule) {
-  const bool is_new = rules_.emplace("aten::" + name, std::move(rule)).second;
-  TORCH_INTERNAL_ASSERT(is_new, "two rules for ", name);
-}
-
-void Table::add_vjp(const std::string& name, std::unique_ptr<VjpRule> rule) {
-  const bool is_new = pulls_.emplace("aten::" + name, std::move(rule)).second;
-  TORCH_INTERNAL_ASSERT(is_new, "two cotangent rules for ", name);
-}
-
-void Table::add_vjp(
-    const std::string& name,
-    std::vector<size_t> args,
-    std::vector<size_t> results,
-    const Reads& reads,
-    void (*vjp)(VjpCall&)) {
-  add_vjp(name, std::make_unique<AtOnce>(std::move(args), std::move(results), reads, vjp));
-}
-
-void Table::add_symmetric(const std::string& name, const std::vector<Term>& terms) {
-  std::vector<Vjp> pulls;
-  for (const Term& term : terms) {
-    if (term.adjoint != Adjoint::Unknown) {
-      pulls.push_back({term.arg, term.reads, nullptr, term.of, term.adjoint == Adjoint::Conjugate});
-    }
-  }
-  if (!pulls.empty()) {
-    add_vjp(name, std::make_unique<ByArgument>(std::move(pulls)));
-  }
-}
-
-void Table::add_terms(const std::string& name, std::vector<Term> terms) {
-  add_symmetric(name, terms);
-  add(name, std::make_unique<SumOfTerms>(std::move(terms)));
-}
-
-void Table::add_constant(const std::string& name) {
-  add(name, std::make_unique<SumOfTerms>(std::vector<Term>{}));
-  constants_.insert("aten::" + name);
-}
-
-const Table& Table::instance() {
-  static const Table* table = [] {
-    auto* all = new Table(); // outlives threads that end late
-    add_families(*all);
-    return all;
-  }();
-  return *table;
-}
-
-const JvpRule* Table::find(const c10::OperatorName& name) {
-  const auto& rules = instance().rules_;
-  const auto found = rules.find(c10::toString(name));
-  return found == rules.end() ? nullptr : found->second.get();
-}
-
-const VjpRule* Table::find_vjp(const c10::OperatorName& name) {
-  const auto& pulls = instance().pulls_;
-  const auto found = pulls.find(c10::toString(name));
-  return found == pulls.end() ? nullptr : found->second.get();
-}
-
-bool Table::is_constant(const c10::OperatorName& name) {
-  return instance().constants_.count(c10::toString(name)) > 0;
-}
-
-std::vector<std::string> Table::names() {
-  std::vector<std::string> names;
-  for (const auto& [name, rule] : instance().rules_) {
-    names.push_back(name);
-  }
-  return names;
-}
-
-std::vector<std::string> Table::vjp_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, rule] : instance().pulls_) {
-    names.push_back(name);
-  }
-  return names;
 }
 
 } // namespace torchlayers

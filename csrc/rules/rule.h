@@ -3,14 +3,11 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "rules/jvp_call.h"
-#include "rules/vjp_call.h"
+#include "rules/term.h"
 
 namespace torchlayers {
 
@@ -28,18 +25,6 @@ class JvpRule {
   virtual bool is_from_python() const {
     return false;
   }
-};
-
-// How a term tells the cotangent: not at all; being a product with a derivative, by the
-// derivative's conjugate; or, being conjugate-linear or real, as it is.
-enum class Adjoint { Unknown, Conjugate, Itself };
-
-// What an argument's tangent adds to the result's: a function linear in that tangent.
-struct Term {
-  size_t arg;
-  at::Tensor (*of)(const at::Tensor& tangent, const Operands& call);
-  Adjoint adjoint = Adjoint::Unknown;
-  Reads reads = {};
 };
 
 // An operator with one result, whose tangent is a sum of terms.
@@ -96,8 +81,10 @@ at::Scalar conjugated(const at::Scalar& factor);
 // The product, without multiplying by one.
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 
-// The operator on the tangent of its first argument: the term of one that is linear in that.
+// The operator on the tangent of its first argument.
 at::Tensor on_first(const at::Tensor& tangent, const Operands& call);
+// That for a term: of an operator that multiplies its first argument, element by element.
+Term linear_in_first();
 
 // Whether somebody below differentiates what a rule makes of these. An operator's kernels may
 // have no derivative, and its results be constants, where what they are made of is neither.
@@ -110,41 +97,5 @@ at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> 
 
 // The argument's tangent; undefined if it has none.
 at::Tensor tangent_or_none(const JvpCall& call, size_t arg);
-
-// The rules by the operators' names: "mul.Tensor" is aten::mul.Tensor.
-class Table {
- public:
-  void add(const std::string& name, std::unique_ptr<JvpRule> rule);
-  void add_vjp(const std::string& name, std::unique_ptr<VjpRule> rule);
-  // All arguments at once, from the cotangents of these results.
-  void add_vjp(
-      const std::string& name,
-      std::vector<size_t> args,
-      std::vector<size_t> results,
-      const Reads& reads,
-      void (*vjp)(VjpCall&));
-  // The tangents, and the cotangents of those terms that tell them.
-  void add_terms(const std::string& name, std::vector<Term> terms);
-  // The cotangents alone.
-  void add_symmetric(const std::string& name, const std::vector<Term>& terms);
-  // An operator whose results depend on no argument as far as derivatives go.
-  void add_constant(const std::string& name);
-
-  // Null where there is none.
-  static const JvpRule* find(const c10::OperatorName& name);
-  static const VjpRule* find_vjp(const c10::OperatorName& name);
-  static bool is_constant(const c10::OperatorName& name);
-
-  // The names of the operators with rules, for tangents and for cotangents.
-  static std::vector<std::string> names();
-  static std::vector<std::string> vjp_names();
-
- private:
-  static const Table& instance();
-
-  std::unordered_map<std::string, std::unique_ptr<JvpRule>> rules_;
-  std::unordered_map<std::string, std::unique_ptr<VjpRule>> pulls_;
-  std::unordered_set<std::string> constants_;
-};
 
 } // namespace torchlayers

@@ -132,7 +132,7 @@ void reduce_at_index(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-void pull_reduced_at_index(VjpCall& call) {
+void reduced_at_index_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
@@ -248,7 +248,7 @@ void segment_reduce(JvpCall& call) {
   call.set_tangent(0, segments.sum(scaled(call.tangent(0), slopes)));
 }
 
-void pull_segment_reduce(VjpCall& call) {
+void segment_reduce_vjp(VjpCall& call) {
   const Segments segments(call);
   const Tensor slopes = slopes_of(segments, call, call.result());
   call.give(0, scaled(segments.read(call.cotangents()[0]), slopes));
@@ -257,12 +257,19 @@ void pull_segment_reduce(VjpCall& call) {
 } // namespace
 
 void add_scattered(Table& rules) {
-  for (const char* name : {"scatter_reduce.two", "index_reduce"}) {
-    WRITTEN(name, reduce_at_index);
-    rules.add_vjp(name, {0, 3}, {0}, Reads{0b1101, 0b1}, pull_reduced_at_index);
-  }
-  WRITTEN("segment_reduce", segment_reduce);
-  rules.add_vjp("segment_reduce", {0}, {0}, Reads{0b10101, 0b1}, pull_segment_reduce);
+  rules["scatter_reduce.two"]
+      .jvp(reduce_at_index)
+      .vjp(
+          reduced_at_index_vjp,
+          {.by = {"self", "src"}, .saves = {"self", "index", "src", "result"}});
+  rules["index_reduce"]
+      .jvp(reduce_at_index)
+      .vjp(
+          reduced_at_index_vjp,
+          {.by = {"self", "source"}, .saves = {"self", "index", "source", "result"}});
+  rules["segment_reduce"]
+      .jvp(segment_reduce)
+      .vjp(segment_reduce_vjp, {.by = {"data"}, .saves = {"data", "lengths", "offsets", "result"}});
 }
 
 } // namespace torchlayers

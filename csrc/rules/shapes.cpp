@@ -205,32 +205,33 @@ Tensor outside_strided(
 } // namespace
 
 void add_shapes(Table& rules) {
-  TRANSPOSED("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2)));
-  TRANSPOSED("rot90", g.rot90(-c.integer(1), c.integers(2)));
-  TRANSPOSED("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1)));
-  TRANSPOSED("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3)));
-  TRANSPOSED("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4)));
-  TRANSPOSED("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4)));
-  TRANSPOSED("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3)));
-  TRANSPOSED("flip", g.flip(c.integers(1)));
-  TRANSPOSED("tril", g.tril_symint(c.size(1)));
-  TRANSPOSED("triu", g.triu_symint(c.size(1)));
-  TRANSPOSED("slice_backward", g.slice_symint(c.integer(2), c.size(3), c.size(4), c.size(5)));
-  TRANSPOSED("select_backward", g.select_symint(c.integer(2), c.size(3)));
-  TRANSPOSED("_unsafe_view", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("_reshape_copy", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("view", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("_reshape_alias", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("expand", g); // what broadcast is summed up
-  TRANSPOSED("transpose.int", g.transpose(c.integer(1), c.integer(2)));
-  TRANSPOSED("t", g.t());
-  TRANSPOSED("permute", g.permute(inverted(c.integers(1))));
-  TRANSPOSED("unsqueeze", g.squeeze(c.integer(1)));
-  TRANSPOSED("squeeze", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("squeeze.dim", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("squeeze.dims", g.reshape_symint(c.sizes_of(0)));
-  TRANSPOSED("select.int", at::select_backward_symint(g, c.sizes_of(0), c.integer(1), c.size(2)));
-  TRANSPOSED(
+  LINEAR("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2)));
+  LINEAR("rot90", g.rot90(-c.integer(1), c.integers(2)));
+  LINEAR("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1)));
+  LINEAR("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3)));
+  LINEAR("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4)));
+  LINEAR("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4)));
+  LINEAR("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3)));
+  LINEAR("flip", g.flip(c.integers(1)));
+  LINEAR("tril", g.tril_symint(c.size(1)));
+  LINEAR("triu", g.triu_symint(c.size(1)));
+  LINEAR("slice_backward", g.slice_symint(c.integer(2), c.size(3), c.size(4), c.size(5)));
+  LINEAR("select_backward", g.select_symint(c.integer(2), c.size(3)));
+  LINEAR("_unsafe_view", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("_reshape_copy", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("view", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("_reshape_alias", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("expand", g);
+  // what broadcast is summed up
+  LINEAR("transpose.int", g.transpose(c.integer(1), c.integer(2)));
+  LINEAR("t", g.t());
+  LINEAR("permute", g.permute(inverted(c.integers(1))));
+  LINEAR("unsqueeze", g.squeeze(c.integer(1)));
+  LINEAR("squeeze", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("squeeze.dim", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("squeeze.dims", g.reshape_symint(c.sizes_of(0)));
+  LINEAR("select.int", at::select_backward_symint(g, c.sizes_of(0), c.integer(1), c.size(2)));
+  LINEAR(
       "slice.Tensor",
       at::slice_backward_symint(
           g,
@@ -239,50 +240,37 @@ void add_shapes(Table& rules) {
           or_else(c.arg(2), 0),
           or_else(c.arg(3), kEnd),
           c.size(4)));
-  TRANSPOSED(
+  LINEAR(
       "diagonal",
       at::diagonal_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
-  TRANSPOSED(
+  LINEAR(
       "unfold",
       at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
-  TRANSPOSED("view_as_real", at::view_as_complex(g.contiguous()));
-  TRANSPOSED("view_as_complex", at::view_as_real(g.resolve_conj()));
-  TERMS("copy", {0, TERM(at::Tensor())}, {1, TERM(t.to(x.scalar_type()))});
-  TERMS("fill.Tensor", {1, TERM(t)});
-  WRITTEN("cat", joined);
-  rules.add_vjp("cat", {0}, {0}, Reads(), cut_apart);
-  WRITTEN("stack", joined);
-  rules.add_vjp("stack", {0}, {0}, Reads(), unstacked);
-  WRITTEN("block_diag", joined);
-  rules.add_vjp("block_diag", {0}, {0}, Reads(), take_blocks);
+  LINEAR("view_as_real", at::view_as_complex(g.contiguous()));
+  LINEAR("view_as_complex", at::view_as_real(g.resolve_conj()));
+  rules["copy"].terms(TERM(0, Tensor()), TERM(1, t.to(x.scalar_type())));
+  rules["fill.Tensor"].terms(TERM(1, t));
+  rules["cat"].jvp(joined).vjp(cut_apart, {.by = {"tensors"}});
+  rules["stack"].jvp(joined).vjp(unstacked, {.by = {"tensors"}});
+  rules["block_diag"].jvp(joined).vjp(take_blocks, {.by = {"tensors"}});
   for (const char* name :
        {"split.Tensor", "split_with_sizes", "unsafe_split.Tensor", "unsafe_split_with_sizes"}) {
-    WRITTEN(name, split);
-    rules.add_vjp(name, {0}, {0}, Reads(), join_parts);
+    rules[name].jvp(split).vjp(join_parts, {.by = {"self"}});
   }
-  WRITTEN("unbind.int", split);
-  rules.add_vjp("unbind.int", {0}, {0}, Reads(), stack_parts);
-  LINEAR_TOGETHER("slice_scatter", 0, 1);
-  VJPS(
-      "slice_scatter",
-      {0, VJP(outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))},
-      {1, VJP(g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5)))});
-  LINEAR_TOGETHER("select_scatter", 0, 1);
-  VJPS(
-      "select_scatter",
-      {0, VJP(outside_row(g, c.integer(2), c.size(3)))},
-      {1, VJP(g.select_symint(c.integer(2), c.size(3)))});
-  LINEAR_TOGETHER("diagonal_scatter", 0, 1);
-  VJPS(
-      "diagonal_scatter",
-      {0, VJP(outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4)))},
-      {1, VJP(g.diagonal(c.integer(2), c.integer(3), c.integer(4)))});
-  VJPS(
-      "as_strided_scatter",
-      {0, VJP(outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4)))},
-      {1,
-       VJP(with_strides_of(x, g).as_strided(
-           c.integers(2), c.integers(3), offset_in(x, c.arg(4))))});
+  rules["unbind.int"].jvp(split).vjp(stack_parts, {.by = {"self"}});
+  rules["slice_scatter"].jointly_linear_in(0, 1).vjp(
+      VJP(0, outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))),
+      VJP(1, g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))));
+  rules["select_scatter"].jointly_linear_in(0, 1).vjp(
+      VJP(0, outside_row(g, c.integer(2), c.size(3))),
+      VJP(1, g.select_symint(c.integer(2), c.size(3))));
+  rules["diagonal_scatter"].jointly_linear_in(0, 1).vjp(
+      VJP(0, outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4))),
+      VJP(1, g.diagonal(c.integer(2), c.integer(3), c.integer(4))));
+  rules["as_strided_scatter"].vjp(
+      VJP(0, outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4))),
+      VJP(1,
+          with_strides_of(x, g).as_strided(c.integers(2), c.integers(3), offset_in(x, c.arg(4)))));
 }
 
 } // namespace torchlayers

@@ -59,26 +59,24 @@ Tensor logsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, con
 void add_softmax(Table& rules) {
   ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
   ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
-  TERMS("_log_softmax", {0, TANGENT(log_softmax_tangent(t, y, c.integer(1)))});
-  VJPS("_log_softmax", {0, VJP(at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0)))});
-  TERMS("logsumexp", {0, TANGENT(logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)}))});
-  VJPS("logsumexp", {0, VJP(logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)}))});
-  TERMS(
-      "_softmax_backward_data",
-      {0, TANGENT(on_first(t, c))},
-      {1, TANGENT(softmax_curvature(t, c[0], c[1], c.integer(2)))});
-  VJPS(
-      "_softmax_backward_data",
-      {0, VJP(at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type()))},
-      {1, VJP(softmax_backward_of_result(g, c[0], c[1], c.integer(2)))});
-  TERMS(
-      "_log_softmax_backward_data",
-      {0, TANGENT(on_first(t, c))},
-      {1, TANGENT(log_softmax_curvature(t, c[0], c[1], c.integer(2)))});
-  VJPS(
-      "_log_softmax_backward_data",
-      {0, VJP(log_softmax_tangent(g, c[1], c.integer(2)))},
-      {1, VJP(log_softmax_curvature(g, c[0], c[1], c.integer(2)))});
+  rules["_log_softmax"]
+      .jvp(TANGENT(0, log_softmax_tangent(t, y, c.integer(1))))
+      .vjp(VJP(0, at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0))));
+  rules["logsumexp"]
+      .jvp(TANGENT(0, logsumexp_tangent(t, x, y, Dims{c.integers(1), c.flag(2)})))
+      .vjp(VJP(0, logsumexp_gradient(g, x, y, Dims{c.integers(1), c.flag(2)})));
+  rules["_softmax_backward_data"]
+      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, softmax_curvature(t, c[0], c[1], c.integer(2))))
+      .vjp(
+          VJP(0, at::_softmax_backward_data(g, c[1], c.integer(2), g.scalar_type())),
+          VJP(1, softmax_backward_of_result(g, c[0], c[1], c.integer(2))));
+  rules["_log_softmax_backward_data"]
+      .jvp(
+          TANGENT(0, on_first(t, c)),
+          TANGENT(1, log_softmax_curvature(t, c[0], c[1], c.integer(2))))
+      .vjp(
+          VJP(0, log_softmax_tangent(g, c[1], c.integer(2))),
+          VJP(1, log_softmax_curvature(g, c[0], c[1], c.integer(2))));
 }
 
 } // namespace torchlayers

@@ -11,7 +11,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-using Places = std::vector<size_t>;
 
 // Divided by this, the diagonal comes to zero.
 Tensor without_diagonal(Tensor gaps) {
@@ -75,7 +74,7 @@ void eigh(JvpCall& call) {
   }
 }
 
-void pull_eigh(VjpCall& call) {
+void eigh_vjp(VjpCall& call) {
   if (!call.flag(2)) {
     raise(
         "the gradient of eigenvalues needs their vectors: call _linalg_eigh with compute_v=True.");
@@ -107,7 +106,7 @@ void eig(JvpCall& call) {
   call.set_tangent(1, turned - vectors * lengths);
 }
 
-void pull_eig(VjpCall& call) {
+void eig_vjp(VjpCall& call) {
   const Tensor& by_values = call.cotangents()[0];
   const Tensor& by_vectors = call.cotangents()[1];
   const Tensor& vectors = call.result(1);
@@ -212,7 +211,7 @@ Tensor turned_back(
                                                      : inside;
 }
 
-void pull_svd(VjpCall& call) {
+void svd_vjp(VjpCall& call) {
   if (!call.flag(2)) {
     raise(
         "the gradient of singular values needs their vectors: call _linalg_svd with "
@@ -248,18 +247,20 @@ void pull_svd(VjpCall& call) {
 } // namespace
 
 void add_spectra(Table& rules) {
-  WRITTEN("_linalg_eigh", eigh);
-  rules.add_vjp(
-      "_linalg_eigh", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eigh));
-  WRITTEN("linalg_eig", eig);
-  rules.add_vjp(
-      "linalg_eig", std::make_unique<AtOnce>(Places{0}, Places{0, 1}, Reads{0, 0b11}, pull_eig));
-  WRITTEN("linalg_eigvalsh", values_of_eigh);
-  WRITTEN("linalg_svdvals", values_of_svd);
-  WRITTEN("_linalg_svd", svd);
-  rules.add_vjp(
-      "_linalg_svd",
-      std::make_unique<AtOnce>(Places{0}, Places{0, 1, 2}, Reads{0, 0b111}, pull_svd));
+  rules["_linalg_eigh"].jvp(eigh).vjp(
+      eigh_vjp,
+      {.by = {"A"},
+       .of = {"eigenvalues", "eigenvectors"},
+       .saves = {"eigenvalues", "eigenvectors"}});
+  rules["linalg_eig"].jvp(eig).vjp(
+      eig_vjp,
+      {.by = {"self"},
+       .of = {"eigenvalues", "eigenvectors"},
+       .saves = {"eigenvalues", "eigenvectors"}});
+  rules["linalg_eigvalsh"].jvp(values_of_eigh);
+  rules["linalg_svdvals"].jvp(values_of_svd);
+  rules["_linalg_svd"].jvp(svd).vjp(
+      svd_vjp, {.by = {"A"}, .of = {"U", "S", "Vh"}, .saves = {"U", "S", "Vh"}});
 }
 
 } // namespace torchlayers

@@ -4,11 +4,11 @@
 #include <c10/util/FunctionRef.h>
 
 #include <bitset>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "rules/operands.h"
+#include "rules/term.h"
 
 namespace torchlayers {
 
@@ -20,26 +20,6 @@ struct Target {
   at::ScalarType dtype;
   at::Device device;
   bool is_column_major; // a matrix that is the transpose of a contiguous one
-};
-
-// The arguments and results that a rule reads, and the node has to save for it.
-struct Reads {
-  std::bitset<64> args;
-  std::bitset<64> results;
-
-  static Reads everything() {
-    return {~std::bitset<64>(), ~std::bitset<64>()};
-  }
-  static Reads all_but_first() {
-    return {~std::bitset<64>(1), {}};
-  }
-  // What an expression of forms.h names. NOTE [What a line reads].
-  static Reads named_in(std::string_view expression);
-
-  void add(const Reads& other) {
-    args |= other.args;
-    results |= other.results;
-  }
 };
 
 // Tensors that the rule does not read are not there.
@@ -130,34 +110,25 @@ class VjpRule {
   std::vector<Reads> reads_;
 };
 
-// The gradient by one argument. With g the cotangent of the first result:
-struct Vjp {
-  size_t arg;
-  Reads reads;
-  // Written out,
-  at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
-  // or the same as the tangent, because the Jacobian is symmetric (a diagonal one is);
-  at::Tensor (*symmetric)(const at::Tensor& t, const Operands& call) = nullptr;
-  // for complex numbers, with the derivative's conjugate.
-  bool conjugates = false;
-};
-
 // An argument at a time.
 class ByArgument final : public VjpRule {
  public:
-  explicit ByArgument(std::vector<Vjp> pulls);
+  explicit ByArgument(std::vector<Vjp> vjps);
   void vjp(VjpCall& call) const override;
+  const std::vector<Vjp>& vjps() const {
+    return vjps_;
+  }
 
  private:
-  std::vector<Vjp> pulls_;
+  std::vector<Vjp> vjps_;
 };
 
 // All arguments at once, from the cotangents of several results perhaps.
 class AtOnce final : public VjpRule {
  public:
   AtOnce(
-      std::vector<size_t> args,
-      std::vector<size_t> results,
+      const std::bitset<64>& args,
+      const std::bitset<64>& results,
       const Reads& reads,
       void (*vjp)(VjpCall&));
   void vjp(VjpCall& call) const override {

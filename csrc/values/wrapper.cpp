@@ -147,18 +147,10 @@ void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
 
 void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  if (batched &&
-      (batched->level() >= layer.level() || !is_of(*batched, layer_at(batched->level())))) {
+  if (batched != nullptr && batched->level() == layer.level()) {
     raise_escaped("a tensor batched by vmap", batched->level(), layer);
   }
-  const auto* wrapper = wrapper_of(tensor);
-  const auto level = wrapper ? wrapper->level() : std::nullopt;
-  if (level && *level >= layer.level()) {
-    raise_escaped("a tensor of grad or jvp", *level, layer);
-  }
-  if (level && !is_of_this_stack(*wrapper, *level)) {
-    raise_of_another_thread(*level, layer);
-  }
+  is_dead_or_escaped(tensor, layer);
 }
 
 void take_off_dead_wrappers(const Operator& op, Args& args) {
@@ -167,21 +159,26 @@ void take_off_dead_wrappers(const Operator& op, Args& args) {
   });
 }
 
+bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper == nullptr) {
+    check_not_escaped(tensor, layer);
+    return false;
+  }
+  const auto level = wrapper->level();
+  if (level && *level >= layer.level()) { // this layer wraps nothing itself
+    raise_escaped("a tensor of grad or jvp", *level, layer);
+  }
+  if (level && !is_of_this_stack(*wrapper, *level)) {
+    raise_of_another_thread(*level, layer);
+  }
+  return !level;
+}
+
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
   bool any_dead = false;
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    if (auto* wrapper = wrapper_of(tensor)) {
-      const auto level = wrapper->level();
-      any_dead = any_dead || !level;
-      if (level && *level >= layer.level()) { // this layer wraps nothing itself
-        raise_escaped("a tensor of grad or jvp", *level, layer);
-      }
-      if (level && !is_of_this_stack(*wrapper, *level)) {
-        raise_of_another_thread(*level, layer);
-      }
-    } else {
-      check_not_escaped(tensor, layer);
-    }
+    any_dead = is_dead_or_escaped(tensor, layer) || any_dead;
   });
   if (any_dead) {
     take_off_dead_wrappers(op, args);

@@ -61,7 +61,11 @@ void check_not_escaped(const at::Tensor& tensor, const Layer& layer);
 // layer's own level already, unless it belongs to another thread's stack.
 void check_from_outside(const at::Tensor& tensor, const Layer& layer);
 
-// Both at once, for a layer that does not wrap its arguments: unwraps what
+// For a layer that does not wrap its arguments: whether the tensor is a wrapper that a transform
+// which has ended left behind. Throws on escaped tensors.
+bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer);
+
+// The same of all arguments, at such a layer: unwraps what
 // transforms that have ended left behind, and throws on escaped tensors.
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer);
 

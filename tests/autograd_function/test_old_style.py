@@ -61,7 +61,7 @@ def test_outside_our_layers_the_class_is_as_it_was_written():
     tl.grad(lambda x: cube(x).sum())(X)
     assert list(inspect.signature(Cube.forward).parameters) == ["ctx", "x", "power"]
     assert Cube.setup_context is torch.autograd.Function.setup_context
-    assert Cube.apply.__func__ is torch.autograd.Function.apply.__func__
+    assert "apply" not in vars(Cube)
     assert pickle.loads(pickle.dumps(Cube)) is Cube
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(Cube.apply(x, 2).sum(), x)
@@ -74,8 +74,10 @@ def test_torchs_own_classes_are_left_alone():
     before = dict(vars(CheckpointFunction))
     tl.grad(lambda x: cube(x).sum())(X)
     assert dict(vars(CheckpointFunction)) == before
-    for name in ("apply", "setup_context", "forward"):
+    for name in ("setup_context", "forward"):
         assert getattr(torch.autograd.Function, name).__module__ == "torch.autograd.function"
+    apply = torch.autograd.Function.apply  # in 2.15 no longer Python
+    assert inspect.isbuiltin(apply) or apply.__module__ == "torch.autograd.function"
 
 
 def test_a_subclass_of_new_style():

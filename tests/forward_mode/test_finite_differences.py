@@ -27,6 +27,7 @@ DIFFERENT = {
     "linalg.cholesky": _SYMMETRIC,
     "linalg.cholesky_ex": _SYMMETRIC,
     "linalg.eigh": _SYMMETRIC,
+    "linalg.matrix_sqrth": _SYMMETRIC,
     "linalg.eigvalsh": _SYMMETRIC,
     "linalg.pinv.hermitian": _SYMMETRIC,
     "cholesky_inverse": _SYMMETRIC,

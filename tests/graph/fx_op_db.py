@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.opinfo.cases import Case
 from torchlayers import tree
 from torchlayers.graph import differentiate
+from torchlayers.torch_versions import make_fx
 
 _NOT_RECORDED = "make_fx can't record it: "
 _MAX_NORM = "with max_norm it writes to its weight, an argument, past autograd"

@@ -675,6 +675,11 @@ def filled_and_chosen(x, y):
     return filled + torch.where(x > 0, x, 1.0) * torch.where(x > 0, 2.0, x)
 
 
+@case(lambda: t(4), lambda: t(3, 4))
+def filled_by_a_larger_mask(x, y):
+    return x.masked_fill(y > 0, 2.0) * torch.addcdiv(x, y, y.cosh(), value=2)
+
+
 @case(lambda: t(3, 5), lambda: t(3, 5).to(torch.float32))
 def dtypes_and_devices(x, y):
     return x.to(x.device) * y.to(x) + y.to("cpu", torch.float64)

@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import fx, nn
 from torch._higher_order_ops import scan, while_loop
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import torchlayers
@@ -19,6 +18,7 @@ from benchmarks.graph_nodes import chain
 from torchlayers import tree
 from torchlayers.errors import ArgnumsError
 from torchlayers.graph import GraphError, differentiate, fx_rules
+from torchlayers.torch_versions import make_fx
 
 DOUBLE = torch.float64
 

@@ -52,7 +52,8 @@ def test_an_output_rather_than_another_temporary():
 
 
 def test_a_mask_is_saved_for_the_values_that_it_is_of():
-    assert captured(lambda x: x.cos().neg().clamp(min=0), ROWS)[1:] == ["ge"]
+    _, mask = captured(lambda x: x.cos().neg().clamp(min=0), ROWS)
+    assert mask in ("ge", "gt")  # torch's formula has had both
 
 
 def test_sizes_rather_than_tensors():

@@ -4,13 +4,13 @@ import pytest
 import torch
 import torch.func
 from torch.autograd import forward_ad
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
 from tests.helpers import ambient
 from torchlayers import tree
 from torchlayers.graph import Gradient, GraphError, differentiate
 from torchlayers.graph.halves import Halves
+from torchlayers.torch_versions import make_fx
 
 
 def function(x, w):

@@ -160,6 +160,30 @@ def test_every_rule_is_in_the_corpus():
 
 
 @pytest.mark.parametrize(
+    "choose",
+    [
+        torch.maximum,
+        torch.minimum,
+        lambda x, y: x.clamp_min(0.5) * y.clamp_max(0.5),
+        lambda x, y: x.masked_fill(x > y, 2.0),
+    ],
+    ids=["maximum", "minimum", "clamps", "masked_fill"],
+)
+def test_what_is_not_chosen_has_no_gradient_even_of_infinity(choose):
+    special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0])
+    x, y = special.repeat(6).requires_grad_(), special.repeat_interleave(6).requires_grad_()
+    gradient = differentiate(torch.jit.trace(choose, (x, y)))
+    for cotangent in (1.0, float("inf")):
+        expected = choose(x, y)
+        cotangents = torch.full_like(expected, cotangent)
+        torch.testing.assert_close(
+            torch.autograd.grad(gradient(x, y), (x, y), cotangents, allow_unused=True),
+            torch.autograd.grad(expected, (x, y), cotangents, allow_unused=True),
+            equal_nan=True,
+        )
+
+
+@pytest.mark.parametrize(
     "norm",
     [
         lambda x: torch.native_layer_norm(x, [4], None, None, 1e-5),

@@ -9,6 +9,7 @@ import itertools
 import torch
 
 from tests.opinfo.cases import full_name, ops
+from tests.torch_versions import has_samples
 
 DTYPES = ("float32", "float64", "complex64", "complex128", "bfloat16")
 _REAL = ("float32", "float64", "bfloat16")
@@ -276,6 +277,8 @@ def _entries() -> dict[tuple[str, str, str], str]:
     swept = _dtypes()
     for reason, operators in _LISTED.items():
         for name, listed in operators.items():
+            if not has_samples(name):
+                continue
             by_transforms = listed if isinstance(listed, dict) else {listed: tuple(swept[name])}
             for transforms, dtypes in by_transforms.items():
                 for key in itertools.product((name,), transforms, dtypes):

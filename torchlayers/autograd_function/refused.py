@@ -5,6 +5,7 @@ from typing import Any
 
 from torchlayers.autograd_function.adoption import is_torchs
 from torchlayers.errors import FunctionError
+from torchlayers.torch_versions import applied_function
 
 
 def explain(error: RuntimeError) -> None:
@@ -38,4 +39,4 @@ def _refused_function(error: RuntimeError) -> Any:
     traceback = error.__traceback__ or sys.exc_info()[2]
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return traceback.tb_frame.f_locals.get("cls") if traceback is not None else None
+    return applied_function(traceback.tb_frame) if traceback is not None else None

@@ -43,9 +43,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
             except RuntimeError as error:
                 derivatives.explain_captured(function, error)
                 raise
-        return tree.map_outputs(
-            lambda output: _C.wrap_argument(output, False), outputs, values, operands
-        )
+        return tree.map_outputs(_C.wrap_argument, outputs, values, operands)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         set_up(ctx, inputs, output)

@@ -15,7 +15,6 @@ from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
 from torch.func import functional_call, functionalize
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
 from torchlayers import tree
@@ -36,6 +35,7 @@ from torchlayers.graph.fx_program import (
     writes,
 )
 from torchlayers.graph.where import where
+from torchlayers.torch_versions import make_fx
 
 aten = torch.ops.aten
 

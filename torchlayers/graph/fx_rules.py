@@ -16,7 +16,6 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,6 +23,7 @@ from torchlayers import torch_func, tree
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_program import fresh
 from torchlayers.graph.where import where
+from torchlayers.torch_versions import make_fx
 
 aten = torch.ops.aten
 

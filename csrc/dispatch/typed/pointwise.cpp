@@ -2,7 +2,7 @@
 #include <initializer_list>
 
 #include "dispatch/typed/typed.h"
-#include "rules/batching/pointwise.h"
+#include "rules/batching/alike.h"
 
 namespace torchlayers {
 namespace {

@@ -3,7 +3,7 @@
 
 namespace torchlayers::graph {
 
-Rules linear_algebra_rules() {
+GraphRules linear_algebra_rules() {
   return {
       // torch has a formula, of a hundred nodes that find out who is a vector.
       {"aten::matmul",

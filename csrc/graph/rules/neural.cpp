@@ -25,7 +25,7 @@ const char* const kConvTransposed = "stride, padding, dilation, True, output_pad
 
 } // namespace
 
-Rules neural_rules() {
+GraphRules neural_rules() {
   return {
       {"aten::conv1d", convolution(kConv)},
       {"aten::conv2d", convolution(kConv)},
@@ -60,16 +60,12 @@ Rules neural_rules() {
        "result, mask = torch.native_dropout(input, p, train)"},
       // torch's own formulas leave out the approximation, and the threshold.
       {"aten::gelu", {{"self", "torch.gelu_backward(grad, self, approximate=approximate)"}}},
-      {"aten::softplus", {{"self", "torch.softplus_backward(grad, self, beta, threshold)"}}},
-      {"aten::elu", {{"self", "torch.elu_backward(grad, alpha, scale, input_scale, False, self)"}}},
       {"aten::celu", {{"self", "torch.elu_backward(grad, alpha, 1.0, 1.0 / alpha, False, self)"}}},
       {"aten::selu",
        {{"self",
          "torch.elu_backward(grad, 1.6732632423543772, 1.0507009873554805, 1.0, False, self)"}}},
       {"aten::log_sigmoid", {{"self", "grad * torch.sigmoid(-self)"}}},
       {"aten::mish", {{"self", "torch.mish_backward(grad, self)"}}},
-      {"aten::glu", {{"self", "torch.glu_backward(grad, self, dim)"}}},
-      {"aten::softshrink", {{"self", "torch.softshrink_backward(grad, self, lambd)"}}},
       {"aten::logit", {{"self", "torch.logit_backward(grad, self, eps)"}}},
       {"aten::avg_pool2d",
        {{"self",
@@ -91,14 +87,6 @@ Rules neural_rules() {
          "dilation, ceil_mode, indices)"}},
        "result, indices = torch.max_pool3d_with_indices(self, kernel_size, stride, padding, "
        "dilation, ceil_mode)"},
-      {"aten::reflection_pad1d",
-       {{"self", "torch.reflection_pad1d_backward(grad, self, padding)"}}},
-      {"aten::reflection_pad2d",
-       {{"self", "torch.reflection_pad2d_backward(grad, self, padding)"}}},
-      {"aten::replication_pad1d",
-       {{"self", "torch.replication_pad1d_backward(grad, self, padding)"}}},
-      {"aten::replication_pad2d",
-       {{"self", "torch.replication_pad2d_backward(grad, self, padding)"}}},
   };
 }
 

@@ -3,7 +3,7 @@
 
 namespace torchlayers::graph {
 
-Rules reduction_rules() {
+GraphRules reduction_rules() {
   return {
       {"aten::sum", {{"self", "as_before(grad.expand(self_size), dtype, self_dtype)"}}},
       {"aten::sum.dim_IntList",
@@ -24,20 +24,9 @@ Rules reduction_rules() {
        {{"self",
          "evenly_along(spread(grad, self_size, dim, keepdim), "
          "(self == spread(result, self_size, dim, keepdim)).to(grad), dim)"}}},
-      {"aten::max", {{"self", "evenly(grad, (self == result).to(grad))"}}},
-      {"aten::min", {{"self", "evenly(grad, (self == result).to(grad))"}}},
-      {"aten::max.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
-      {"aten::min.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
-      {"aten::kthvalue", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
-      {"aten::median.dim", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
-      {"aten::mode", {{"self", "placed(grad, result1, self_size, dim, keepdim)"}}},
-      {"aten::topk", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
-      {"aten::sort", {{"self", "placed(grad, result1, self_size, dim, True)"}}},
       {"aten::cumsum", {{"self", "as_before(reversed_cumsum(grad, dim), dtype, self_dtype)"}}},
       {"aten::cumprod",
        {{"self", "as_before(torch.cumprod_backward(grad, self, dim, result), dtype, self_dtype)"}}},
-      {"aten::cummax", {{"self", "gathered(grad, result1, self_size, dim)"}}},
-      {"aten::cummin", {{"self", "gathered(grad, result1, self_size, dim)"}}},
       {"aten::logcumsumexp",
        {{"self", "reversed_cumsum(grad * torch.exp(-result), dim) * torch.exp(self)"}}},
       {"aten::norm.Scalar", {{"self", "norm_backward(grad, self, result, float(p))"}}},

@@ -3,27 +3,19 @@
 
 namespace torchlayers::graph {
 
-Rules shape_rules() {
+GraphRules shape_rules() {
   const std::string as_before = "grad.reshape(self_size)";
   const std::vector<Derivative> index_put{
       {"self",
        "grad if accumulate else torch.index_put(grad, indices, torch.zeros_like(grad.sum()))"},
       {"values", "torch._grad_sum_to_size(torch.index(grad, indices), values_size)"}};
   return {
-      {"aten::slice.Tensor",
-       {{"self",
-         "torch.slice_backward(grad, self_size, dim, bounds(start, end)[0], "
-         "bounds(start, end)[1], step)"}}},
-      {"aten::select.int", {{"self", "torch.select_backward(grad, self_size, dim, index)"}}},
+
       {"aten::narrow",
        {{"self", "torch.slice_backward(grad, self_size, dim, start, start + length, 1)"}}},
-      {"aten::index_select",
-       {{"self", "torch.index_select_backward(grad, self_size, dim, index)"}}},
-      {"aten::index.Tensor", {{"self", "scattered(grad, self_size, indices)"}}},
       {"aten::index_put", index_put},
       {"aten::index_put.hacked_twin", index_put},
       {"aten::index_add", {{"self", "grad"}, {"source", "grad.index_select(dim, index) * alpha"}}},
-      {"aten::scatter.value", {{"self", "grad.scatter(dim, index, 0)"}}},
       {"aten::scatter.src",
        {{"self", "grad.scatter(dim, index, 0)"}, {"src", "grad.gather(dim, index)"}}},
       {"aten::scatter_add", {{"self", "grad"}, {"src", "grad.gather(dim, index)"}}},
@@ -36,41 +28,26 @@ Rules shape_rules() {
          "torch.slice_scatter(grad, torch.zeros_like(torch.slice(grad, dim, start, end, step)), "
          "dim, start, end, step)"},
         {"src", "torch.slice(grad, dim, start, end, step)"}}},
+      // csrc/rules has a line for it, whose gradient is never sparse.
       {"aten::gather", {{"self", "torch.gather_backward(grad, self, dim, index, sparse_grad)"}}},
       {"aten::flatten.using_ints", {{"self", as_before}}},
       {"aten::unflatten.int", {{"self", as_before}}},
-      {"aten::view", {{"self", as_before}}},
       {"aten::reshape", {{"self", as_before}}},
       {"aten::view_as", {{"self", as_before}}},
       {"aten::reshape_as", {{"self", as_before}}},
-      {"aten::squeeze", {{"self", as_before}}},
-      {"aten::squeeze.dim", {{"self", as_before}}},
-      {"aten::squeeze.dims", {{"self", as_before}}},
       {"aten::atleast_1d", {{"self", as_before}}},
       {"aten::atleast_2d", {{"self", as_before}}},
       {"aten::atleast_3d", {{"self", as_before}}},
       {"aten::numpy_T", {{"self", "grad.t()"}}},
       {"aten::mT", {{"self", "grad.transpose(-2, -1)"}}},
       {"aten::mH", {{"self", "grad.transpose(-2, -1)"}}},
-      {"aten::pixel_shuffle", {{"self", "torch.pixel_unshuffle(grad, upscale_factor)"}}},
-      {"aten::pixel_unshuffle", {{"self", "torch.pixel_shuffle(grad, downscale_factor)"}}},
-      {"aten::diag_embed", {{"self", "grad.diagonal(offset, dim1, dim2)"}}},
       {"aten::repeat_interleave.self_int",
        {{"self", "each_repeated(grad, self_size, repeats, dim)"}}},
       {"aten::movedim.int", {{"self", "torch.movedim(grad, destination, source)"}}},
       {"aten::movedim.intlist", {{"self", "torch.movedim(grad, destination, source)"}}},
-      {"aten::permute", {{"self", "unpermuted(grad, dims)"}}},
-      {"aten::flip", {{"self", "grad.flip(dims)"}}},
-      {"aten::roll", {{"self", "torch.roll(grad, [-s for s in shifts], dims)"}}},
-      {"aten::rot90", {{"self", "torch.rot90(grad, -k, dims)"}}},
       {"aten::expand", {{"self", "torch._grad_sum_to_size(grad, self_size)"}}},
       {"aten::expand_as", {{"self", "torch._grad_sum_to_size(grad, self_size)"}}},
       {"aten::broadcast_to", {{"self", "torch._grad_sum_to_size(grad, self_size)"}}},
-      {"aten::repeat", {{"self", "unrepeated(grad, self_size, repeats)"}}},
-      {"aten::triu", {{"self", "grad.triu(diagonal)"}}},
-      {"aten::tril", {{"self", "grad.tril(diagonal)"}}},
-      {"aten::diagonal",
-       {{"self", "torch.diagonal_backward(grad, self_size, offset, dim1, dim2)"}}},
       {"aten::constant_pad_nd", {{"self", "torch.constant_pad_nd(grad, [-p for p in pad], 0)"}}},
   };
 }

@@ -3,28 +3,39 @@
 #include "core/args.h"
 #include "core/recording.h"
 #include "values/batched.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
-bool BatchedCall::is_strided() const {
-  bool strided = layer_.batch_size()->maybe_as_int().has_value();
-  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    if (is_batched(each)) {
-      const at::Tensor& value = at::functorch::maybeGetBatchedImpl(each)->value();
-      strided = strided && value.layout() == at::kStrided && !value.is_nested();
+BatchedCall::BatchedCall(const Operator& op, Args& args, Layer& layer)
+    : op_(op),
+      args_(args),
+      layer_(layer),
+      first_(args.size() - op.num_args),
+      alike_(layer),
+      is_strided_(layer.batch_size()->maybe_as_int().has_value()) {
+  bool any_dead = false;
+  const auto look_at = [&](const at::Tensor& tensor) {
+    if (is_batched(tensor)) {
+      const at::Tensor& value = at::functorch::maybeGetBatchedImpl(tensor)->value();
+      is_strided_ = is_strided_ && value.layout() == at::kStrided && !value.is_nested();
+      ++num_batched_;
+    }
+    if (op.is_pointwise) {
+      alike_.look_at(tensor);
+    }
+  };
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    if (is_dead_or_escaped(tensor, layer)) {
+      any_dead = true;
+      look_at(without_dead_wrappers(tensor));
+    } else {
+      look_at(tensor);
     }
   });
-  return strided;
-}
-
-bool BatchedCall::only(size_t i) const {
-  if (!is_batched(i)) {
-    return false;
+  if (any_dead) {
+    take_off_dead_wrappers(op, args);
   }
-  size_t batched = 0;
-  visit_tensors(
-      args_, op_.num_args, [&](const at::Tensor& each) { batched += is_batched(each) ? 1 : 0; });
-  return batched == 1;
 }
 
 bool BatchedCall::all_like(size_t i) const {
@@ -110,6 +121,22 @@ bool BatchedCall::run() {
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
     return batched(result, /*dim=*/0, layer_);
+  });
+  return true;
+}
+
+bool BatchedCall::run_alike() {
+  change_tensors(args_, op_.num_args, [&](const at::Tensor& tensor, size_t) -> at::Tensor {
+    return alike_.value(tensor);
+  });
+  try {
+    layer_.send_down(op_, args_);
+  } catch (...) {
+    alike_.put_back(args_, op_.num_args); // for the error's sake
+    throw;
+  }
+  change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
+    return alike_.batched(result);
   });
   return true;
 }

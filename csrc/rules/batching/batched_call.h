@@ -14,6 +14,7 @@
 #include "core/below.h"
 #include "core/operator.h"
 #include "core/trace.h"
+#include "rules/batching/alike.h"
 
 namespace torchlayers {
 
@@ -27,8 +28,16 @@ namespace torchlayers {
 // to raise, or would name the batch: so a rule leaves those calls to it where it sees them.
 class BatchedCall {
  public:
-  BatchedCall(const Operator& op, Args& args, const Layer& layer)
-      : op_(op), args_(args), layer_(layer), first_(args.size() - op.num_args) {}
+  // Looks the arguments over, once for all rules: takes off dead wrappers, and throws on tensors
+  // that have escaped.
+  BatchedCall(const Operator& op, Args& args, Layer& layer);
+
+  const Operator& op() const {
+    return op_;
+  }
+  const Alike& alike() const {
+    return alike_;
+  }
 
   size_t size() const {
     return op_.num_args;
@@ -57,7 +66,9 @@ class BatchedCall {
   }
 
   // Whether its tensors are strided and its batch size a number, as all rules take for granted.
-  bool is_strided() const;
+  bool is_strided() const {
+    return is_strided_;
+  }
 
   bool is_batched(const at::Tensor& tensor) const {
     const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
@@ -67,7 +78,9 @@ class BatchedCall {
     return has_tensor(i) && is_batched(tensor(i));
   }
   // Whether this is the one batched argument.
-  bool only(size_t i) const;
+  bool only(size_t i) const {
+    return num_batched_ == 1 && is_batched(i);
+  }
   // Whether argument i is batched, and every other tensor too, with samples of its rank.
   bool all_like(size_t i) const;
 
@@ -99,6 +112,8 @@ class BatchedCall {
   }
   // Calls the operator, as it now is, on the layer below.
   bool run();
+  // The same with the values as they are batched, which are alike.
+  bool run_alike();
   // The same, with the dimension of the first tensor's samples that argument i names, or the
   // dimensions, counted behind the batch; false where they have none such.
   bool run_at_dim(size_t i);
@@ -148,8 +163,11 @@ class BatchedCall {
 
   const Operator& op_;
   Args& args_;
-  const Layer& layer_;
+  Layer& layer_;
   size_t first_;
+  Alike alike_; // of a pointwise operator
+  bool is_strided_;
+  size_t num_batched_ = 0;
   // For put_back: arguments as they were, and those whose tensors were batched.
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
   std::bitset<64> batched_;

@@ -56,11 +56,18 @@ bool matmul(BatchedCall& call, size_t) {
   return has_product(call) && call.give([&] { return product(call); });
 }
 
-// mm, mv, dot and bmm take samples of these ranks alone: a decimal digit each.
-bool multiply(BatchedCall& call, size_t ranks) {
-  const bool fits = call.rank(0) == static_cast<int64_t>(ranks / 10) &&
-                    call.rank(1) == static_cast<int64_t>(ranks % 10) &&
-                    (ranks != 33 || call.tensor(0).size(0) == call.tensor(1).size(0));
+// Of one sample of each factor.
+struct Ranks {
+  int64_t first;
+  int64_t second;
+};
+
+// mm, mv, dot and bmm take samples of these ranks alone.
+template <Ranks ranks>
+bool multiply(BatchedCall& call, size_t) {
+  const bool are_batches = ranks.first == 3;
+  const bool fits = call.rank(0) == ranks.first && call.rank(1) == ranks.second &&
+                    (!are_batches || call.tensor(0).size(0) == call.tensor(1).size(0));
   return fits && matmul(call, 0);
 }
 
@@ -358,10 +365,10 @@ bool solve(BatchedCall& call, size_t) {
 
 void add_batched_products(BatchingTable& rules) {
   rules.add({"matmul"}, {matmul});
-  rules.add({"mm"}, {multiply, 22});
-  rules.add({"mv"}, {multiply, 21});
-  rules.add({"dot"}, {multiply, 11});
-  rules.add({"bmm"}, {multiply, 33});
+  rules.add({"mm"}, {multiply<Ranks{.first = 2, .second = 2}>});
+  rules.add({"mv"}, {multiply<Ranks{.first = 2, .second = 1}>});
+  rules.add({"dot"}, {multiply<Ranks{.first = 1, .second = 1}>});
+  rules.add({"bmm"}, {multiply<Ranks{.first = 3, .second = 3}>});
   rules.add({"outer", "ger"}, {outer});
   rules.add({"linear"}, {linear});
   rules.add({"addmm"}, {addmm});

@@ -1,0 +1,237 @@
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ops/ones_like.h>
+#include <c10/util/ScopeExit.h>
+
+#include "layers/grad.h"
+#include "layers/transforms.h"
+#include "python/calls.h"
+#include "python/entry.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// A function that has run inside a grad layer, and can be pulled back.
+struct Recorded {
+  Tensors outputs; // at the layer's level
+  Structure output_structure;
+  Tensors tracked;
+  Structure primals;         // of the chosen arguments, a tuple
+  py::object output, aux;    // outside the layer
+  std::optional<Leaves> row; // the gradients of an only output, where it was pulled back at once
+};
+
+enum class PullsBack { Later, AtOnceIfScalar, AtOnce };
+
+// The gradients by the inputs: zeros where no output depends on one. Without cotangents the only
+// output is pulled back inside the layer.
+Leaves pull_back(
+    const Tensors& outputs,
+    const Tensors& inputs,
+    const Tensors& cotangents,
+    bool retain_graph,
+    bool create_graph,
+    const Replaced& replaced) {
+  if (const auto step = replaced["_autograd_grad"]) {
+    const py::object given = cotangents.empty() ? py::none() : py::cast(cotangents);
+    return py::list(step(outputs, inputs, given, retain_graph, create_graph)).cast<Leaves>();
+  }
+  Tensors connected, their_cotangents;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (outputs[i].requires_grad()) {
+      connected.push_back(outputs[i]);
+      if (!cotangents.empty()) {
+        their_cotangents.push_back(cotangents[i]);
+      }
+    }
+  }
+  Tensors gradients(inputs.size());
+  if (!connected.empty()) {
+    using Functions = at::impl::PythonTorchFunctionTLS;
+    const auto state = Functions::get_disabled_state();
+    if (Functions::stack_len() > 0) {
+      // A mode of the user's must not see what torch's formulas in Python call.
+      Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    }
+    const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
+    py::gil_scoped_release no_gil;
+    gradients =
+        vjp(connected, inputs, their_cotangents, retain_graph, create_graph, cotangents.empty());
+  }
+  Leaves results;
+  results.reserve(inputs.size());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    results.push_back(
+        gradients[i].defined() ? object_of(gradients[i]) : zeros_like(object_of(inputs[i])));
+  }
+  return results;
+}
+
+py::object tracked(py::handle leaf, int64_t level, const Replaced& replaced) {
+  py::object wrapped = wrap_all(leaf, level, replaced);
+  if (replaced) {
+    imported("torch._functorch.eager_transforms", "_create_differentiable")(wrapped, level);
+  } else {
+    tensor_of(wrapped).set_requires_grad(true);
+  }
+  return wrapped;
+}
+
+// Of a complex value that depends on nothing the gradients are zeros.
+bool is_pulled_back(const at::Tensor& value) {
+  return value.dim() == 0 && !(value.is_complex() && value.requires_grad());
+}
+
+// Runs the function inside a grad layer.
+Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, PullsBack when) {
+  const Replaced replaced(Transform::grad);
+  const auto places = given.places(PyTuple_GET_SIZE(args), when == PullsBack::Later);
+  Tree chosen = Tree::of(picked(args, places));
+  if (!chosen.all_tensors(is_differentiable)) {
+    given.refuse("refuse_arguments", py::handle(args), places);
+  }
+  Recorded recorded;
+  recorded.primals = std::move(chosen.structure);
+  within(std::make_shared<GradLayer>(), [&](int64_t level) -> py::object {
+    for (auto& leaf : chosen.leaves) {
+      leaf = tracked(leaf, level, replaced);
+      recorded.tracked.push_back(tensor_of(leaf));
+    }
+    const auto wrapped =
+        wrapped_around(args, places, recorded.primals.with(chosen.leaves), level, replaced);
+    py::object wrapped_kwargs;
+    if (kwargs != nullptr && PyDict_GET_SIZE(kwargs) > 0) {
+      wrapped_kwargs = wrap_all(kwargs, level, replaced);
+    }
+    auto [output, aux] = given.split_aux(call(given.func(), wrapped, wrapped_kwargs.ptr()));
+    Tree outputs = Tree::of(output);
+    const bool is_one = is_tensor(output);
+    if (when == PullsBack::AtOnce) {
+      if (!is_one || !outputs.all_tensors(is_pulled_back)) {
+        given.refuse("refuse_value", output);
+      }
+    } else if (outputs.leaves.empty() || !outputs.all_tensors(is_differentiable)) {
+      given.refuse("refuse_outputs", output);
+    }
+    recorded.outputs = outputs.tensors();
+    const at::Tensor& value = recorded.outputs.front();
+    if (when == PullsBack::AtOnce ||
+        (when == PullsBack::AtOnceIfScalar && is_one && value.dim() == 0 && !value.is_complex())) {
+      recorded.row = pull_back(
+          recorded.outputs,
+          recorded.tracked,
+          {},
+          /*retain_graph=*/false,
+          /*create_graph=*/true,
+          replaced);
+      for (auto& gradient : *recorded.row) {
+        gradient = unwrap_all(gradient, level, replaced);
+      }
+    }
+    for (auto& leaf : outputs.leaves) {
+      leaf = unwrap_all(leaf, level, replaced);
+    }
+    recorded.output_structure = std::move(outputs.structure);
+    recorded.output = recorded.output_structure.with(outputs.leaves);
+    recorded.aux = unwrap_all(aux, level, replaced);
+    return py::none();
+  });
+  return recorded;
+}
+
+// call_grad(given, args, kwargs): the gradients, the value and aux.
+py::object call_grad(PyObject* const* passed) {
+  const Differentiated given(passed[0]);
+  const Recorded recorded = record(given, passed[1], passed[2], PullsBack::AtOnce);
+  py::object gradients = recorded.primals.with(*recorded.row);
+  if (PyLong_Check(given.argnums().ptr())) {
+    gradients = gradients[py::int_(0)];
+  }
+  return py::make_tuple(std::move(gradients), recorded.output, recorded.aux);
+}
+
+// call_vjp(given, args, for_rows): what is recorded, the output and aux. A scalar output is pulled
+// back at once for_rows, as grad does it, so that no graph is kept.
+py::object call_vjp(PyObject* const* passed) {
+  const auto when = passed[2] == Py_True ? PullsBack::AtOnceIfScalar : PullsBack::Later;
+  Recorded recorded = record(Differentiated(passed[0]), passed[1], nullptr, when);
+  // Who keeps what is recorded does not keep these.
+  py::object output = std::move(recorded.output), aux = std::move(recorded.aux);
+  return py::make_tuple(std::move(recorded), std::move(output), std::move(aux));
+}
+
+// The gradients of the outputs that have a cotangent.
+Leaves pull_back(
+    const Recorded& recorded, const Leaves& cotangents, PyObject* retain, PyObject* create) {
+  if (recorded.row) {
+    return *recorded.row;
+  }
+  Tensors outputs, given;
+  for (size_t i = 0; i < cotangents.size(); ++i) {
+    if (!cotangents[i].is_none()) {
+      outputs.push_back(recorded.outputs[i]);
+      given.push_back(tensor_of(cotangents[i]));
+    }
+  }
+  const bool retain_graph = PyObject_IsTrue(retain) == 1,
+             create_graph = PyObject_IsTrue(create) == 1;
+  const Replaced replaced(Transform::grad);
+  return pull_back(outputs, recorded.tracked, given, retain_graph, create_graph, replaced);
+}
+
+// The cotangents' leaves, if they are like the outputs; None is 1 for an only element.
+std::optional<Leaves> cotangents_for(const Recorded& recorded, py::handle cotangents) {
+  const Tensors& outputs = recorded.outputs;
+  if (cotangents.is_none() && outputs.size() == 1 && outputs[0].sym_numel() == 1) {
+    return Leaves{object_of(at::ones_like(outputs[0]))};
+  }
+  Tree tree = Tree::of(cotangents);
+  auto output = outputs.begin();
+  const bool fit = tree.structure == recorded.output_structure &&
+                   tree.all_tensors([&](const at::Tensor& cotangent) {
+                     return cotangent.sym_sizes() == (output++)->sym_sizes();
+                   });
+  return fit ? std::optional(std::move(tree.leaves)) : std::nullopt;
+}
+
+// call_vjp_fn(recorded, cotangents, retain_graph, create_graph): each chosen argument's gradient.
+py::object call_vjp_fn(PyObject* const* passed) {
+  const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
+  const auto cotangents = cotangents_for(recorded, passed[1]);
+  if (!cotangents) {
+    const Leaves outputs = py::cast(recorded.outputs).cast<Leaves>();
+    const auto output = recorded.output_structure.with(outputs);
+    imported("torchlayers.grad", "refuse_cotangents")(output, py::handle(passed[1]));
+    TORCH_INTERNAL_ASSERT(false);
+  }
+  const auto gradients = pull_back(recorded, *cotangents, passed[2], passed[3]);
+  return recorded.primals.with(gradients);
+}
+
+// call_vjp_of_leaves(recorded, cotangents, create_graph): the same of leaves, as a list; those of
+// the cotangents may be None.
+py::object call_vjp_of_leaves(PyObject* const* passed) {
+  const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
+  const auto cotangents = py::handle(passed[1]).cast<Leaves>();
+  return py::cast(pull_back(recorded, cotangents, Py_True, passed[2]));
+}
+
+} // namespace
+
+PyMethodDef* grad_methods() {
+  static PyMethodDef methods[] = {
+      method<call_grad>("call_grad"),
+      method<call_vjp>("call_vjp"),
+      method<call_vjp_fn>("call_vjp_fn"),
+      method<call_vjp_of_leaves>("call_vjp_of_leaves"),
+      {nullptr, nullptr, 0, nullptr}};
+  return methods;
+}
+
+void bind_recorded(py::module_& m) {
+  py::class_<Recorded>(m, "Recorded", "A function that has run, and can be pulled back.")
+      .def_readonly("outputs", &Recorded::outputs);
+}
+
+} // namespace torchlayers

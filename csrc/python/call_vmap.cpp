@@ -1,0 +1,186 @@
+#include "layers/transforms.h"
+#include "layers/vmap.h"
+#include "python/calls.h"
+#include "python/entry.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// torchlayers.vmap.Vmap
+struct Batching : Given {
+  using Given::Given;
+  py::handle func() const {
+    return field(0);
+  }
+  py::handle in_dims() const {
+    return field(1);
+  }
+  py::handle out_dims() const {
+    return field(2);
+  }
+  Randomness randomness() const {
+    return parse_randomness(field(3));
+  }
+};
+
+// A tree of which some leaves have a batch dimension, and where.
+struct Batch {
+  Tree tree;
+  std::vector<std::optional<int64_t>> dims;
+
+  // Taken apart by Python: the leaves, their structure, their dimensions.
+  static Batch of(const py::tuple& flat) {
+    return {
+        {flat[0].cast<Leaves>(), Structure(flat[1])},
+        flat[2].cast<std::vector<std::optional<int64_t>>>()};
+  }
+
+  // The tree, change(tensor, dim) of each that has a dimension.
+  template <class Change>
+  py::object put_together(const Change& change) {
+    for (size_t i = 0; i < tree.leaves.size(); ++i) {
+      if (dims[i]) {
+        tree.leaves[i] = object_of(change(tensor_of(tree.leaves[i]), *dims[i]));
+      }
+    }
+    return tree.structure.with(tree.leaves);
+  }
+};
+
+// torch.func registers some of torch's batching rules at its first vmap.
+void load_batching_rules() {
+  static bool loaded = false;
+  if (!loaded) {
+    imported("torch._functorch.predispatch", "lazy_load_decompositions")();
+    loaded = true;
+  }
+}
+
+struct Samples {
+  Batch args;
+  c10::SymInt size;
+};
+
+// Takes the arguments apart where in_dims is an int, or has one or none for each of them. False
+// where Python has to match the two, or to refuse them.
+bool take_apart(PyObject* args, PyObject* in_dims, Samples& into) {
+  const Py_ssize_t count = PyTuple_GET_SIZE(args);
+  const bool one_for_all = !PyTuple_CheckExact(in_dims);
+  if (!one_for_all && PyTuple_GET_SIZE(in_dims) != count) {
+    return false;
+  }
+  auto& [tree, dims] = into.args;
+  tree = Tree::tuple(count);
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    PyObject* in_dim = one_for_all ? in_dims : PyTuple_GET_ITEM(in_dims, i);
+    const auto dim = plain_int(in_dim);
+    if ((!dim && in_dim != Py_None) || !tree.add(PyTuple_GET_ITEM(args, i))) {
+      return false;
+    }
+    dims.resize(tree.leaves.size(), dim);
+  }
+  bool any = false;
+  for (size_t i = 0; i < dims.size(); ++i) {
+    if (!dims[i]) {
+      continue;
+    }
+    if (!is_tensor(tree.leaves[i])) {
+      return false;
+    }
+    const at::Tensor& tensor = tensor_of(tree.leaves[i]);
+    int64_t& dim = *dims[i];
+    if (dim < -tensor.dim() || dim >= tensor.dim()) {
+      return false;
+    }
+    dim += dim < 0 ? tensor.dim() : 0;
+    c10::SymInt size = tensor.sym_size(dim);
+    if (any && into.size != size) {
+      return false;
+    }
+    into.size = std::move(size);
+    any = true;
+  }
+  return any;
+}
+
+// The results, where out_dims is an int; nothing where Python has to match or to refuse them.
+std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
+  const auto dim = plain_int(out_dims);
+  if (!dim) {
+    return std::nullopt;
+  }
+  Tree tree = Tree::of(results);
+  const auto fits = [&](const at::Tensor& result) {
+    return -result.dim() - 1 <= *dim && *dim <= result.dim();
+  };
+  if (!tree.all_tensors(fits)) {
+    return std::nullopt;
+  }
+  const size_t count = tree.leaves.size();
+  return Batch{std::move(tree), std::vector<std::optional<int64_t>>(count, dim)};
+}
+
+py::object run(
+    const Batching& given, Samples& samples, PyObject* kwargs, const Replaced& replaced) {
+  const auto layer = std::make_shared<VmapLayer>(samples.size, given.randomness());
+  const auto batched = [&](int64_t level) -> py::object {
+    Batch& args = samples.args;
+    if (const auto create = replaced["_create_batched_inputs"]) {
+      return create(args.dims, args.tree.leaves, level, args.tree.structure.spec());
+    }
+    return args.put_together(
+        [](const at::Tensor& tensor, int64_t dim) { return add_batch_dim(tensor, dim); });
+  };
+  return within(layer, [&](int64_t level) -> py::object {
+    const py::object results = call(given.func(), batched(level), kwargs);
+    if (const auto unwrap = replaced["_unwrap_batched"]) {
+      return unwrap(results, given.out_dims(), level, samples.size, given.func());
+    }
+    auto flat = results_of(results, given.out_dims());
+    if (!flat) {
+      flat = Batch::of(given.ask("flat_results", results, level));
+    }
+    return flat->put_together([&](const at::Tensor& tensor, int64_t dim) {
+      return remove_batch_dim(tensor, level, samples.size, dim);
+    });
+  });
+}
+
+Samples samples_of(const py::tuple& flat) {
+  return {Batch::of(flat), flat[3].cast<c10::SymInt>()};
+}
+
+// call_vmap(given, args, kwargs)
+py::object call_vmap(PyObject* const* passed) {
+  const Batching given(passed[0]);
+  const Replaced replaced(Transform::vmap);
+  load_batching_rules();
+  if (!plain_int(given.out_dims())) {
+    given.ask("check_out_dims");
+  }
+  Samples samples;
+  if (replaced || !take_apart(passed[1], given.in_dims().ptr(), samples)) {
+    samples = samples_of(given.ask("flat_arguments", py::handle(passed[1])));
+  }
+  return run(given, samples, passed[2], replaced);
+}
+
+// call_vmap_of_leaves(given, (leaves, spec, dims, batch size), kwargs)
+py::object call_vmap_of_leaves(PyObject* const* passed) {
+  Samples samples = samples_of(py::reinterpret_borrow<py::tuple>(passed[1]));
+  return run(Batching(passed[0]), samples, passed[2], Replaced(Transform::vmap));
+}
+
+} // namespace
+
+PyMethodDef* vmap_methods() {
+  static PyMethodDef methods[] = {
+      method<call_vmap>("call_vmap"),
+      method<call_vmap_of_leaves>("call_vmap_of_leaves"),
+      {nullptr, nullptr, 0, nullptr}};
+  return methods;
+}
+
+} // namespace torchlayers

@@ -1,0 +1,103 @@
+// Pytrees: their leaves, and the structure in which they are.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/SmallVector.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <utility>
+#include <vector>
+
+namespace torchlayers {
+
+using Tensors = std::vector<at::Tensor>;
+using Leaves = std::vector<pybind11::object>;
+
+// What Python calls by name, and seldom.
+pybind11::object imported(const char* module, const char* name);
+
+inline bool is_tensor(pybind11::handle object) {
+  return THPVariable_Check(object.ptr());
+}
+inline const at::Tensor& tensor_of(pybind11::handle object) {
+  return THPVariable_Unpack(object.ptr());
+}
+inline pybind11::object object_of(const at::Tensor& tensor) {
+  return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
+}
+
+// What a tree is without its leaves. Of tuples, lists and dicts it is told by nodes, in the order
+// in which they are come to; where there is another container, by torch.utils._pytree.
+class Structure {
+ public:
+  Structure() = default;
+  explicit Structure(pybind11::object spec) : spec_(std::move(spec)) {}
+
+  // As torch.utils._pytree says it.
+  pybind11::object spec() const;
+
+  // A tree of these leaves.
+  pybind11::object with(const Leaves& leaves) const;
+
+  bool operator==(const Structure& other) const;
+
+ private:
+  friend struct Tree;
+  enum class Kind : uint8_t { Leaf, Tuple, List, Dict };
+  struct Node {
+    Kind kind;
+    Py_ssize_t size;
+  };
+  struct Rest {
+    const Node* node;
+    const pybind11::object *keys, *leaf;
+  };
+  static pybind11::object build(Rest& rest);
+
+  c10::SmallVector<Node, 4> nodes_;
+  Leaves keys_; // of each dict, as a list
+  pybind11::object spec_;
+};
+
+struct Tree {
+  // Walking through tuples, lists and dicts runs no Python code.
+  static Tree of(pybind11::handle object);
+
+  // A tuple of `size` trees, which are to be added.
+  static Tree tuple(Py_ssize_t size);
+  // False where torch.utils._pytree has to take the whole apart.
+  bool add(PyObject* object);
+
+  // Whether all leaves are tensors that pass the test.
+  template <class Test>
+  bool all_tensors(const Test& test) const {
+    for (const auto& leaf : leaves) {
+      if (!is_tensor(leaf) || !test(tensor_of(leaf))) {
+        return false;
+      }
+    }
+    return true;
+  }
+  Tensors tensors() const;
+
+  Leaves leaves;
+  Structure structure;
+};
+
+// The object with each of its tensors changed, and everything else as it is.
+template <class Change>
+pybind11::object with_tensors(pybind11::handle object, const Change& change) {
+  if (THPVariable_CheckExact(object.ptr())) {
+    return object_of(change(tensor_of(object)));
+  }
+  Tree tree = Tree::of(object);
+  for (auto& leaf : tree.leaves) {
+    if (is_tensor(leaf)) {
+      leaf = object_of(change(tensor_of(leaf)));
+    }
+  }
+  return tree.structure.with(tree.leaves);
+}
+
+} // namespace torchlayers

@@ -1,0 +1,75 @@
+// What a line of a rule becomes: a term of a tangent, or a gradient by one argument.
+#pragma once
+
+#include <bitset>
+#include <string_view>
+
+#include "rules/operands.h"
+
+namespace torchlayers {
+
+class VjpCall;
+
+// The arguments and results that a rule reads, and the node has to save for it.
+struct Reads {
+  std::bitset<64> args;
+  std::bitset<64> results;
+
+  static Reads everything() {
+    return {~std::bitset<64>(), ~std::bitset<64>()};
+  }
+  static Reads all_but_first() {
+    return {~std::bitset<64>(1), {}};
+  }
+  // What an expression of forms.h names. NOTE [What a line reads].
+  static Reads named_in(std::string_view expression);
+
+  void add(const Reads& other) {
+    args |= other.args;
+    results |= other.results;
+  }
+};
+
+// How a term tells the cotangent: not at all; being a product with a derivative, by the
+// derivative's conjugate; or, being conjugate-linear or real, as it is.
+enum class Adjoint { Unknown, Conjugate, Itself };
+
+// What an argument's tangent adds to the result's: a function linear in that tangent.
+struct Term {
+  size_t arg;
+  Adjoint adjoint;
+  const char* line; // as it is written: graph/ reads it too; "" if it is no line
+  Reads reads;
+  at::Tensor (*of)(const at::Tensor& tangent, const Operands& call, const Reads& reads);
+  bool is_of_numbers = false; // NOTE [One pass]
+
+  at::Tensor operator()(const at::Tensor& tangent, const Operands& call) const {
+    return of(tangent, call, reads);
+  }
+};
+
+// The gradient by one argument: written out, g being the cotangent of the first result; or by the
+// same term as the tangent, because the Jacobian is symmetric (a diagonal one is).
+struct Vjp {
+  size_t arg;
+  const char* line;
+  Reads reads;
+  at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
+  decltype(Term::of) symmetric = nullptr;
+  bool conjugates = false; // for complex numbers: it is with the derivative's conjugate
+  bool is_of_numbers = false;
+
+  Vjp(size_t arg, const char* line, decltype(of) written)
+      : arg(arg), line(line), reads(Reads::named_in(line)), of(written) {}
+  Vjp(const Term& term)
+      : arg(term.arg),
+        line(term.line),
+        reads(term.reads),
+        symmetric(term.of),
+        conjugates(term.adjoint == Adjoint::Conjugate),
+        is_of_numbers(term.is_of_numbers) {}
+
+  at::Tensor operator()(const at::Tensor& g, const VjpCall& call) const;
+};
+
+} // namespace torchlayers
