@@ -96,12 +96,12 @@ def cases() -> Iterator[Case]:
 
 
 def calls(case: Case) -> dict[str, Callable[[], Tensor]]:
-    params = case.params()
-    ours, theirs = (case.called(library.functional_call) for library in (torchlayers, torch.func))
+    module, params, x = case.module, case.params(), case.x
+    ours, theirs = torchlayers.functional_call, torch.func.functional_call
     return {
-        OWN: lambda: first(case.module(case.x)),
-        TORCH: lambda: theirs(params, case.x),
-        OURS: lambda: ours(params, case.x),
+        OWN: lambda: first(module(x)),
+        TORCH: lambda: first(theirs(module, params, (x,))),
+        OURS: lambda: first(ours(module, params, (x,))),
     }
 
 

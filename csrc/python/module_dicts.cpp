@@ -1,5 +1,7 @@
 #include "python/module_dicts.h"
 
+#include <torch/csrc/autograd/python_variable.h>
+
 #include <algorithm>
 #include <unordered_set>
 
@@ -50,7 +52,7 @@ std::optional<Dicts> Dicts::of(PyObject* module) {
   return has_all ? std::optional(dicts) : std::nullopt;
 }
 
-void put_back(const Replaced& replaced) {
+void put_back(const Replacement& replaced) {
   const int failed =
       replaced.before
           ? PyDict_SetItem(replaced.dict.ptr(), replaced.key.ptr(), replaced.before.ptr())
@@ -71,9 +73,10 @@ bool reaches(const Running& call, const std::vector<Dicts>& dicts) {
     read.insert(module.tensors.begin(), module.tensors.end());
     read.insert(module.own);
   }
-  return std::any_of(call.replaced->begin(), call.replaced->end(), [&](const Replaced& replaced) {
-    return read.count(replaced.dict.ptr()) != 0;
-  });
+  return std::any_of(
+      call.replaced->begin(), call.replaced->end(), [&](const Replacement& replaced) {
+        return read.count(replaced.dict.ptr()) != 0;
+      });
 }
 
 PyObject* original(PyObject* dict, PyObject* key, PyObject* now) {
@@ -81,13 +84,37 @@ PyObject* original(PyObject* dict, PyObject* key, PyObject* now) {
     if (call.thread != std::this_thread::get_id()) {
       continue;
     }
-    for (const Replaced& replaced : *call.replaced) {
+    for (const Replacement& replaced : *call.replaced) {
       if (replaced.dict.ptr() == dict && replaced.key.ptr() == key && replaced.before) {
         return replaced.before.ptr();
       }
     }
   }
   return now;
+}
+
+const FlatWeights::Names& FlatWeights::names() {
+  static const Names names;
+  return names;
+}
+
+void FlatWeights::list_anew(const Dicts& dicts) {
+  PyObject* weights = item(dicts.own, names().weights);
+  if (weights == nullptr || !PyList_CheckExact(weights)) {
+    return;
+  }
+  py::list tensors, references;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(weights); ++i) {
+    PyObject* tensor = item(dicts.tensors[0], PyList_GET_ITEM(weights, i));
+    if (tensor == nullptr || !THPVariable_Check(tensor) ||
+        !THPVariable_Unpack(tensor).device().is_cpu()) {
+      return;
+    }
+    tensors.append(borrowed(tensor));
+    references.append(py::weakref(tensor));
+  }
+  PyDict_SetItem(dicts.own, names().list, tensors.ptr());
+  PyDict_SetItem(dicts.own, names().references, references.ptr());
 }
 
 } // namespace torchlayers::modules

@@ -15,45 +15,10 @@
 #include "python/module_plan.h"
 
 namespace torchlayers {
+namespace modules {
 namespace {
 
 namespace py = pybind11;
-using namespace modules;
-
-// An RNN calls its kernel with a list of its weights, and makes it anew where a weight is another
-// one than it has a weak reference to.
-struct FlatWeights {
-  struct Names {
-    PyObject* list = interned("_flat_weights");
-    PyObject* references = interned("_flat_weight_refs");
-    PyObject* weights = interned("_flat_weights_names");
-  };
-  static const Names& names() {
-    static const Names names;
-    return names;
-  }
-
-  // What the RNN would do itself, in a tenth of the time. Elsewhere than on a processor it also
-  // moves the weights, and is left to it; so are weights that are not parameters.
-  static void list_anew(const Dicts& dicts) {
-    PyObject* weights = item(dicts.own, names().weights);
-    if (weights == nullptr || !PyList_CheckExact(weights)) {
-      return;
-    }
-    py::list tensors, references;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(weights); ++i) {
-      PyObject* tensor = item(dicts.tensors[0], PyList_GET_ITEM(weights, i));
-      if (tensor == nullptr || !THPVariable_Check(tensor) ||
-          !THPVariable_Unpack(tensor).device().is_cpu()) {
-        return;
-      }
-      tensors.append(borrowed(tensor));
-      references.append(py::weakref(tensor));
-    }
-    PyDict_SetItem(dicts.own, names().list, tensors.ptr());
-    PyDict_SetItem(dicts.own, names().references, references.ptr());
-  }
-};
 
 // One call: what it puts where.
 class Call {
@@ -106,7 +71,13 @@ class Call {
   py::object run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* settings) {
     plan_replacements(settings);
     refuse_another_thread();
-    put_in(settings);
+    running().push_back({std::this_thread::get_id(), &dicts_, &replaced_});
+    try {
+      put_in(settings);
+    } catch (...) {
+      put_all_back();
+      throw;
+    }
     auto result = py::reinterpret_steal<py::object>(PyObject_Call(func, args, kwargs));
     PyObject *kind = nullptr, *error = nullptr, *trace = nullptr;
     PyErr_Fetch(&kind, &error, &trace);
@@ -223,8 +194,7 @@ class Call {
   }
 
   void put_in(PyObject* settings) {
-    running().push_back({std::this_thread::get_id(), &dicts_, &replaced_});
-    const auto put = [](const Replaced& place, PyObject* value) {
+    const auto put = [](const Replacement& place, PyObject* value) {
       if (PyDict_SetItem(place.dict.ptr(), place.key.ptr(), value) != 0) {
         PyErr_Clear(); // the key is there: nothing can fail
       }
@@ -279,7 +249,7 @@ class Call {
   std::vector<Dicts> dicts_;
   std::vector<PyObject*> values_; // by slot; nullptr where the module's own stays
   std::vector<Given> given_;
-  std::vector<Replaced> replaced_;
+  std::vector<Replacement> replaced_;
   std::vector<std::pair<py::object, py::object>> written_;
   bool has_unplanned_ = false;
 };
@@ -339,14 +309,15 @@ PyMethodDef fast(const char* name) {
 }
 
 } // namespace
+} // namespace modules
 
-void bind_modules(py::module_& m) {
+void bind_modules(pybind11::module_& m) {
   static PyMethodDef methods[] = {
-      fast<call_module>("call_module"),
-      fast<unplanned_names>("unplanned_names"),
+      modules::fast<modules::call_module>("call_module"),
+      modules::fast<modules::unplanned_names>("unplanned_names"),
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
-    throw py::error_already_set();
+    throw pybind11::error_already_set();
   }
 }
 
