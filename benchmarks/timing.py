@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 Work = Callable[[], Any]
+Timer = Callable[[], float]
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,20 @@ def compare(
     return by_turns({**peers, **(beside or {})}, effort)
 
 
-def by_turns(works: Mapping[str, Work], effort: Effort) -> dict[str, Timing]:
-    """Seconds a call of each.
+def by_turns(
+    works: Mapping[str, Work], effort: Effort, timer: Timer = time.perf_counter
+) -> dict[str, Timing]:
+    """Seconds a call of each; by time.process_time those of the processor, if it is busy.
 
     A round times one block of calls of each, so that a machine that slows down does
     so for all of them; every round starts with another.
     """
-    calls = {name: _calls_per_block(work, effort.block) for name, work in works.items()}
+    calls = {name: _calls_per_block(work, effort.block, timer) for name, work in works.items()}
     measured: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
     for _ in range(effort.rounds):
         for name in names:
-            measured[name].append(_seconds_per_call(works[name], calls[name]))
+            measured[name].append(_seconds_per_call(works[name], calls[name], timer))
         names.append(names.pop(0))
     return {name: Timing.of(seconds) for name, seconds in measured.items()}
 
@@ -104,10 +107,10 @@ def _check_finite(name: str, result: Any) -> None:
             raise AssertionError(f"{name} returns values that are not finite: {tensor}")
 
 
-def _calls_per_block(work: Work, block: float) -> int:
-    _seconds_per_call(work, 5)  # warm-up
-    return max(1, round(block / _seconds_per_call(work, 5)))
+def _calls_per_block(work: Work, block: float, timer: Timer) -> int:
+    _seconds_per_call(work, 5, timer)  # warm-up
+    return max(1, round(block / _seconds_per_call(work, 5, timer)))
 
 
-def _seconds_per_call(work: Work, calls: int) -> float:
-    return timeit.timeit(work, number=calls) / calls
+def _seconds_per_call(work: Work, calls: int, timer: Timer) -> float:
+    return timeit.timeit(work, number=calls, timer=timer) / calls

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 from torch._C import Graph, ScriptModule, Value
+from torch.nn import Module
 
 FRONT_KEY: str
 BACK_KEY: str
@@ -52,6 +53,18 @@ def switch_vjp_rule(name: str, overload: str, on: bool) -> None: ...
 def batching_rules() -> list[str]: ...
 def typed_operators() -> list[str]: ...
 def switch_batching_rule(name: str, overload: str, on: bool) -> None: ...
+def call_module(
+    module: Module,
+    func: Callable[..., Any],
+    given: dict[str, Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    strict: bool,
+    settings: tuple[Any, ...],
+    /,
+) -> Any: ...
+def unplanned_names(module: Module, given: dict[str, Tensor], /) -> list[str]: ...
 
 class Layer:
     @property

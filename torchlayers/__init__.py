@@ -9,6 +9,10 @@ from torchlayers import autograd_function as autograd_function
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
+from torchlayers.functional import combine as combine
+from torchlayers.functional import functional as functional
+from torchlayers.functional import partition as partition
+from torchlayers.functional_call import functional_call as functional_call
 from torchlayers.functionalize import functionalize as functionalize
 from torchlayers.grad import grad as grad
 from torchlayers.grad import grad_and_value as grad_and_value
@@ -22,7 +26,6 @@ from torchlayers.jacobian import jacrev as jacrev
 from torchlayers.jvp import jvp as jvp
 from torchlayers.linearize import linearize as linearize
 from torchlayers.module import debug_unwrap as debug_unwrap
-from torchlayers.module import functional_call as functional_call
 from torchlayers.module import rearrange as rearrange
 from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
 from torchlayers.module import stack_module_state as stack_module_state
@@ -34,9 +37,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "autograd_function",
+    "combine",
     "current_stack",
     "debug_unwrap",
     "extend",
+    "functional",
     "functional_call",
     "functionalize",
     "grad",
@@ -49,6 +54,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "partition",
     "rearrange",
     "replace_all_batch_norm_modules_",
     "stack_module_state",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from torchlayers.functional_call import functional_call
 from torchlayers.functionalize import functionalize
 from torchlayers.grad import grad, grad_and_value, vjp
 from torchlayers.jacobian import hessian, jacfwd, jacrev
@@ -15,6 +16,7 @@ from torchlayers.vmap import vmap
 
 _OURS: Mapping[str, Any] = MappingProxyType(
     {
+        "functional_call": functional_call,
         "functionalize": functionalize,
         "grad": grad,
         "grad_and_value": grad_and_value,

@@ -1,8 +1,7 @@
-"""What is not about the dispatcher is torch's own, re-exported: modules as functions of their
-parameters, looking inside a wrapped tensor, and einops' rearrange."""
+"""What is not about the dispatcher is torch's own, re-exported: stacking and replacing modules,
+looking inside a wrapped tensor, and einops' rearrange."""
 
 from torch.func import debug_unwrap as debug_unwrap
-from torch.func import functional_call as functional_call
 from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
 from torch.func import stack_module_state as stack_module_state
 
@@ -10,7 +9,6 @@ from torchlayers.torch_versions import rearrange as rearrange
 
 __all__ = [
     "debug_unwrap",
-    "functional_call",
     "rearrange",
     "replace_all_batch_norm_modules_",
     "stack_module_state",

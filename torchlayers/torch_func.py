@@ -4,6 +4,7 @@ They are looked up here, once, when torchlayers is imported: `install` may put o
 later, and ours would then call themselves.
 """
 
+from torch.func import functional_call as functional_call
 from torch.func import functionalize as functionalize
 from torch.func import grad as grad
 from torch.func import grad_and_value as grad_and_value
@@ -15,6 +16,7 @@ from torch.func import vjp as vjp
 from torch.func import vmap as vmap
 
 __all__ = [
+    "functional_call",
     "functionalize",
     "grad",
     "grad_and_value",

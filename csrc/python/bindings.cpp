@@ -17,6 +17,7 @@
 #include "layers/vmap.h"
 #include "python/calls.h"
 #include "python/entry.h"
+#include "python/modules.h"
 #include "python/nodes.h"
 #include "python/operators.h"
 #include "python/steps.h"
@@ -219,6 +220,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
+  bind_modules(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)

@@ -1,0 +1,120 @@
+#include "python/module_dicts.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <unordered_set>
+
+namespace torchlayers::modules {
+
+namespace py = pybind11;
+
+py::object borrowed(PyObject* object) {
+  return py::reinterpret_borrow<py::object>(object);
+}
+
+PyObject* interned(const char* text) {
+  PyObject* name = PyUnicode_InternFromString(text);
+  if (name == nullptr) {
+    throw py::error_already_set();
+  }
+  return name;
+}
+
+PyObject* item(PyObject* dict, PyObject* key) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return value;
+}
+
+std::string text_of(PyObject* name) {
+  return py::cast<std::string>(py::handle(name));
+}
+
+std::optional<Dicts> Dicts::of(PyObject* module) {
+  static PyObject* const modules_name = interned("_modules");
+  static PyObject* const parameters_name = interned("_parameters");
+  static PyObject* const buffers_name = interned("_buffers");
+  auto own = py::reinterpret_steal<py::object>(PyObject_GenericGetDict(module, nullptr));
+  if (!own) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const Dicts dicts{
+      own.ptr(), // the module holds it
+      item(own.ptr(), modules_name),
+      {item(own.ptr(), parameters_name), item(own.ptr(), buffers_name)}};
+  const auto is_dict = [](PyObject* dict) { return dict != nullptr && PyDict_Check(dict); };
+  const bool has_all =
+      is_dict(dicts.modules) && is_dict(dicts.tensors[0]) && is_dict(dicts.tensors[1]);
+  return has_all ? std::optional(dicts) : std::nullopt;
+}
+
+void put_back(const Replacement& replaced) {
+  const int failed =
+      replaced.before
+          ? PyDict_SetItem(replaced.dict.ptr(), replaced.key.ptr(), replaced.before.ptr())
+          : PyDict_DelItem(replaced.dict.ptr(), replaced.key.ptr());
+  if (failed != 0) {
+    PyErr_Clear(); // it is gone already
+  }
+}
+
+std::vector<Running>& running() {
+  static auto* calls = new std::vector<Running>;
+  return *calls;
+}
+
+bool reaches(const Running& call, const std::vector<Dicts>& dicts) {
+  std::unordered_set<const void*> read;
+  for (const Dicts& module : dicts) {
+    read.insert(module.tensors.begin(), module.tensors.end());
+    read.insert(module.own);
+  }
+  return std::any_of(
+      call.replaced->begin(), call.replaced->end(), [&](const Replacement& replaced) {
+        return read.count(replaced.dict.ptr()) != 0;
+      });
+}
+
+PyObject* original(PyObject* dict, PyObject* key, PyObject* now) {
+  for (const Running& call : running()) {
+    if (call.thread != std::this_thread::get_id()) {
+      continue;
+    }
+    for (const Replacement& replaced : *call.replaced) {
+      if (replaced.dict.ptr() == dict && replaced.key.ptr() == key && replaced.before) {
+        return replaced.before.ptr();
+      }
+    }
+  }
+  return now;
+}
+
+const FlatWeights::Names& FlatWeights::names() {
+  static const Names names;
+  return names;
+}
+
+void FlatWeights::list_anew(const Dicts& dicts) {
+  PyObject* weights = item(dicts.own, names().weights);
+  if (weights == nullptr || !PyList_CheckExact(weights)) {
+    return;
+  }
+  py::list tensors, references;
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(weights); ++i) {
+    PyObject* tensor = item(dicts.tensors[0], PyList_GET_ITEM(weights, i));
+    if (tensor == nullptr || !THPVariable_Check(tensor) ||
+        !THPVariable_Unpack(tensor).device().is_cpu()) {
+      return;
+    }
+    tensors.append(borrowed(tensor));
+    references.append(py::weakref(tensor));
+  }
+  PyDict_SetItem(dicts.own, names().list, tensors.ptr());
+  PyDict_SetItem(dicts.own, names().references, references.ptr());
+}
+
+} // namespace torchlayers::modules

@@ -1,0 +1,75 @@
+// The dicts that modules keep their tensors in, and what is in the place of another thing there.
+// NOTE [Swapping tensors] in python/modules.h.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <array>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace torchlayers::modules {
+
+pybind11::object borrowed(PyObject* object);
+
+// What is never let go: it outlives the interpreter.
+PyObject* interned(const char* text);
+
+// Of the dict, borrowed; nullptr where there is none.
+PyObject* item(PyObject* dict, PyObject* key);
+
+std::string text_of(PyObject* name);
+
+// The dicts of a module that is there now, borrowed from it.
+struct Dicts {
+  PyObject* own;
+  PyObject* modules;
+  // Parameters, buffers.
+  std::array<PyObject*, 2> tensors;
+
+  // Nothing where the module keeps its tensors elsewhere, as a script module does.
+  static std::optional<Dicts> of(PyObject* module);
+};
+
+// A value of a dict that is to be put back.
+struct Replacement {
+  pybind11::object dict, key;
+  pybind11::object before; // none where the dict had no such key
+};
+
+void put_back(const Replacement& replaced);
+
+// A call between putting tensors in and putting them back.
+struct Running {
+  std::thread::id thread;
+  const std::vector<Dicts>* dicts; // of all its modules
+  const std::vector<Replacement>* replaced;
+};
+
+// On all threads, those begun first in front.
+std::vector<Running>& running();
+
+// What the call puts in is read by the module that has these dicts.
+bool reaches(const Running& call, const std::vector<Dicts>& dicts);
+
+// What the dict held before this thread's calls that are running put tensors in.
+PyObject* original(PyObject* dict, PyObject* key, PyObject* now);
+
+// An RNN calls its kernel with a list of its weights, and makes it anew where a weight is another
+// one than it has a weak reference to.
+struct FlatWeights {
+  struct Names {
+    PyObject* list = interned("_flat_weights");
+    PyObject* references = interned("_flat_weight_refs");
+    PyObject* weights = interned("_flat_weights_names");
+  };
+  static const Names& names();
+
+  // What the RNN would do itself, in a tenth of the time. Elsewhere than on a processor it also
+  // moves the weights, and is left to it; so are weights that are not parameters.
+  static void list_anew(const Dicts& dicts);
+};
+
+} // namespace torchlayers::modules

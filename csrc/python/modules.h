@@ -1,0 +1,29 @@
+// A module called with given tensors in the place of its own.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace torchlayers {
+
+// NOTE [Swapping tensors]
+// A module reads its tensors wherever it likes: by attribute, from its `_parameters` and
+// `_buffers`, through named_parameters() or state_dict(). All of that comes from these two dicts,
+// so given tensors are put there and nowhere else. (Python's look-up finds what is in an instance's
+// own
+// `__dict__` sooner, but whoever writes or iterates the two dicts would not see it: torch.func's
+// functional_call, called in a forward, for one.)
+//
+// Which dict and which key a name means is planned once a module, and each call walks through the
+// module to see that it is built as it was. The plan holds keys and addresses, never a module: an
+// address is compared with that of an object which the module holds now, and not looked into.
+// The way from a tensor put in to its owner put back runs no byte code of ours, so that no Ctrl-C
+// comes between.
+
+// call_module(module, func, given, args, kwargs, tie_weights, strict, settings): func(*args,
+// **kwargs) while the module has the tensors of the dict `given`, and besides them `settings`: a
+// tuple of (dict, key, value). What was replaced meanwhile is then in `given`, and in a setting
+// that is a list. Before any of that returns NotImplemented where a name is neither a parameter's
+// nor a buffer's. unplanned_names(module, given) lists such names.
+void bind_modules(pybind11::module_& m);
+
+} // namespace torchlayers

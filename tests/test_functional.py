@@ -1,0 +1,314 @@
+"""functional: a module as a pure function; partition and combine: some of its parameters."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import torchlayers as tl
+
+X = torch.linspace(-1, 1, 12).reshape(3, 4)
+BATCH = torch.stack([X, X.square(), X + 1, -X])
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh())
+
+
+def state(module):
+    return {name: t.clone() for name, t in module.state_dict().items()}
+
+
+def after(module, x):
+    """The output of a copy of the module, and its buffers then."""
+    other = copy.deepcopy(module)
+    return other(x).detach(), dict(other.named_buffers())
+
+
+def test_the_parameters_and_buffers_are_plain_values_of_the_module(net):
+    _, params, buffers = tl.functional(net)
+    assert params.keys() == dict(net.named_parameters()).keys()
+    assert buffers.keys() == dict(net.named_buffers()).keys()
+    for name, value in {**params, **buffers}.items():
+        assert not isinstance(value, nn.Parameter)
+        assert not value.requires_grad
+        assert value.data_ptr() == net.state_dict()[name].data_ptr()
+
+
+def test_apply_writes_to_nothing(net):
+    apply, params, buffers = tl.functional(net)
+    before, output_and_buffers = state(net), after(net, X)
+    torch.testing.assert_close(apply(params, buffers, X), output_and_buffers)
+    torch.testing.assert_close(apply(params, buffers, input=X), output_and_buffers)
+    torch.testing.assert_close(state(net), before, rtol=0, atol=0)
+    torch.testing.assert_close({**params, **buffers}, before, rtol=0, atol=0)
+    assert type(net[0].weight) is nn.Parameter
+
+
+def test_what_a_module_assigns_comes_back():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen = self.seen + x.sum()
+            return self.seen
+
+    net = Counting()
+    apply, params, buffers = tl.functional(net)
+    output, new = apply(params, buffers, X + 1)
+    assert output == new["seen"] == 12
+    assert buffers["seen"] == net.seen == 0
+    _, by_sample = tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
+    torch.testing.assert_close(by_sample["seen"], BATCH.sum((1, 2)))
+    slope = tl.grad(lambda x: apply(params, buffers, x)[1]["seen"])(X)
+    torch.testing.assert_close(slope, torch.ones_like(X))
+
+
+@pytest.mark.parametrize("wrong", ["missing", "unexpected"])
+def test_other_names_are_refused(net, wrong):
+    apply, params, buffers = tl.functional(net)
+    if wrong == "missing":
+        del params["0.bias"]
+    else:
+        params["2.bias"] = X
+    with pytest.raises(RuntimeError, match=rf"{wrong.title()} key\(s\): '\d.bias'"):
+        apply(params, buffers, X)
+
+
+def test_tied_tensors_have_one_name():
+    layer = nn.Linear(4, 4)
+    apply, params, buffers = tl.functional(nn.Sequential(layer, layer))
+    assert params.keys() == {"0.weight", "0.bias"}
+    torch.testing.assert_close(apply(params, buffers, X)[0], layer(layer(X)))
+
+
+def member(values, i):
+    return {name: t[i] for name, t in values.items()}
+
+
+# Modes
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("training", [True, False, None])
+def test_the_mode_is_an_argument(net, own, training):
+    apply, params, buffers = tl.functional(net.train(own), training=training)
+    assert net.training == net[1].training == own
+    other = copy.deepcopy(net).train(own if training is None else training)
+    torch.testing.assert_close(apply(params, buffers, X), after(other, X))
+    assert net.training == net[1].training == own
+
+
+def test_without_a_mode_it_is_the_modules_at_each_call(net):
+    apply, params, buffers = tl.functional(net)
+    for mode in (False, True):
+        net.train(mode)
+        torch.testing.assert_close(apply(params, buffers, X), after(net, X))
+
+
+def test_a_class_may_have_a_say_in_its_mode(net):
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            return super().train(False)
+
+    frozen = Frozen(*net)
+    net.train()
+    apply, params, buffers = tl.functional(frozen, training=True)
+    assert net[1].training
+    _, new = apply(params, buffers, X)
+    torch.testing.assert_close(new, buffers, rtol=0, atol=0)
+
+
+def test_the_mode_is_put_back_after_an_exception(net):
+    apply, params, buffers = tl.functional(net, training=False)
+    with pytest.raises(RuntimeError):
+        apply(params, buffers, X.mT)
+    assert net.training
+    assert net[1].training
+
+
+# Under transforms
+
+
+def test_statistics_a_sample(net):
+    apply, params, buffers = tl.functional(net)
+    output, new = tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
+    for i, x in enumerate(BATCH):
+        torch.testing.assert_close((output[i], member(new, i)), after(net, x))
+
+
+def test_statistics_a_member_of_an_ensemble(net):
+    nets = [copy.deepcopy(net) for _ in range(3)]
+    for other in nets:
+        other[0].reset_parameters()
+    apply = tl.functional(nets[0])[0]
+    params, buffers = tl.stack_module_state(nets)
+    for in_dims in ((0, 0, None), (0, None, None)):
+        given = buffers if in_dims[1] == 0 else tl.functional(nets[0])[2]
+        output, new = tl.vmap(apply, in_dims=in_dims)(params, given, X)
+        for i, other in enumerate(nets):
+            expected = after(other, X)
+            torch.testing.assert_close((output[i], member(new, i)), expected)
+
+
+def test_statistics_under_several_vmaps(net):
+    """Members in one, samples in another, and neither sees the other's batch."""
+    nets = [copy.deepcopy(net) for _ in range(3)]
+    for other in nets:
+        other[0].reset_parameters()
+    apply, _, buffers = tl.functional(nets[0])
+    params, _ = tl.stack_module_state(nets)
+    by_sample = tl.vmap(apply, in_dims=(None, None, 0))
+    _, new = tl.vmap(by_sample, in_dims=(0, None, None))(params, buffers, BATCH)
+    for i, other in enumerate(nets):
+        for j, x in enumerate(BATCH):
+            expected = after(other, x)[1]
+            torch.testing.assert_close(member(new, (i, j)), expected)
+
+
+def loss(apply):
+    def of(params, buffers, x):
+        output, new = apply(params, buffers, x)
+        return output.square().sum(), new
+
+    return of
+
+
+def test_gradients_pass_the_buffers_on(net):
+    apply, params, buffers = tl.functional(net)
+    gradients, new = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
+    other = copy.deepcopy(net)
+    other(X).square().sum().backward()
+    for name, parameter in other.named_parameters():
+        torch.testing.assert_close(gradients[name], parameter.grad)
+    torch.testing.assert_close(new, dict(other.named_buffers()))
+
+
+def test_gradients_a_sample_pass_the_buffers_on(net):
+    apply, params, buffers = tl.functional(net)
+    per_sample = tl.vmap(tl.grad(loss(apply), has_aux=True), in_dims=(None, None, 0))
+    gradients, new = per_sample(params, buffers, BATCH)
+    for i, x in enumerate(BATCH):
+        one = tl.grad(loss(apply), has_aux=True)(params, buffers, x)
+        torch.testing.assert_close((member(gradients, i), member(new, i)), one)
+
+
+@pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+def test_derivatives_of_the_output(net, transform):
+    apply, params, buffers = tl.functional(net.double())
+    x = X.double()
+
+    def by_apply(scale):
+        return apply({**params, "1.weight": scale}, buffers, x)[0].sum(0)
+
+    def by_hand(scale):
+        hidden = net[0](x).detach()
+        centred = (hidden - hidden.mean(0)) / (hidden.var(0, unbiased=False) + net[1].eps).sqrt()
+        return (centred * scale + params["1.bias"]).tanh().sum(0)
+
+    scale = params["1.weight"]
+    expected = getattr(torch.func, transform)(by_hand)(scale)
+    torch.testing.assert_close(getattr(tl, transform)(by_apply)(scale), expected)
+
+
+def test_training_with_the_buffers_as_a_carry(net):
+    apply, params, buffers = tl.functional(net)
+    own = copy.deepcopy(net)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    for x in BATCH:
+        gradients, buffers = tl.grad(loss(apply), has_aux=True)(params, buffers, x)
+        params = {name: value - 0.1 * gradients[name] for name, value in params.items()}
+        optimizer.zero_grad()
+        own(x).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close({**params, **buffers}, state(own))
+
+
+def test_a_buffer_that_can_not_be_batched_is_refused_in_words():
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            self.seen += x.sum()
+            return x
+
+    apply, params, buffers = tl.functional(Writing())
+    with pytest.raises(RuntimeError, match="vmap"):
+        tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
+    many = {"seen": torch.zeros(4)}
+    _, new = tl.vmap(lambda buffers, x: apply(params, buffers, x))(many, BATCH)
+    torch.testing.assert_close(new["seen"], BATCH.sum((1, 2)))
+    assert many["seen"].eq(0).all()
+
+
+def test_cumulative_statistics_read_their_count(net):
+    """With momentum=None a norm makes a Python number of a buffer."""
+    net[1].momentum = None
+    apply, params, buffers = tl.functional(net)
+    _, new = tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
+    for i, x in enumerate(BATCH):
+        torch.testing.assert_close(member(new, i), after(net, x)[1])
+
+
+@pytest.mark.parametrize("training", [True, False, None])
+def test_it_compiles(net, training):
+    torch._dynamo.reset()
+    apply, params, buffers = tl.functional(net, training=training)
+    expected = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
+    compiled = torch.compile(tl.grad(loss(apply), has_aux=True), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(params, buffers, X), expected)
+    assert net.training
+
+
+# Some of the parameters
+
+PARAMS = {"encoder.0.weight": 1, "encoder.0.bias": 2, "encoder.norm.weight": 3, "head.weight": 4}
+
+
+@pytest.mark.parametrize(
+    ("which", "chosen"),
+    [
+        ("encoder.*.weight", [1, 3]),
+        ("*bias", [2]),
+        ("*", [1, 2, 3, 4]),
+        ("head.weight", [4]),
+        (("*bias", "head.*"), [2, 4]),
+        (["*.weight", "encoder*"], [1, 2, 3, 4]),
+        ([], []),
+        (lambda name, value: value > 2 or name.endswith("bias"), [2, 3, 4]),
+    ],
+)
+def test_partition_and_combine(which, chosen):
+    picked, rest = tl.partition(PARAMS, which)
+    assert [*picked.values()] == chosen
+    assert [*rest.values()] == [value for value in PARAMS.values() if value not in chosen]
+    assert tl.combine(picked, rest) == PARAMS
+
+
+@pytest.mark.parametrize("which", ["decoder.*", ("head.*", "Encoder.*"), "encoder"])
+def test_a_pattern_that_matches_nothing_is_refused(which):
+    with pytest.raises(ValueError, match=r"matches no name. The names are: encoder.0.weight,"):
+        tl.partition(PARAMS, which)
+
+
+def test_a_name_in_two_parts_is_refused():
+    with pytest.raises(ValueError, match=r"\['head.weight'\] are in several"):
+        tl.combine(PARAMS, {"head.weight": 1})
+    assert tl.combine() == {}
+
+
+def test_gradients_by_some_of_the_parameters(net):
+    apply, params, buffers = tl.functional(net)
+    chosen, rest = tl.partition(params, "*.weight")
+    some = tl.grad(lambda chosen: loss(apply)(tl.combine(chosen, rest), buffers, X)[0])(chosen)
+    everything, _ = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
+    assert some.keys() == {"0.weight", "1.weight"}
+    for name, gradient in some.items():
+        torch.testing.assert_close(gradient, everything[name])

@@ -1,0 +1,227 @@
+"""A module as a pure function of its parameters and buffers, which are plain values."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils import _pytree as pytree
+
+from torchlayers import _C, compiled
+from torchlayers.functional_call import call_with, functional_call
+
+__all__ = ["combine", "functional", "partition"]
+
+Named = dict[str, Tensor]
+Apply = Callable[..., tuple[Any, Named]]
+
+_functorch: Any = torch._C._functorch
+
+
+def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Apply, Named, Named]:
+    """The module as a pure function, with its parameters and buffers as values.
+
+    ``apply(params, buffers, *args, **kwargs)`` calls the module on the arguments and returns
+    ``(output, new_buffers)``. It writes to no buffer, neither the module's nor the one given: what
+    the module updates (the statistics of batch norms) comes back as a value. Under ``vmap``
+    there is a set for each sample, or each member of an ensemble; under ``grad`` it is passed on
+    with ``has_aux=True``.
+
+    Under ``vmap`` the running statistics of torch's norms may be written to where only the input
+    is batched. Other buffers that a module writes to in place have to be batched themselves, or
+    assigned to (``self.seen = self.seen + x.sum()``).
+
+    Args:
+        module: any nn.Module that :func:`functional_call` takes. It is kept, and called.
+        training: apply calls the module in training mode (True) or evaluation mode (False), as
+            ``module.train(training)`` would put it now; None: as it is at each call.
+    Returns:
+        ``(apply, params, buffers)``. params and buffers are dicts by name; tied tensors have the
+        first of their names. Their tensors share memory with the module's, and do not require
+        grad.
+    Raises:
+        RuntimeError: apply is called with other names than the module has.
+    Example:
+        >>> apply, params, buffers = functional(torch.nn.BatchNorm1d(1, momentum=1.0))
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> output, new_buffers = apply(params, buffers, x)
+        >>> new_buffers["running_mean"], buffers["running_mean"]
+        (tensor([2.]), tensor([0.]))
+        >>> by_sample = torchlayers.vmap(lambda x: apply(params, buffers, x))
+        >>> _, new_buffers = by_sample(torch.stack([x, -x]))
+        >>> new_buffers["running_mean"]
+        tensor([[ 2.],
+                [-2.]])
+
+    Source: the shape of it is that of JAX's neural network libraries.
+    """
+    modes = () if training is None else _modes(module, training)
+
+    def apply(params: Named, buffers: Named, /, *args: Any, **kwargs: Any) -> tuple[Any, Named]:
+        state = {**params, **_copies(module, dict(modes), buffers, (params, buffers, args, kwargs))}
+        if compiled.is_tracing():
+            with _in_modes(modes):
+                output = functional_call(module, state, args, kwargs, strict=True)
+        else:
+            settings = tuple((vars(part), "training", mode) for part, mode in modes)
+            output = call_with(module, state, args, kwargs, True, True, settings)
+        return output, {name: state[name] for name in buffers}
+
+    return (
+        apply,
+        {name: parameter.detach() for name, parameter in module.named_parameters()},
+        {name: buffer.detach() for name, buffer in module.named_buffers()},
+    )
+
+
+def partition(
+    params: Mapping[str, Any], which: str | Iterable[str] | Callable[[str, Any], bool]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a dict of parameters in two: those chosen, to differentiate by, and the rest.
+
+    Args:
+        params: values by names, as :func:`functional` or ``named_parameters()`` gives them.
+        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
+            patterns, of which one has to match; or a function of name and value.
+    Returns:
+        ``(chosen, rest)``: two dicts in the order of params. :func:`combine` undoes it.
+    Raises:
+        ValueError: a pattern matches no name.
+    Example:
+        >>> params = {"encoder.weight": 1, "encoder.bias": 2, "head.weight": 3}
+        >>> partition(params, "encoder.*")
+        ({'encoder.weight': 1, 'encoder.bias': 2}, {'head.weight': 3})
+        >>> partition(params, lambda name, value: value > 1)
+        ({'encoder.bias': 2, 'head.weight': 3}, {'encoder.weight': 1})
+
+    Source: Equinox's ``partition``, on names.
+    """
+    if callable(which):
+        is_chosen = which
+    else:
+        patterns = (which,) if isinstance(which, str) else tuple(which)
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in params):
+                raise ValueError(
+                    f"torchlayers: partition: {pattern!r} matches no name. The names are: "
+                    f"{', '.join(params) or 'none'}."
+                )
+
+        def is_chosen(name: str, _: Any) -> bool:
+            return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+    chosen: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, value in params.items():
+        (chosen if is_chosen(name, value) else rest)[name] = value
+    return chosen, rest
+
+
+def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """One dict of several that have no name in common: what :func:`partition` split.
+
+    Args:
+        parts: values by names.
+    Returns:
+        A dict of all of them.
+    Raises:
+        ValueError: a name is in two of them.
+    Example:
+        >>> params = {"weight": torch.tensor(2.0), "bias": torch.tensor(1.0)}
+        >>> chosen, rest = partition(params, "weight")
+        >>> def line(chosen):
+        ...     p = combine(chosen, rest)
+        ...     return p["weight"] * 3 + p["bias"]
+        >>> torchlayers.grad(line)(chosen)
+        {'weight': tensor(3.)}
+    """
+    together: dict[str, Any] = {}
+    for part in parts:
+        if repeated := [name for name in part if name in together]:
+            raise ValueError(
+                f"torchlayers: combine: {repeated} are in several of the dicts; leave one value "
+                "for each name."
+            )
+        together.update(part)
+    return together
+
+
+# In which mode
+
+
+def _modes(module: nn.Module, training: bool) -> tuple[tuple[nn.Module, bool], ...]:
+    """What module.train(training) makes of each module: a class may have a say in it."""
+    before = [(part, part.training) for part in module.modules()]
+    try:
+        module.train(training)
+        return tuple((part, part.training) for part in module.modules())
+    finally:
+        _set(before)
+
+
+def _set(modes: Iterable[tuple[nn.Module, bool]]) -> None:
+    for part, mode in modes:
+        part.training = mode
+
+
+@contextmanager
+def _in_modes(modes: tuple[tuple[nn.Module, bool], ...]) -> Iterator[None]:
+    before = [(part, part.training) for part, _ in modes]
+    _set(modes)
+    try:
+        yield
+    finally:
+        _set(before)
+
+
+# Buffers that may be written to
+
+
+def _copies(module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, given: Any) -> Named:
+    """The buffers, to write to: running statistics at every level that the call is batched at."""
+    if compiled.is_tracing() or not _C.any_layer():
+        return {name: buffer.clone() for name, buffer in buffers.items()}
+    statistics = {*_statistics(module, modes)}
+    batched = _most_batched(given) if statistics else []
+    return {
+        name: _batched_copy(buffer, batched) if name in statistics else buffer.clone()
+        for name, buffer in buffers.items()
+    }
+
+
+def _statistics(module: nn.Module, modes: dict[nn.Module, bool]) -> Iterator[str]:
+    """The names of what norms write to in the call."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, _NormBase) and modes.get(part, part.training):
+            for name in ("running_mean", "running_var"):
+                yield f"{prefix}.{name}" if prefix else name
+
+
+def _most_batched(given: Any) -> list[Tensor]:
+    """Tensors that are batched, together, at all levels at which any is."""
+    chosen, covered = [], set[int]()
+    for leaf in pytree.tree_leaves(given):
+        if isinstance(leaf, Tensor) and not (levels := _batch_levels(leaf)) <= covered:
+            chosen.append(leaf)
+            covered |= levels
+    return chosen
+
+
+def _batch_levels(tensor: Tensor) -> set[int]:
+    levels = set()
+    while (level := _functorch.maybe_get_level(tensor)) > 0:
+        if _functorch.is_batchedtensor(tensor):
+            levels.add(level)
+        tensor = _functorch.get_unwrapped(tensor)
+    return levels
+
+
+def _batched_copy(buffer: Tensor, batched: list[Tensor]) -> Tensor:
+    copy = buffer.clone()
+    for other in batched:
+        # Nobody differentiates by it: it has the levels of the other, and no value of it.
+        copy = copy + other.detach().new_zeros((), dtype=copy.dtype, device=copy.device)
+    return copy

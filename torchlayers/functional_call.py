@@ -1,0 +1,255 @@
+"""A module called with given tensors in the place of its parameters and buffers."""
+
+import types
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import reduce
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from torchlayers import _C, compiled, torch_func
+
+Named = dict[str, Tensor]
+# The place of an attribute: a dict, the key in it, and what to put there.
+Setting = list[Any]
+
+_RESUMED_LATER = (types.CoroutineType, types.AsyncGeneratorType)
+_ABSENT = object()
+
+
+def functional_call(
+    module: nn.Module,
+    parameter_and_buffer_dicts: Named | Sequence[Named],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+) -> Any:
+    """Calls the module with given tensors in the place of its own: ``module(*args, **kwargs)``.
+
+    The module has its own tensors back when the call ends, however it ends. What it assigns to
+    a buffer or parameter meanwhile (``self.seen = self.seen + 1``) is found in the dict that was
+    given. Where the module returns a generator, each of its steps has the given tensors.
+
+    Two threads can't call one module at once with tensors of their own: the second gets an
+    error. A plain call, ``module(x)``, on another thread meanwhile is not kept apart.
+
+    Args:
+        module: any nn.Module, but for jitted ones and nn.DataParallel.
+        parameter_and_buffer_dicts: tensors by the names of ``named_parameters()`` and
+            ``named_buffers()``, of any shape; or a tuple of such dicts, without a name in common.
+            What is not named stays as it is. A plain tensor attribute may be named too. The
+            tensor that a parametrization computes is replaced by its name
+            (``"linear.weight"``), without the parametrization; what it is computed from by
+            ``"linear.parametrizations.weight.original"``.
+        args: positional arguments; what is no tuple is the only one.
+        kwargs: keyword arguments.
+        tie_weights: tensors that are one in the module are replaced together.
+        strict: all the module's parameters and buffers must be named, and nothing else.
+    Returns:
+        What the module returns.
+    Raises:
+        ValueError: tied tensors, or one that stands in two places, are given different values; a
+            name is in two dicts.
+        TypeError: what is given is no tensor, or is to replace what is none.
+        RuntimeError: with strict, a name is missing or unexpected; another thread is calling the
+            module; it is jitted.
+    Example:
+        >>> net = torch.nn.Linear(2, 1)
+        >>> x, given = torch.ones(3, 2), {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
+        >>> functional_call(net, given, (x,)).flatten()
+        tensor([3., 3., 3.])
+        >>> torchlayers.grad(lambda given: functional_call(net, given, (x,)).sum())(given)
+        {'weight': tensor([[3., 3.]]), 'bias': tensor([3.])}
+
+    Source: the interface is torch.func's.
+    """
+    if compiled.is_tracing():
+        return torch_func.functional_call(
+            module,
+            parameter_and_buffer_dicts,
+            args,
+            kwargs,
+            tie_weights=tie_weights,
+            strict=strict,
+        )
+    if type(args) is not tuple:
+        args = () if args is None else args if isinstance(args, tuple) else (args,)
+    return call_with(
+        module, _as_one(parameter_and_buffer_dicts), args, kwargs, bool(tie_weights), bool(strict)
+    )
+
+
+def call_with(
+    module: nn.Module,
+    given: Named,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    strict: bool,
+    settings: tuple[Any, ...] = (),
+) -> Any:
+    """functional_call, with entries of other dicts put in besides."""
+    if parametrize._cache_enabled:  # what is cached is computed from other tensors
+        settings = (*settings, (vars(parametrize), "_cache", {}))
+    call = _C.call_module
+    result = call(module, module, given, args, kwargs, tie_weights, strict, settings)
+    if result is NotImplemented and _C.unplanned_names(module, given):
+        call = _call_with_attributes
+        result = call(module, module, given, args, kwargs, tie_weights, strict, settings)
+    if type(result) is types.GeneratorType:
+        return _steps(
+            result,
+            lambda step, *sent: call(
+                module, step, given, sent, None, tie_weights, strict, settings
+            ),
+        )
+    if type(result) in _RESUMED_LATER:
+        if isinstance(result, types.CoroutineType):
+            result.close()
+        raise TypeError(
+            f"torchlayers: functional_call: {type(module).__name__} returns a "
+            f"{type(result).__name__}, which would run when its tensors are the module's own "
+            "again. Make the forward an ordinary function, or a generator."
+        )
+    return result
+
+
+def _as_one(dicts: Named | Sequence[Named]) -> Named:
+    if isinstance(dicts, dict):
+        return dicts
+    if not isinstance(dicts, Sequence):
+        raise ValueError(
+            "torchlayers: functional_call: Expected parameter_and_buffer_dicts to be a dict, or "
+            f"a list/tuple of dicts, got {type(dicts).__name__}."
+        )
+    together: Named = {}
+    for each in dicts:
+        if not isinstance(each, dict):
+            raise ValueError(
+                "torchlayers: functional_call: Expected all elements of "
+                f"parameter_and_buffer_dicts to be dictionaries, got {type(each).__name__}."
+            )
+        if repeated := [name for name in each if name in together]:
+            raise ValueError(
+                f"torchlayers: functional_call: {repeated} appeared in multiple dictionaries; "
+                "leave one value for each name."
+            )
+        together.update(each)
+    return together
+
+
+def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
+    """The generator, each of its steps by run(step, value)."""
+    step, sent = generator.send, None
+    while True:
+        try:
+            result = run(step, sent)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield result
+            step = generator.send
+        except GeneratorExit:
+            run(generator.close)
+            raise
+        except BaseException as error:
+            step, sent = generator.throw, error
+
+
+# What is neither a parameter nor a buffer
+
+
+class _Instead(nn.Module):
+    """In the place of a parametrization, gives what was given."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.__dict__["tensor"] = tensor  # no parameter of it, if it is one
+
+    def forward(self) -> Tensor:
+        tensor: Tensor = vars(self)["tensor"]
+        return tensor
+
+
+def _call_with_attributes(
+    module: nn.Module,
+    func: Callable[..., Any],
+    given: Named,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    strict: bool,
+    settings: tuple[Any, ...],
+) -> Any:
+    """_C.call_module, for names of plain attributes too: strict has looked at the names."""
+    names = _C.unplanned_names(module, given)
+    planned = {name: value for name, value in given.items() if name not in names}
+    own: dict[str, Setting] = {}
+    with ExitStack() as stack:
+        for name in names:
+            value, path = given[name], name.split(".")
+            owner = reduce(getattr, path[:-1], module)
+            _check(owner, path[-1], name, value)
+            if place := _place(owner, path[-1], value):
+                own[name] = place
+            else:
+                stack.enter_context(_assigned(owner, path[-1], name, given))
+        try:
+            return _C.call_module(
+                module, func, planned, args, kwargs, tie_weights, False, (*settings, *own.values())
+            )
+        finally:
+            given.update(planned)
+            for name, (_, _, now) in own.items():
+                if isinstance(now, Tensor):
+                    given[name] = now
+
+
+def _check(owner: Any, key: str, name: str, value: Any) -> None:
+    if not isinstance(owner, nn.Module):
+        raise TypeError(
+            f"torchlayers: functional_call: {name!r} is of a {type(owner).__name__}, which is not "
+            "an instance of torch.nn.Module."
+        )
+    for tensor in (value, getattr(owner, key, None)):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"torchlayers: functional_call: {name!r} must be a tensor, and in its place stand "
+                f"one: {type(tensor).__name__} is not an instance of torch.Tensor."
+            )
+
+
+def _place(owner: nn.Module, key: str, value: Any) -> Setting | None:
+    """Where Python finds the attribute; nothing if only assigning to it says."""
+    if parametrize.is_parametrized(owner, key):
+        return [owner.parametrizations._modules, key, _Instead(value)]  # type: ignore[union-attr]
+    is_property = hasattr(getattr(type(owner), key, None), "__set__")  # or a slot
+    if is_property or type(owner).__setattr__ is not nn.Module.__setattr__:
+        return None
+    return [vars(owner), key, value]
+
+
+@contextmanager
+def _assigned(owner: nn.Module, key: str, name: str, given: Named) -> Any:
+    tensors = next((held for held in (owner._parameters, owner._buffers) if key in held), None)
+
+    def assign(value: Any) -> None:
+        if tensors is not None:  # a script module's
+            tensors[key] = value
+        else:
+            setattr(owner, key, value)
+
+    before = getattr(owner, key, _ABSENT)
+    assign(given[name])
+    try:
+        yield
+    finally:
+        given[name] = getattr(owner, key, given[name])
+        if before is _ABSENT:
+            delattr(owner, key)
+        else:
+            assign(before)
