@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
+from torchlayers.device import free_memory
 from torchlayers.memory import PeakMemory
 
 Result = TypeVar("Result")
@@ -77,22 +78,7 @@ def run(
 
 def default_budget(device: torch.device) -> int:
     """Half of the memory that is free on the device now, in bytes."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _free_host_memory()
-    return int(free * _DEFAULT_FRACTION)
-
-
-def _free_host_memory() -> int:
-    try:
-        with open("/proc/meminfo") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    raise RuntimeError(
-        "torchlayers: this system doesn't tell how much memory is free. Give memory_budget, in "
-        "bytes, with chunk_size='auto'."
-    )
+    return int(free_memory(device) * _DEFAULT_FRACTION)
 
 
 def _growing(

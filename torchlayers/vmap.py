@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchlayers import _C, chunks, compiled, steps, torch_func, tree
 from torchlayers.chunks import ChunkSize
+from torchlayers.device import RandomState
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import transformed
 
@@ -256,10 +257,11 @@ def _vmap_in_chunks(
     steps.replaced(steps.CHUNKS)  # none can be, but refused
     given.check_out_dims()
     leaves, spec, dims, batch_size = given.flat_arguments(args)
-    draw_again = _restart_random(leaves) if given.randomness == "same" else lambda: None
+    random = RandomState() if given.randomness == "same" else None
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
-        draw_again()
+        if random is not None:  # every chunk draws what the first one drew
+            random.restore()
         chunk = _narrow(leaves, dims, start, size), spec, dims, size
         return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
 
@@ -275,20 +277,6 @@ def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) ->
 
 def _device(leaves: list[Any]) -> torch.device:
     return next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def _restart_random(leaves: list[Any]) -> Callable[[], None]:
-    """With randomness="same" every chunk has to draw what the first one drew."""
-    host = torch.get_rng_state()
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_cuda}
-    states = [(device, torch.cuda.get_rng_state(device)) for device in devices]
-
-    def restart() -> None:
-        torch.set_rng_state(host)
-        for device, state in states:
-            torch.cuda.set_rng_state(state, device)
-
-    return restart
 
 
 def _join(results: list[tuple[list[Any], tree.TreeSpec]], out_dims: Any) -> Any:

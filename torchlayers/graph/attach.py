@@ -12,8 +12,8 @@ order, also where df has operators without derivative (autograd has other formul
 orders follow), and costs one more run of f only from the second order on.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch._C import _functorch
 from torch.autograd import Function, forward_ad
 
 from torchlayers import compiled
+from torchlayers.device import RandomState
 from torchlayers.grad import vjp
 from torchlayers.graph.halves import Halves
 from torchlayers.jvp import jvp
@@ -90,27 +91,6 @@ def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
     return tuple(found)
 
 
-class _RandomState:
-    """The state of the random number generators, to come back to."""
-
-    def __init__(self) -> None:
-        self._cpu = torch.get_rng_state()
-        self._cuda = _cuda_states()
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        with torch.random.fork_rng(range(len(self._cuda))):
-            torch.set_rng_state(self._cpu)
-            if self._cuda:
-                torch.cuda.set_rng_state_all(self._cuda)
-            yield
-
-
-def _cuda_states() -> list[Tensor]:
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.cuda.get_rng_state_all() if initialized else []
-
-
 class _Run:
     """One call of a gradient: what both Functions need to know beside tensors."""
 
@@ -121,7 +101,7 @@ class _Run:
     def __init__(self, gradient: Halves, inputs: Sequence[Any]) -> None:
         self.gradient = gradient
         self.inputs = _Layout(inputs)
-        self._random = _RandomState() if gradient.draws_random_numbers else None
+        self._random = RandomState() if gradient.draws_random_numbers else None
 
     def f_again(self, tensors: Sequence[Tensor]) -> Tensors:
         """f once more in the same call: what it drew then, it draws now."""
