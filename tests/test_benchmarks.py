@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from benchmarks import batching, growth, jacobians, scaling, timing
+from benchmarks import batching, growth, jacobians, modules, scaling, timing
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
@@ -172,3 +172,11 @@ def test_the_least_is_of_all_calls():
     calls = []
     timing.least_within(lambda: calls.append(1), seconds=1e-5, repetitions=3)
     assert len(calls) >= 3
+
+
+@pytest.mark.parametrize("case", [*modules.cases()], ids=lambda case: case.name)
+def test_a_module_gives_the_same_by_every_way_of_calling_it(case):
+    with torch.no_grad():
+        check_same(modules.calls(case))
+    for works in modules.transformed(case).values() if case.by_hand else ():
+        check_same(works)

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import signal
 import threading
 import weakref
 
@@ -265,6 +266,20 @@ def test_the_tensors_are_back_after_an_exception(error):
         with pytest.raises(error):
             run(net, {"layer.weight": torch.eye(4), "layer.bias": X[0]}, (X,))
         assert held(net) == before
+
+
+def test_ctrl_c_may_come_at_any_moment(net):
+    before, given = held(net), ones_of(net)
+    theirs = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        for microseconds in range(100, 2100, 10):
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+                while True:
+                    tl.functional_call(net, given, (X,))
+            assert held(net) == before
+    finally:
+        signal.signal(signal.SIGALRM, theirs)
 
 
 def test_an_exception_between_attributes_puts_all_back(net):

@@ -8,16 +8,16 @@ namespace torchlayers {
 // NOTE [Swapping tensors]
 // A module reads its tensors wherever it likes: by attribute, from its `_parameters` and
 // `_buffers`, through named_parameters() or state_dict(). All of that comes from these two dicts,
-// so given tensors are put there and nowhere else. (Python's look-up finds what is in an instance's
-// own
-// `__dict__` sooner, but whoever writes or iterates the two dicts would not see it: torch.func's
-// functional_call, called in a forward, for one.)
+// so given tensors are put there and nowhere else. (Python's look-up would find them sooner in an
+// instance's own `__dict__`, but would not see what a forward writes to the two dicts, as
+// torch.func's functional_call does.)
 //
 // Which dict and which key a name means is planned once a module, and each call walks through the
 // module to see that it is built as it was. The plan holds keys and addresses, never a module: an
 // address is compared with that of an object which the module holds now, and not looked into.
-// The way from a tensor put in to its owner put back runs no byte code of ours, so that no Ctrl-C
-// comes between.
+// Calls that run are listed with their threads, and one that would meet another thread's tensors is
+// refused. The way from a tensor put in to its owner put back runs no byte code of ours, so that no
+// Ctrl-C comes between.
 
 // call_module(module, func, given, args, kwargs, tie_weights, strict, settings): func(*args,
 // **kwargs) while the module has the tensors of the dict `given`, and besides them `settings`: a
