@@ -2,6 +2,7 @@
 // compositions (rewrites.cpp).
 #include <string>
 
+#include "core/torch_versions.h"
 #include "graph/script_source.h"
 
 namespace torchlayers::graph {
@@ -161,6 +162,21 @@ def order(p: Optional[number]):
     return float(p)
 )";
 
+const char* const kForBounds = kTiesAreShared ? R"(
+def is_over(x, low: number):
+    return x > low
+
+def is_under(x, high: number):
+    return x < high
+)"
+                                              : R"(
+def is_over(x, low: number):
+    return x >= low
+
+def is_under(x, high: number):
+    return x <= high
+)";
+
 const char* const kForCompositions = R"(
 def reduced(loss, reduction: int):
     if reduction == 1:
@@ -306,7 +322,8 @@ def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, 
 } // namespace
 
 const char* helper_functions() {
-  static const auto* text = new std::string(std::string(kForDerivatives) + kForCompositions);
+  static const auto* text =
+      new std::string(std::string(kForDerivatives) + kForBounds + kForCompositions);
   return text->c_str();
 }
 
