@@ -125,7 +125,7 @@ class Vmap(NamedTuple):
                 )
 
     def flat_arguments(self, args: tuple[Any, ...]) -> Samples:
-        """The arguments taken apart, with dimensions that are there and of one size."""
+        """The arguments flattened, with dimensions that are there and of one size."""
         if process := steps.replaced(steps.VMAP).get("_process_batched_inputs"):
             batch_size, dims, leaves, spec = process(self.in_dims, args, self.func)
             return leaves, spec, dims, batch_size
@@ -175,7 +175,7 @@ class Vmap(NamedTuple):
         return leaves, spec, dims, batch_size
 
     def flat_results(self, results: Any, level: int) -> Batch:
-        """What the function returned taken apart, with the dimensions where the batch's go."""
+        """What the function returned flattened, with the dimensions where the batch's go."""
         leaves, spec = tree.flatten(results)
         prefix = self.out_dims
         if isinstance(results, Tensor) and isinstance(prefix, tuple) and len(prefix) == 1:

@@ -30,7 +30,7 @@ struct Batch {
   Tree tree;
   std::vector<std::optional<int64_t>> dims;
 
-  // Taken apart by Python: the leaves, their structure, their dimensions.
+  // Flattened by Python: the leaves, their structure, their dimensions.
   static Batch of(const py::tuple& flat) {
     return {
         {flat[0].cast<Leaves>(), Structure(flat[1])},

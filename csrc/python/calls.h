@@ -13,7 +13,7 @@
 namespace torchlayers {
 
 // Which transform, of what, and how: the NamedTuple that Python has made of it. Its fields are read
-// here; its methods take apart what can't be taken apart here, and say what is wrong.
+// here; its methods flatten what can't be flattened here, and say what is wrong.
 class Given {
  public:
   explicit Given(PyObject* tuple) : tuple_(tuple) {}

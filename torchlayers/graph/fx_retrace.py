@@ -1,6 +1,6 @@
 """Step 0 for FX, where a graph can't be taken as it is: it is recorded anew on fake tensors.
 
-Parameters and buffers become inputs, composite operators are taken apart, and in-place
+Parameters and buffers become inputs, composite operators are decomposed, and in-place
 operators are replaced; what they do to buffers becomes an output.
 """
 

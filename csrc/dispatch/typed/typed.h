@@ -1,4 +1,4 @@
-// Kernels of the front for operators of some signatures, without boxes.
+// Kernels of the front for operators of some signatures, unboxed.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -79,7 +79,7 @@ void add_batched_along(BatchingTable& rules) {
   rules.add({"ones_like", "zeros_like"}, {every_element, 5});
   rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
   rules.add({"linalg_matrix_exp"}, {matrix_exp});
-  // The composite ones are called whole: taken apart above vmap, they would check for errors and
+  // The composite ones are called whole: decomposed above vmap, they would check for errors and
   // ask for vectors as if every tensor had a gradient.
   rules.add(
       {"tril",

@@ -1,4 +1,4 @@
-"""Operators go past autograd where it has nothing to record, and nowhere else."""
+"""Operators skip autograd where it has nothing to record, and nowhere else."""
 
 from collections.abc import Callable
 
