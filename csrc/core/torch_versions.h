@@ -1,12 +1,15 @@
 // What torches 2.11 to 2.15 don't have in common: no other file asks which one it is.
 #pragma once
 
+#include <ATen/core/function_schema.h>
 #include <ATen/core/symbol.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/edge.h>
 #include <torch/version.h>
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <type_traits>
 
 namespace torchlayers {
@@ -18,6 +21,13 @@ inline const c10::Symbol kNumel = c10::Symbol::fromQualString("aten::numel");
 // cotangent to each since 2.14; before, they give all of it to the first. Clamped to a number,
 // what is equal to that gets nothing since 2.14, and before all of it.
 inline constexpr bool kTiesAreShared = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
+
+// The place of the argument of this name. 2.15 says grad_output where others say grad.
+inline std::optional<int> place_of_argument(
+    const c10::FunctionSchema& schema, const std::string& name) {
+  const auto place = schema.argumentIndexWithName(name);
+  return place || name != "grad" ? place : schema.argumentIndexWithName("grad_output");
+}
 
 // torch holds its nodes by an intrusive pointer since 2.13, and by a shared one before.
 template <class NodeType>

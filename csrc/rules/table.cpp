@@ -3,6 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
+#include "core/torch_versions.h"
 #include "rules/families.h"
 
 namespace torchlayers {
@@ -17,7 +18,7 @@ Reads places_of(const Names& names, const c10::FunctionSchema& schema) {
   Reads places;
   for (const std::string& name : names) {
     bool is_found = false;
-    if (const auto arg = schema.argumentIndexWithName(name)) {
+    if (const auto arg = place_of_argument(schema, name)) {
       places.args.set(*arg);
       is_found = true;
     }
@@ -27,7 +28,7 @@ Reads places_of(const Names& names, const c10::FunctionSchema& schema) {
         is_found = true;
       }
     }
-    TORCH_INTERNAL_ASSERT(is_found, "a rule names ", name, ", which is not in ", schema);
+    TORCH_CHECK(is_found, "torchlayers: a rule names ", name, ", which is not in ", schema);
   }
   return places;
 }
