@@ -18,6 +18,12 @@ ABSENT = {"aten::cholesky": "it is torch.linalg's alone"} if HERE >= NEWEST else
 
 # Names of op_db that are not in this torch's.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
+if HERE <= OLDEST:
+    _NO_SAMPLES |= {
+        "native_group_norm",
+        "nn.functional.linear_cross_entropy.chunked",
+        "nn.functional.linear_cross_entropy.chunked_none",
+    }
 
 
 def in_this_torch(rules: Iterable[str]) -> list[str]:
@@ -66,9 +72,10 @@ FAILING = [
     ),
     Failing(
         "torch.func gives zeros inside inference mode",
-        r"tests/test_(grad|jvp|modes).py::(test_a_mode_outside_holds_outside_only\[.*inference_mode\]"
+        r"tests/(autograd_function/test_modes.py::test_inference_mode_outside"
+        r"|test_(grad|jvp|vjp|modes).py::(test_a_mode_outside_holds_outside_only\[.*inference_mode\]"
         r"|test_modes_between_two_grads\[.*-inference_mode\]|test_a_mode_around_a_transform"
-        r"\[(grad|vjp|jvp|vmap\(grad\)|grad\(grad\)|jvp\(grad\))-inference mode\])",
+        r"\[(grad|vjp|jvp|vmap\(grad\)|grad\(grad\)|jvp\(grad\))-inference mode\]))",
         until=(2, 11),
     ),
     Failing(
@@ -79,6 +86,46 @@ FAILING = [
     Failing(
         "torch.func has no rearrange; ours is functorch.einops's",
         r"tests/test_module.py::test_they_are_torch_funcs_own\[rearrange\]",
+        until=(2, 11),
+    ),
+    Failing(
+        "op_db has no samples of aminmax, narrow_copy and nextafter with derivatives, or of ne",
+        r"tests/(forward|reverse)_mode/test_(rules|node_names).py::(test_every_rule_is_reached"
+        r"|test_what_is_needed_is_not_written_to_unnoticed|test_\w+\["
+        r"aten::(aminmax|narrow_copy|nextafter)\])",
+        until=(2, 11),
+    ),
+    Failing(
+        "leaky_relu has not the tag of pointwise operators",
+        r"tests/test_rule_tables.py::test_every_typed_kernel_that_is_written_is_registered",
+        until=(2, 11),
+    ),
+    Failing(
+        "an autograd.Function's apply does not look at what forward takes",
+        r"tests/autograd_function/test_call.py::test_operands_that_forward_does_not_take"
+        r"\[by keyword alone, applied\]",
+        until=(2, 11),
+    ),
+    Failing(
+        "torch has no batching rule for views as another dtype",
+        r"tests/batching/test_views.py::test_a_view_is_a_samples_and_is_written_through"
+        r"\[view as another dtype-.*\]",
+        until=(2, 11),
+    ),
+    Failing(
+        "Dynamo's fake tensor of a parameter is a leaf where the parameter given is none",
+        r"tests/test_install.py::test_programs_compile_while_ours_are_in\[functional_call-eager\]",
+        until=(2, 11),
+    ),
+    Failing(
+        "the second derivative of torch's elu is 0 at nan",
+        r"tests/test_random_programs.py::test_programs_at_special_values\[2\]",
+        until=(2, 11),
+    ),
+    Failing(
+        "torch has no second derivative of grid_sample, which ours has",
+        r"tests/opinfo/test_op_db.py::test_all_transforms_agree_with_torch_func"
+        r"\[(nn.functional.grid_sample|grid_sampler_[23]d)\]",
         until=(2, 11),
     ),
     Failing(
