@@ -68,6 +68,7 @@ def units() -> dict[str, list[Path]]:
 
 
 def main() -> None:
+    sys.stdout.reconfigure(line_buffering=True)  # a line as it is known: all of them take minutes
     os.chdir(ROOT)
     os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # what ccache knows already takes no time
     with tempfile.TemporaryDirectory() as folder:
