@@ -27,15 +27,6 @@ constexpr const char* kNoHooks =
     "jacrev and hessian: they would run between the layers. Use them around plain autograd, "
     "outside the transformed function.";
 
-bool knows_all(const VjpRule& rule, const std::bitset<64>& args, size_t count) {
-  for (size_t i = 0; i < count; ++i) {
-    if (args[i] && !rule.knows(i)) {
-      return false;
-    }
-  }
-  return true;
-}
-
 } // namespace
 
 // NOTE [no_grad inside and outside]
@@ -104,7 +95,7 @@ GradLayer::Recorder GradLayer::recorder_of(const Operator& op, const ArgumentFac
     return op.aliases && facts.any_at_level ? Recorder::Autograd : Recorder::Nobody;
   }
   const VjpRule* rule = op.vjp_rule;
-  return rule != nullptr && (op.aliases || knows_all(*rule, facts.requiring_grad, op.num_args))
+  return rule != nullptr && (op.aliases || rule->knows_all(facts.requiring_grad))
              ? Recorder::Rule
              : Recorder::Autograd;
 }

@@ -89,6 +89,9 @@ class VjpRule {
   bool knows(size_t arg) const {
     return arg < known_.size() && known_[arg];
   }
+  bool knows_all(const std::bitset<64>& args) const {
+    return (args & ~known_).none();
+  }
   // What it reads to tell it.
   const Reads& reads(size_t arg) const {
     return reads_[arg];
