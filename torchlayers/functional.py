@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils import _pytree as pytree
 
-from torchlayers import _C, compiled
+from torchlayers import _C, torch_compile
 from torchlayers.functional_call import call_with, functional_call
 
 __all__ = ["combine", "functional", "partition"]
@@ -62,7 +62,7 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 
     def apply(params: Named, buffers: Named, /, *args: Any, **kwargs: Any) -> tuple[Any, Named]:
         state = {**params, **_copies(module, dict(modes), buffers, (params, buffers, args, kwargs))}
-        if compiled.is_tracing():
+        if torch_compile.is_tracing():
             with _in_modes(modes):
                 output = functional_call(module, state, args, kwargs, strict=True)
         else:
@@ -182,7 +182,7 @@ def _in_modes(modes: tuple[tuple[nn.Module, bool], ...]) -> Iterator[None]:
 
 def _copies(module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, given: Any) -> Named:
     """The buffers, to write to: running statistics at every level that the call is batched at."""
-    if compiled.is_tracing() or not _C.any_layer():
+    if torch_compile.is_tracing() or not _C.any_layer():
         return {name: buffer.clone() for name, buffer in buffers.items()}
     statistics = {*_statistics(module, modes)}
     batched = _most_batched(given) if statistics else []

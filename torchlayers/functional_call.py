@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from torchlayers import _C, compiled, torch_func
+from torchlayers import _C, torch_compile, torch_func
 
 Named = dict[str, Tensor]
 # The place of an attribute: a dict, the key in it, and what to put there.
@@ -67,7 +67,7 @@ def functional_call(
 
     Source: the interface is torch.func's.
     """
-    if compiled.is_tracing():
+    if torch_compile.is_tracing():
         return torch_func.functional_call(
             module,
             parameter_and_buffer_dicts,

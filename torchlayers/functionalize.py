@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, compiled, steps, tree
+from torchlayers import _C, steps, torch_compile, tree
 from torchlayers.errors import TransformError
 from torchlayers.stack import FunctionalizeEntry, transformed
 
@@ -55,12 +55,12 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     keeps_views = remove == "mutations"
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing() or compiled.is_exporting():
+        if torch_compile.is_tracing() or torch_compile.is_exporting():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         steps.replaced(steps.FUNCTIONALIZE)  # none can be, but refused
         with FunctionalizeEntry(keeps_views) as level:
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
-            with compiled.run_eagerly():
+            with torch_compile.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
             outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, level, keeps_views), outputs)
             _copy_back((args, kwargs), wrapped)

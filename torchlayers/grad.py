@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from torchlayers import _C, compiled, torch_func, tree
+from torchlayers import _C, torch_compile, torch_func, tree
 from torchlayers.errors import (
     CallError,
     DtypeError,
@@ -113,8 +113,8 @@ def grad(
     given = Grad("grad", func, argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
-            compiled.refuse_strict_export("grad")
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export("grad")
             return torch_func.grad(func, argnums, has_aux)(*args, **kwargs)
         gradients, _, aux = _C.call_grad(given, args, kwargs)
         return (gradients, aux) if has_aux else gradients
@@ -141,8 +141,8 @@ def grad_and_value(
     given = Grad("grad_and_value", func, argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
-            compiled.refuse_strict_export("grad_and_value")
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export("grad_and_value")
             return torch_func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
         gradients, value, aux = _C.call_grad(given, args, kwargs)
         return (gradients, (value, aux)) if has_aux else (gradients, value)
@@ -177,8 +177,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp.
     """
-    if compiled.is_tracing():
-        compiled.refuse_strict_export("vjp")
+    if torch_compile.is_tracing():
+        torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
     recorded, output, aux = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, compiled, torch_func, tree
+from torchlayers import _C, chunks, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import Grad, by_argnums
@@ -74,15 +74,15 @@ def jacrev(
     given = Grad(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
-        if compiled.is_tracing():
-            compiled.refuse_strict_export(_api)
-            compiled.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export(_api)
+            torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
             theirs = torch_func.jacrev(
                 func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args)
-        if compiled.is_exporting():
-            return compiled.exported(wrapper, *args)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
         recorded, output, aux = _C.call_vjp(given, args, True)
         outputs, output_spec = tree.flatten(output)
@@ -176,13 +176,13 @@ def jacfwd(
     given = Jvp(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
-        if compiled.is_tracing():
-            compiled.refuse_strict_export(_api)
-            compiled.refuse(_api, chunk_size=chunk_size, progress=progress)
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export(_api)
+            torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress)
             places = tuple(range(len(args))) if argnums is None else argnums
             return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
-        if compiled.is_exporting():
-            return compiled.exported(wrapper, *args)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(wrapper, *args)
         _refuse_complex(_api, "argument", args)
         everything = tuple(range(len(args)))
         places = everything if argnums is None else tree.positions(_api, argnums, len(args))
@@ -273,10 +273,10 @@ def hessian(
     )
 
     def wrapper(*args: Any) -> Any:
-        if compiled.is_tracing():
+        if torch_compile.is_tracing():
             # Dynamo (2.13) can't trace forward over reverse inside vmap or jvp.
-            compiled.refuse_strict_export("hessian")
-            compiled.refuse("hessian", chunk_size=chunk_size, progress=progress)
+            torch_compile.refuse_strict_export("hessian")
+            torch_compile.refuse("hessian", chunk_size=chunk_size, progress=progress)
             return torch_func.jacrev(torch_func.jacrev(func, argnums), argnums)(*args)
         return forward_over_reverse(*args)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from torchlayers import _C, compiled, torch_func, tree
+from torchlayers import _C, torch_compile, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
 
 
@@ -50,7 +50,7 @@ def jvp(
     Source: torch.func.jvp; forward accumulation as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 3.
     """
-    if compiled.is_tracing():
+    if torch_compile.is_tracing():
         return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     given = Jvp("jvp", func, None, has_aux, strict)
     output, output_tangents, aux = given.push(primals, tangents)

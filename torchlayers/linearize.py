@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers import compiled, torch_func, tree
+from torchlayers import torch_compile, torch_func, tree
 from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import Jvp
 from torchlayers.stack import current_stack
@@ -61,7 +61,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
                 "Bind other arguments beforehand, with functools.partial or a lambda."
             )
     tangents_of = _linear_map(func, primals, leaves, spec)
-    if compiled.is_tracing():
+    if torch_compile.is_tracing():
         return output, lambda *tangents: tree.unflatten(
             tangents_of(*tree.leaves(tangents)), output_spec
         )
@@ -103,7 +103,7 @@ def _linear_map(
     def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
         def by_jvp(*flat: Tensor) -> list[Any]:
             given = tree.unflatten(flat, spec)
-            if compiled.is_tracing():
+            if torch_compile.is_tracing():
                 return tree.leaves(torch_func.jvp(func, point, given)[1])
             return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
 
@@ -111,7 +111,7 @@ def _linear_map(
 
     # A recording holds plain tensors, so it would lose what the layers around it track, and a
     # compiler records on its own.
-    if compiled.is_tracing() or compiled.is_exporting() or current_stack():
+    if torch_compile.is_tracing() or torch_compile.is_exporting() or current_stack():
         return jvp_at(primals)
     # What the linear map keeps must not change when the primals are written to.
     kept = tree.map_tensors(torch.clone, primals)
@@ -144,7 +144,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         with _Watch():  # type: ignore[no-untyped-call]
             return linear(*flat)
 
-    with _recording, compiled.run_eagerly():
+    with _recording, torch_compile.run_eagerly():
         return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from torchlayers import _C, compiled
+from torchlayers import _C, torch_compile
 from torchlayers._C import FunctionalizeEntry as FunctionalizeEntry
 from torchlayers._C import GradEntry as GradEntry
 from torchlayers._C import JvpEntry as JvpEntry
@@ -55,6 +55,6 @@ def current_stack() -> tuple[Layer, ...]:
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
     """wrapper, named and documented as the function it transforms."""
-    if compiled.is_tracing():
+    if torch_compile.is_tracing():
         return wrapper
     return wraps(func)(wrapper)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, compiled, steps, torch_func, tree
+from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
@@ -80,8 +80,8 @@ def vmap(
     at_once = chunk_size is None and not progress
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if compiled.is_tracing():
-            compiled.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
+        if torch_compile.is_tracing():
+            torch_compile.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
@@ -95,8 +95,8 @@ def vmap(
             progress=progress,
             label=f"vmap({tree.name_of(func)})",
         )
-        if compiled.is_exporting():
-            return compiled.exported(_vmap_in_chunks, given, args, kwargs, run_chunks)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(_vmap_in_chunks, given, args, kwargs, run_chunks)
         return _vmap_in_chunks(given, args, kwargs, run_chunks)
 
     return transformed(func, wrapper)

@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// NOTE [Under torch.export] in torchlayers/compiled.py.
+// NOTE [Under torch.export] in torchlayers/torch_compile.py.
 bool is_exporting() {
   constexpr auto kExport = c10::DispatchKey::PreDispatch;
   if (at::impl::PythonTorchFunctionTLS::stack_len() == 0) { // nearly always
@@ -144,7 +144,7 @@ PyObject* called(Call* call, PyObject* const* passed) {
     return call(passed).release().ptr();
   }
   const auto again = py::cpp_function([=] { return call(passed); });
-  return imported("torchlayers.compiled", "exported")(again).release().ptr();
+  return imported("torchlayers.torch_compile", "exported")(again).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import Function, forward_ad
 
-from torchlayers import compiled
+from torchlayers import torch_compile
 from torchlayers.device import RandomState
 from torchlayers.grad import vjp
 from torchlayers.graph.halves import Halves
@@ -51,7 +51,7 @@ def _sees_operators() -> bool:
     Functions, and autograd sees the operators through it; and where nothing is differentiated
     or transformed, there is nothing to attach.
     """
-    if compiled.is_tracing():
+    if torch_compile.is_tracing():
         return True
     # torch.func's layers and ours, which are mirrored there.
     layers: list[Any] = _functorch.get_interpreter_stack() or []
