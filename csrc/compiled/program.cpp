@@ -131,9 +131,8 @@ class Borrowed {
 
 bool are_plain(const torch::jit::Stack& values) {
   bool are = true;
-  visit_tensors(values, values.size(), [&](const at::Tensor& tensor) {
-    are = are && is_plain(tensor);
-  });
+  visit_tensors(
+      values, values.size(), [&](const at::Tensor& tensor) { are = are && is_plain(tensor); });
   return are;
 }
 

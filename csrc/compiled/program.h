@@ -79,7 +79,8 @@ class Program;
 // A program while it is written.
 class Recording {
  public:
-  explicit Recording(size_t num_inputs) : num_inputs_(num_inputs), num_values_(num_inputs), are_tensors_(num_inputs, false) {}
+  explicit Recording(size_t num_inputs)
+      : num_inputs_(num_inputs), num_values_(num_inputs), are_tensors_(num_inputs, false) {}
 
   // The values of the results. The arguments are all those that the schema has.
   std::vector<Value> call(

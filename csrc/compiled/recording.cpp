@@ -81,8 +81,8 @@ std::vector<Value> Recording::call(
 
 void Recording::expect_tensors(const c10::TypePtr& type, Argument& argument) const {
   if (argument.value) {
-    argument.may_be_number = !are_tensors_[*argument.value] &&
-                             type->isSubtypeOf(*c10::OptionalType::ofTensor());
+    argument.may_be_number =
+        !are_tensors_[*argument.value] && type->isSubtypeOf(*c10::OptionalType::ofTensor());
   }
   for (auto& member : argument.members) {
     expect_tensors(argument.element_type, member);

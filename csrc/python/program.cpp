@@ -101,7 +101,8 @@ std::vector<Argument> arguments_of(
     const c10::FunctionSchema& schema, const py::tuple& args, const py::dict& kwargs) {
   // Where torch takes 2 for a tensor.
   const torch::jit::ToIValueAllowNumbersAsTensors numbers(
-      torch::should_allow_numbers_as_tensors(c10::Symbol::fromQualString(schema.name()).toUnqualString()));
+      torch::should_allow_numbers_as_tensors(
+          c10::Symbol::fromQualString(schema.name()).toUnqualString()));
   std::vector<Argument> arguments;
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     const auto& declared = schema.arguments()[i];
@@ -180,12 +181,14 @@ struct HeldProgram {
   static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
     HANDLE_TH_ERRORS
     const auto& program = *Callable<HeldProgram>::of(self).program;
-    TORCH_CHECK_TYPE(names == nullptr, "torchlayers: a program takes no keyword arguments");
-    const auto count = PyVectorcall_NARGS(flags);
+    TORCH_CHECK_TYPE(
+        names == nullptr && PyVectorcall_NARGS(flags) == 1 &&
+            (PyList_Check(args[0]) || PyTuple_Check(args[0])),
+        "torchlayers: a program takes its inputs in one list");
     Stack stack;
     stack.reserve(std::max(program.num_inputs(), program.num_outputs()));
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      stack.push_back(value_of(args[i]));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(args[0]); ++i) {
+      stack.push_back(value_of(PySequence_Fast_GET_ITEM(args[0], i)));
     }
     run_program(program, stack);
     auto outputs = py::reinterpret_steal<py::object>(PyList_New(std::ssize(stack)));
@@ -227,7 +230,7 @@ PyGetSetDef properties[] = {
 
 void bind_program_type(py::module_& m) {
   static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("A recording that runs: program(*inputs) -> outputs.")},
+      {Py_tp_doc, const_cast<char*>("A recording that runs: program([*inputs]) -> [*outputs].")},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_program)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, Callable<HeldProgram>::members()},
@@ -250,9 +253,8 @@ py::object finish(compiled::Recording& recording, const py::list& outputs) {
   std::vector<Argument> arguments;
   for (const auto& output : outputs) {
     arguments.push_back(
-        py::isinstance<RecordedValue>(output)
-            ? Argument::of(output.cast<RecordedValue>().index)
-            : Argument::of(value_of(output)));
+        py::isinstance<RecordedValue>(output) ? Argument::of(output.cast<RecordedValue>().index)
+                                              : Argument::of(value_of(output)));
   }
   return py::reinterpret_steal<py::object>(Callable<HeldProgram>::make(
       program_type, HeldProgram{recording.finish(std::move(arguments))}));
@@ -269,7 +271,8 @@ void bind_programs(py::module_& m) {
   using torch::wrap_pybind_function;
   bind_program_type(m);
   py::class_<RecordedValue>(m, "RecordedValue", "A value of a program, while that is written.")
-      .def(py::init([](size_t input) { return RecordedValue{input}; }), "The input of this number.");
+      .def(
+          py::init([](size_t input) { return RecordedValue{input}; }), "The input of this number.");
   py::class_<compiled::Recording>(m, "ProgramWriter", "Writes a program, a step at a time.")
       .def(py::init<size_t>())
       .def("call", wrap_pybind_function(&call_operator))

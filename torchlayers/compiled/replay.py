@@ -17,7 +17,7 @@ from torchlayers._C import Program, ProgramWriter, RecordedValue
 
 
 def replay(graph: GraphModule) -> Program:
-    """The graph as a program: called with the graph's inputs, it returns its outputs in a list.
+    """The graph as a program, which takes a list of the graph's inputs and returns its outputs.
 
     What it holds, tensors and modules, is what the graph holds now. Each tensor that a run makes
     is freed where it is read last. Runs don't disturb each other, on other threads or inside one
@@ -51,14 +51,16 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
     if target is operator.getitem:
         held, index = node.args
         assert isinstance(held, Node)
-        if isinstance(env[held], list):
+        if not isinstance(env[held], RecordedValue):
             return env[held][index]
         if isinstance(held.target, OpOverload) and isinstance(index, int):
             return writer.item(env[held], index)
     return _python_step(writer, graph, node, env)
 
 
-def _python_step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+def _python_step(
+    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]
+) -> Any:
     """Whatever the dispatcher doesn't know is called as torch.fx does it."""
     read = node.all_input_nodes
     flat, spec = pytree.tree_flatten([env[source] for source in read])
@@ -100,7 +102,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')
 
 
 def _description(node: Node) -> str:
-    """"aten.mul.Tensor, recorded in train.py:41, `x * y`"."""
+    """ "aten.mul.Tensor, recorded in train.py:41, `x * y`"."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     users = [frame for frame in frames if errors.is_users(frame[0])]
     if not users:
