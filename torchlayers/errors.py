@@ -104,13 +104,14 @@ class DataDependentError(TransformError):
     """A compiled function asked for a number, a branch or a shape that only a call's data decides.
 
     Example:
-        >>> torchlayers.compile(lambda x: x if x.sum() > 0 else -x)(torch.ones(3))
+        >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x)
+        >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
         a tensor (aten._local_scalar_dense.default), and what is compiled is recorded before there
-        is one. In <doctest session[0]>:1, `torchlayers.compile(lambda x: x if x.sum() > 0 else
-        -x)(torch.ones(3))`. Use torch.where or torch.cond in place of a branch, name an argument
-        that decides in static_argnums, or leave that part outside.
+        is one. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`. Use
+        torch.where or torch.cond in place of a branch, name an argument that decides in
+        static_argnums, or leave that part outside.
     """
 
 
