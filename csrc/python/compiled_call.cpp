@@ -21,24 +21,24 @@ namespace {
 namespace py = pybind11;
 
 // What runs for one signature, as Python makes it: torchlayers/compiled/call.py derives from it.
-struct Entry {
+struct CompiledEntry {
   PyObject_HEAD PyObject* run; // may be replaced at any time
   long long calls;
   char is_recorded; // autograd has to see it run
 
-  static Entry& of(py::handle object) {
-    return *reinterpret_cast<Entry*>(object.ptr());
+  static CompiledEntry& of(py::handle object) {
+    return *reinterpret_cast<CompiledEntry*>(object.ptr());
   }
 };
 
 int visit_entry(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(Entry::of(self).run);
+  Py_VISIT(CompiledEntry::of(self).run);
   return 0;
 }
 
 int clear_entry(PyObject* self) {
-  Py_CLEAR(Entry::of(self).run);
+  Py_CLEAR(CompiledEntry::of(self).run);
   return 0;
 }
 
@@ -51,13 +51,13 @@ void destroy_entry(PyObject* self) {
 }
 
 // Where a leaf of the result comes from: torchlayers/compiled/record.py.
-struct Output {
+struct ResultLeaf {
   enum class Source { Computed, Argument, Captured, Constant };
   Source source;
   size_t index = 0;
   py::object constant;
 
-  static Output of(const py::tuple& output) {
+  static ResultLeaf of(const py::tuple& output) {
     const auto source = output[0].cast<std::string>();
     if (source == "constant") {
       return {Source::Constant, 0, output[1]};
@@ -80,16 +80,16 @@ Structure structure_of(const py::object& spec) {
 }
 
 // An entry, and what C++ has to know of it to run it.
-class Known {
+class KnownCall {
  public:
-  Known(Signature signature, py::object entry)
+  KnownCall(Signature signature, py::object entry)
       : signature_(std::move(signature)), entry_(std::move(entry)) {
     for (const auto& tensor : entry_.attr("captured")) {
       captured_objects_.push_back(py::reinterpret_borrow<py::object>(tensor));
       captured_.push_back(tensor_of(tensor));
     }
     for (const auto& output : entry_.attr("outputs")) {
-      outputs_.push_back(Output::of(py::reinterpret_borrow<py::tuple>(output)));
+      outputs_.push_back(ResultLeaf::of(py::reinterpret_borrow<py::tuple>(output)));
     }
     structure_ = structure_of(entry_.attr("out_spec"));
   }
@@ -111,7 +111,7 @@ class Known {
     for (PyObject* leaf : leaves) {
       given.push_back(py::reinterpret_borrow<py::object>(leaf));
     }
-    Entry& entry = Entry::of(entry_);
+    CompiledEntry& entry = CompiledEntry::of(entry_);
     entry.calls += 1;
     const auto run = py::reinterpret_borrow<py::object>(entry.run);
     const auto program = program_of(run);
@@ -180,16 +180,16 @@ class Known {
     results.reserve(outputs_.size());
     for (const auto& output : outputs_) {
       switch (output.source) {
-        case Output::Source::Computed:
+        case ResultLeaf::Source::Computed:
           results.push_back(computed.at(output.index));
           break;
-        case Output::Source::Argument:
+        case ResultLeaf::Source::Argument:
           results.push_back(given.at(output.index));
           break;
-        case Output::Source::Captured:
+        case ResultLeaf::Source::Captured:
           results.push_back(captured_objects_.at(output.index));
           break;
-        case Output::Source::Constant:
+        case ResultLeaf::Source::Constant:
           results.push_back(output.constant);
           break;
       }
@@ -201,14 +201,14 @@ class Known {
   py::object entry_;
   std::vector<at::Tensor> captured_;
   Leaves captured_objects_;
-  std::vector<Output> outputs_;
+  std::vector<ResultLeaf> outputs_;
   Structure structure_;
 };
 
 // The calls of one compiled function: those whose signature is known are run here, and all others
 // are Python's.
 struct CompiledCall {
-  using Entries = std::vector<std::shared_ptr<const Known>>;
+  using Entries = std::vector<std::shared_ptr<const KnownCall>>;
   using Self = Callable<CompiledCall>;
 
   py::object otherwise;
@@ -239,7 +239,7 @@ struct CompiledCall {
   }
 };
 
-PyObject* new_call(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* new_compiled_call(PyTypeObject* type, PyObject* args, PyObject*) {
   HANDLE_TH_ERRORS
   PyObject* otherwise = nullptr;
   if (PyArg_ParseTuple(args, "O", &otherwise) == 0) {
@@ -250,7 +250,7 @@ PyObject* new_call(PyTypeObject* type, PyObject* args, PyObject*) {
   END_HANDLE_TH_ERRORS
 }
 
-int visit_call(PyObject* self, visitproc visit, void* arg) {
+int visit_compiled_call(PyObject* self, visitproc visit, void* arg) {
   const CompiledCall& held = CompiledCall::Self::of(self);
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(held.otherwise.ptr());
@@ -266,14 +266,14 @@ int visit_call(PyObject* self, visitproc visit, void* arg) {
   return 0;
 }
 
-int clear_call(PyObject* self) {
+int clear_compiled_call(PyObject* self) {
   CompiledCall& held = CompiledCall::Self::of(self);
   const auto otherwise = std::move(held.otherwise);
   const auto entries = std::exchange(held.entries, std::make_shared<CompiledCall::Entries>());
   return 0;
 }
 
-void destroy_call(PyObject* self) {
+void destroy_compiled_call(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   PyObject_GC_UnTrack(self);
   CompiledCall::Self::of(self).~CompiledCall();
@@ -283,12 +283,19 @@ void destroy_call(PyObject* self) {
 
 // add(entry, args, kwargs, is_static): calls like this one are the entry's. Where C++ can't tell
 // them they stay Python's.
-PyObject* add(PyObject* self, PyObject* args) {
+PyObject* add_entry(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *entry = nullptr, *positional = nullptr, *keywords = nullptr, *places = nullptr;
   if (PyArg_ParseTuple(
-          args, "OO!O!O!", &entry, &PyTuple_Type, &positional, &PyDict_Type, &keywords,
-          &PyList_Type, &places) == 0) {
+          args,
+          "OO!O!O!",
+          &entry,
+          &PyTuple_Type,
+          &positional,
+          &PyDict_Type,
+          &keywords,
+          &PyList_Type,
+          &places) == 0) {
     return nullptr;
   }
   std::vector<at::Tensor> captured;
@@ -303,25 +310,30 @@ PyObject* add(PyObject* self, PyObject* args) {
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);
-    entries->push_back(std::make_shared<Known>(
-        *std::move(signature), py::reinterpret_borrow<py::object>(entry)));
+    entries->push_back(
+        std::make_shared<KnownCall>(
+            *std::move(signature), py::reinterpret_borrow<py::object>(entry)));
     held.entries = std::move(entries);
   }
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef call_methods[] = {
-    {"add", &add, METH_VARARGS, "Calls like this one are the entry's from now on."},
+PyMethodDef compiled_call_methods[] = {
+    {"add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef entry_members[] = {
-    {"run", T_OBJECT_EX, offsetof(Entry, run), 0, "What is called with a list of tensors."},
-    {"calls", T_LONGLONG, offsetof(Entry, calls), 0, "How often it ran."},
-    {"is_recorded", T_BOOL, offsetof(Entry, is_recorded), 0, "Whether autograd sees it run."},
+    {"run", T_OBJECT_EX, offsetof(CompiledEntry, run), 0, "What is called with a list of tensors."},
+    {"calls", T_LONGLONG, offsetof(CompiledEntry, calls), 0, "How often it ran."},
+    {"is_recorded",
+     T_BOOL,
+     offsetof(CompiledEntry, is_recorded),
+     0,
+     "Whether autograd sees it run."},
     {nullptr, 0, 0, 0, nullptr}};
 
-void bind_type(py::module_& m, const char* name, PyType_Spec& spec) {
+void bind_compiled_type(py::module_& m, const char* name, PyType_Spec& spec) {
   auto* type = PyType_FromSpec(&spec);
   if (type == nullptr) {
     throw py::error_already_set();
@@ -342,18 +354,22 @@ void bind_compiled_call(py::module_& m) {
       {Py_tp_members, entry_members},
       {0, nullptr}};
   static PyType_Spec entry = {
-      "torchlayers._C.CompiledEntry", sizeof(Entry), 0, kFlags | Py_TPFLAGS_BASETYPE, entry_slots};
-  bind_type(m, "CompiledEntry", entry);
+      "torchlayers._C.CompiledEntry",
+      sizeof(CompiledEntry),
+      0,
+      kFlags | Py_TPFLAGS_BASETYPE,
+      entry_slots};
+  bind_compiled_type(m, "CompiledEntry", entry);
 
   static PyType_Slot slots[] = {
       {Py_tp_doc, const_cast<char*>("The calls of a compiled function; others are `otherwise`'s.")},
-      {Py_tp_new, reinterpret_cast<void*>(&new_call)},
-      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_call)},
-      {Py_tp_traverse, reinterpret_cast<void*>(&visit_call)},
-      {Py_tp_clear, reinterpret_cast<void*>(&clear_call)},
+      {Py_tp_new, reinterpret_cast<void*>(&new_compiled_call)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_compiled_call)},
+      {Py_tp_traverse, reinterpret_cast<void*>(&visit_compiled_call)},
+      {Py_tp_clear, reinterpret_cast<void*>(&clear_compiled_call)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, Callable<CompiledCall>::members()},
-      {Py_tp_methods, call_methods},
+      {Py_tp_methods, compiled_call_methods},
       {0, nullptr}};
   static PyType_Spec call = {
       "torchlayers._C.CompiledCall",
@@ -361,7 +377,7 @@ void bind_compiled_call(py::module_& m) {
       0,
       kFlags | Py_TPFLAGS_HAVE_VECTORCALL,
       slots};
-  bind_type(m, "CompiledCall", call);
+  bind_compiled_type(m, "CompiledCall", call);
 }
 
 } // namespace torchlayers

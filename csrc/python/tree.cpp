@@ -174,7 +174,7 @@ py::object Structure::build(Rest& rest) {
   }
   const bool is_tuple = root.kind != Kind::List;
   const bool has_type = root.kind == Kind::Named || root.kind == Kind::Sequence;
-  const py::handle type = has_type ? *rest.detail++ : py::handle();
+  const py::object type = has_type ? *rest.detail++ : py::object();
   auto sequence =
       py::reinterpret_steal<py::object>(is_tuple ? PyTuple_New(root.size) : PyList_New(root.size));
   for (Py_ssize_t i = 0; i < root.size; ++i) {

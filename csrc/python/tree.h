@@ -27,8 +27,9 @@ inline pybind11::object object_of(const at::Tensor& tensor) {
   return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
 }
 
-// What a tree is without its leaves. Of tuples, named ones too, lists and dicts it is told by nodes,
-// in the order in which they are come to; where there is another container, by torch.utils._pytree.
+// What a tree is without its leaves. Of tuples, named ones too, lists and dicts it is told by
+// nodes, in the order in which they are come to; where there is another container, by
+// torch.utils._pytree.
 class Structure {
  public:
   Structure() = default;
