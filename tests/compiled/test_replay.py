@@ -15,8 +15,8 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
-from tests.helpers import ambient, assert_same
 from tests.compiled.results import results
+from tests.helpers import ambient, assert_same
 from torchlayers.compiled.record import record
 from torchlayers.compiled.replay import replay
 

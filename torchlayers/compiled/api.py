@@ -185,7 +185,7 @@ class Compiled:
         parts = zip(self._entries.all, self._parts, strict=True)
         return Report(self._name, tuple(part.report(entry) for entry, part in parts))
 
-    def _make(self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> call.Entry:
+    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
         with self._lock:
             if (entry := self._entries.find(given)) is not None:
