@@ -252,7 +252,12 @@ def _location_of(error: BaseException) -> str:
 
 
 def _is_users(frame: types.FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+    return is_users(frame.f_code.co_filename)
+
+
+def is_users(filename: str) -> bool:
+    """Whether the file is neither torch's nor ours."""
+    return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 
 def _quoted(frame: types.FrameType, number: int) -> str:

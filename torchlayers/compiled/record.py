@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torchlayers import torch_compile, tree
 
 # torch.fx patches modules for as long as it records, for all threads.
-_recording = threading.RLock()
+recording = threading.RLock()
 
 
 class Recording(NamedTuple):
@@ -41,7 +41,7 @@ def record(func: Callable[..., Any], args: Sequence[Any]) -> Recording:
         outputs, out_spec = tree.flatten(func(*tree.unflatten(given, spec)))
         return outputs
 
-    with _recording, torch_compile.run_eagerly():
+    with recording, torch_compile.run_eagerly():
         graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
     assert out_spec is not None
     return Recording(graph, _captured_as_inputs(graph), out_spec)
