@@ -2,13 +2,13 @@
 
 Batch norm normalises by its batch's mean and variance, and writes a running average of them into
 buffers, for evaluation. ``ensemble`` makes one function of all members that returns the new
-buffers as values, a set a member, so a training step is a function of values to values: ``grad``
-around it, with the buffers passed on by ``has_aux``, trains all members at once. torch.func writes to
-the stacked buffers instead, and refuses statistics that are not stacked, as those of one network are
-that is called on several batches at once.
+buffers as values, a set a member. So a training step is a function of values to values, and
+``grad`` around it, the buffers passed on by ``has_aux``, trains all members at once. torch.func
+writes to the stacked buffers instead, and refuses statistics that are not stacked: those of one
+network that is called on several batches at once.
 
-Ten networks, made from ten seeds, learn scikit-learn's handwritten digits (1,797 images of 8x8) from
-300, each in an order of its own, and are tested on the rest. Reproduced are:
+Ten networks, made from ten seeds, learn scikit-learn's handwritten digits (1,797 images of 8x8)
+from 300, each in an order of its own, and are tested on the rest. Reproduced are:
 
 - Trained as one, parameters and running statistics are those of a loop that trains
   each network by itself with torch.optim: they differ by 0 (within 1e-9, float64).
