@@ -11,10 +11,10 @@ from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers.compiled import compile as compile
 from torchlayers.compiled import make_graph as make_graph
-from torchlayers.functional import combine as combine
 from torchlayers.ensemble import Ensemble as Ensemble
 from torchlayers.ensemble import ensemble as ensemble
 from torchlayers.ensemble import stack_module_state as stack_module_state
+from torchlayers.functional import combine as combine
 from torchlayers.functional import functional as functional
 from torchlayers.functional_call import functional_call as functional_call
 from torchlayers.functionalize import functionalize as functionalize
