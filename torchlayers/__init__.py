@@ -9,6 +9,8 @@ from torchlayers import autograd_function as autograd_function
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
+from torchlayers.compiled import compile as compile
+from torchlayers.compiled import make_graph as make_graph
 from torchlayers.functional import combine as combine
 from torchlayers.functional import functional as functional
 from torchlayers.functional import partition as partition
@@ -38,6 +40,7 @@ __version__ = "0.1.0"
 __all__ = [
     "autograd_function",
     "combine",
+    "compile",
     "current_stack",
     "debug_unwrap",
     "extend",
@@ -54,6 +57,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "make_graph",
     "partition",
     "rearrange",
     "replace_all_batch_norm_modules_",

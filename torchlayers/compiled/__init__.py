@@ -1,4 +1,15 @@
 """Functions recorded through the layers, simplified, and run as compiled code.
 
-record.py writes down the plain operators that reach the bottom of the stack.
+A call goes this way: call.py finds the entry of its signature (signature.py). There is none at
+first, and api.py makes it: record.py writes down the plain operators that reach the bottom of the
+stack, pure.py takes writes out of the graph, split.py the reverse pass, and backends.py runs it,
+by replay.py or by inductor.py's code, which is held against that (compare.py).
 """
+
+from torchlayers.compiled.api import Compiled as Compiled
+from torchlayers.compiled.api import compile as compile
+from torchlayers.compiled.api import make_graph as make_graph
+from torchlayers.compiled.report import Report as Report
+from torchlayers.compiled.report import SignatureReport as SignatureReport
+
+__all__ = ["Compiled", "Report", "SignatureReport", "compile", "make_graph"]
