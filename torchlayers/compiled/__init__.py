@@ -2,8 +2,8 @@
 
 A call goes this way: call.py finds the entry of its signature (signature.py). There is none at
 first, and api.py makes it: record.py writes down the plain operators that reach the bottom of the
-stack, pure.py takes writes out of the graph, split.py the reverse pass, and backends.py runs it,
-by replay.py or by inductor.py's code, which is held against that (compare.py).
+stack, simplify/ takes writes out and makes the graph smaller, split.py cuts off the reverse pass,
+and backends.py runs it, by replay.py or by inductor.py's code, held against that (compare.py).
 """
 
 from torchlayers.compiled.api import Compiled as Compiled

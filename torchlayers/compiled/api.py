@@ -16,7 +16,6 @@ from torchlayers.compiled import call
 from torchlayers.compiled.backends import BACKENDS, Runner, Settings
 from torchlayers.compiled.derivative import Derivative
 from torchlayers.compiled.graphs import operators, writes
-from torchlayers.compiled.pure import pure
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.report import Report, SignatureReport
@@ -29,6 +28,7 @@ from torchlayers.compiled.signature import (
     like,
     why_new,
 )
+from torchlayers.compiled.simplify import simplify
 from torchlayers.errors import TransformError
 
 # From so many signatures on, a function is said to be recorded over and over.
@@ -134,7 +134,7 @@ def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
     """
 
     def graph_of(*args: Any, **kwargs: Any) -> GraphModule:
-        return pure(record(f, args, kwargs).graph)
+        return simplify(record(f, args, kwargs).graph)
 
     return graph_of
 
@@ -213,7 +213,7 @@ class Compiled:
 
         chosen = func if places else self._func
         recorded = record(chosen, dynamic, kwargs, gradients=given.modes.grad)
-        graph = pure(recorded.graph)
+        graph = simplify(recorded.graph)
         if not self._keeps_writes:
             _without_writes(graph)
         leaves, spec = tree.flatten((tuple(dynamic), kwargs))
