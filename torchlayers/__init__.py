@@ -10,6 +10,7 @@ from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers.compiled import compile as compile
+from torchlayers.compiled import load as load
 from torchlayers.compiled import make_graph as make_graph
 from torchlayers.functional import combine as combine
 from torchlayers.functional import functional as functional
@@ -57,6 +58,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "load",
     "make_graph",
     "partition",
     "rearrange",
