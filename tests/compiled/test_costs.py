@@ -18,6 +18,11 @@ def test_a_product_has_two_operations_for_each_pair_of_numbers():
     assert costs_of(torch.mm, a, b) == Costs(1, 2 * 3 * 4 * 5, moved, 4 * 15)
 
 
+def test_so_has_a_product_with_a_vector():
+    assert costs_of(torch.mv, torch.ones(3, 4), torch.ones(4)).flops == 2 * 3 * 4
+    assert costs_of(torch.dot, torch.ones(5), torch.ones(5)).flops == 2 * 5
+
+
 def test_what_is_read_expanded_is_moved_once():
     def func(row, matrix):
         return row.expand(3, 4) * matrix

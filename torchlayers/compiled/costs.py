@@ -86,10 +86,18 @@ def _flops(node: Node) -> int:
         return int(counted(*args, **kwargs, out_val=value(node)))
     if not _read(node) or node.target in _COPIES:
         return 0
-    return max(tensor.numel() for tensor in [*_read(node), *made])
+    each = 2 if node.target in _PRODUCTS_WITH_VECTORS else 1
+    return each * max(tensor.numel() for tensor in [*_read(node), *made])
 
 
 _aten = torch.ops.aten
+# A multiplication and an addition for each number of the larger operand; torch counts none.
+_PRODUCTS_WITH_VECTORS = {
+    _aten.mv.default,
+    _aten.addmv.default,
+    _aten.dot.default,
+    _aten.vdot.default,
+}
 _COPIES = {
     _aten.clone.default,
     _aten.copy_.default,
