@@ -10,6 +10,7 @@ from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers.compiled import compile as compile
+from torchlayers.compiled import load as load
 from torchlayers.compiled import make_graph as make_graph
 from torchlayers.ensemble import Ensemble as Ensemble
 from torchlayers.ensemble import ensemble as ensemble
@@ -63,6 +64,7 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "load",
     "make_graph",
     "names",
     "partition",
