@@ -15,7 +15,6 @@ from torchlayers.compiled import make_graph as make_graph
 from torchlayers.ensemble import Ensemble as Ensemble
 from torchlayers.ensemble import ensemble as ensemble
 from torchlayers.ensemble import stack_module_state as stack_module_state
-from torchlayers.functional import combine as combine
 from torchlayers.functional import functional as functional
 from torchlayers.functional_call import functional_call as functional_call
 from torchlayers.functionalize import functionalize as functionalize

@@ -11,7 +11,7 @@ from typing import Any, overload
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers import torch_compile, tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.compiled import call
 from torchlayers.compiled.backends import BACKENDS, Runner, Settings
 from torchlayers.compiled.derivative import Derivative
@@ -160,10 +160,15 @@ class Compiled:
         self._entries = call.Entries()
         self._parts: list[_Parts] = []
         self._lock = threading.RLock()
+        self._call = _C.CompiledCall(self._otherwise)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
             return self._func(*args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that C++ has no entry for."""
         return call.call(self._entries, self._make, self._func, self._static, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -203,7 +208,7 @@ class Compiled:
 
     def _without_static(self, args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
         """The function of the arguments that are no constants, and these."""
-        places = {i % len(args) for i in self._static if -len(args) <= i < len(args)}
+        places = self._places(args)
         if not places:
             return self._func, list(args)
 
@@ -223,6 +228,7 @@ class Compiled:
             entry, parts = self._recorded(given, args, kwargs)
             self._parts.append(parts)
             self._entries.add(entry)
+            self._call.add(entry, args, kwargs, [i in self._places(args) for i in range(len(args))])
             if len(self._parts) == _MANY:
                 warnings.warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
@@ -232,6 +238,10 @@ class Compiled:
                     stacklevel=4,
                 )
             return entry
+
+    def _places(self, args: Sequence[Any]) -> set[int]:
+        """Which of these arguments are static."""
+        return {i % len(args) for i in self._static if -len(args) <= i < len(args)}
 
     def _recorded(
         self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
@@ -260,6 +270,7 @@ class Compiled:
                 sum(isinstance(leaf, Tensor) for leaf in leaves),
             )
             entry.run = derivative
+            entry.is_recorded = True
             runners = [derivative.forward, derivative.backward]
         else:
             if watched is not None:

@@ -1,7 +1,9 @@
 """A call of a compiled function: from the arguments to the entry that runs them, and back.
 
-The one hot path: flatten, compare the signature, gather the captured tensors, run, unflatten.
-What an entry does is decided when it is made (api.py).
+Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
+that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
+for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
+(api.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +19,12 @@ from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signatu
 _torch: Any = torch  # what it keeps for its own use has no types
 
 
-class Entry:
+class Entry(_C.CompiledEntry):
     """What runs for one signature.
 
     ``run`` takes the arguments' tensors and the captured ones, in one list that it may keep or
     clear, and returns a list of tensors, of which ``outputs`` tells what becomes of them. ``run``
-    may be replaced at any time.
+    may be replaced at any time. It is called without autograd, unless ``is_recorded``.
     """
 
     def __init__(
@@ -39,7 +41,6 @@ class Entry:
         self.outputs = outputs
         self.out_spec = out_spec
         self.run = run
-        self.calls = 0
 
     def fits(self) -> bool:
         """Whether the captured tensors are what they were when this was recorded."""
@@ -48,7 +49,8 @@ class Entry:
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        computed = self.run([*tensors, *self.captured])
+        with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
+            computed = self.run([*tensors, *self.captured])
         results = []
         for source, value in self.outputs:
             if source == "computed":
