@@ -220,7 +220,7 @@ class Compiled:
 
         return func, [arg for i, arg in enumerate(args) if i not in places]
 
-    def _make(self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> call.Entry:
+    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
         with self._lock:
             if (entry := self._entries.find(given)) is not None:
