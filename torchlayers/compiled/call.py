@@ -101,7 +101,7 @@ def inlined(leaves: Sequence[Any]) -> bool:
 
 def call(
     entries: Entries,
-    make: Callable[[Signature, Sequence[Any], dict[str, Any]], Entry],
+    make: Callable[[Signature, tuple[Any, ...], dict[str, Any]], Entry],
     func: Callable[..., Any],
     static: Sequence[int],
     args: tuple[Any, ...],
