@@ -16,6 +16,7 @@ from torchlayers.compiled import call
 from torchlayers.compiled.backends import BACKENDS, Runner, Settings
 from torchlayers.compiled.derivative import Derivative
 from torchlayers.compiled.graphs import operators, writes
+from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.report import Report, SignatureReport
@@ -168,7 +169,8 @@ class Compiled:
 
     def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
-        return call.call(self._entries, self._make, self._func, self._static, args, kwargs)
+        static = sorted(self._places(args))
+        return call.call(self._entries, self._make, self._func, static, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -184,6 +186,40 @@ class Compiled:
         """
         parts = zip(self._entries.all, self._parts, strict=True)
         return Report(self._name, tuple(part.report(entry) for entry, part in parts))
+
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function recorded for arguments like these, to look at and to save.
+
+        Args:
+            args, kwargs: as for a call. Nothing is computed, and no tensor is written.
+        Returns:
+            A :class:`torchlayers.compiled.Lowered`: its graph, what it costs, and ``save(path)``.
+        Raises:
+            DataDependentError: the function needs a value that only a call's data has.
+        Example:
+            >>> lowered = compile(lambda a, b: (a @ b).sin()).lower(torch.ones(2, 3), torch.ones(3))
+            >>> lowered.operators, lowered.flops
+            (2, 14)
+
+        Source: jax.stages.Lowered.
+        """
+        func, dynamic = self._without_static(args)
+        recorded = record(func, dynamic, kwargs)
+        return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
+
+    def _without_static(self, args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+        """The function of the arguments that are no constants, and these."""
+        places = self._places(args)
+        if not places:
+            return self._func, list(args)
+
+        def func(*dynamic: Any, **kwargs: Any) -> Any:
+            rest = iter(dynamic)
+            return self._func(
+                *(arg if i in places else next(rest) for i, arg in enumerate(args)), **kwargs
+            )
+
+        return func, [arg for i, arg in enumerate(args) if i not in places]
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
@@ -212,16 +248,7 @@ class Compiled:
         self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[call.Entry, "_Parts"]:
         start = time.perf_counter()
-        places = self._places(args)
-        dynamic = [arg for i, arg in enumerate(args) if i not in places]
-
-        def func(*dynamic: Any, **kwargs: Any) -> Any:
-            rest = iter(dynamic)
-            return self._func(
-                *(arg if i in places else next(rest) for i, arg in enumerate(args)), **kwargs
-            )
-
-        chosen = func if places else self._func
+        chosen, dynamic = self._without_static(args)
         recorded = record(chosen, dynamic, kwargs, gradients=given.modes.grad)
         graph = simplify(recorded.graph)
         if not self._keeps_writes:
