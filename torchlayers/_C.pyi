@@ -214,12 +214,14 @@ class CompiledEntry:
     is_recorded: bool
 
 class CompiledCall:
-    def __init__(self, otherwise: Callable[..., Any]) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def add(
+    def _add(
         self,
         entry: CompiledEntry,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         is_static: list[bool],
+        /,
     ) -> None: ...
+
+def call_at_once(derived: type[CompiledCall]) -> None: ...

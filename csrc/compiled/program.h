@@ -68,7 +68,7 @@ struct Step {
   std::string description;
   // ADInplaceOrView keeps account of what it writes to, or of whose view its result is.
   bool is_tracked = false;
-  std::shared_ptr<TypedCall> typed;
+  std::shared_ptr<const TypedCall> typed;
 
   // Does the work: what nobody reads any more is let go of.
   void run(Frame& frame) const;

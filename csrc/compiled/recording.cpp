@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "compiled/program.h"
+#include "compiled/typed_call.h"
 #include "core/args.h"
 
 namespace torchlayers::compiled {
@@ -213,6 +214,9 @@ std::shared_ptr<const Program> Recording::finish(std::vector<Argument> outputs) 
   outputs_ = std::move(outputs);
   track();
   place();
+  for (Step& step : steps_) {
+    step.typed = typed_call(step);
+  }
   return std::make_shared<const Program>(std::move(*this));
 }
 

@@ -205,13 +205,16 @@ class KnownCall {
   Structure structure_;
 };
 
-// The calls of one compiled function: those whose signature is known are run here, and all others
-// are Python's.
+// NOTE [Called at once]
+// A compiled function is an object of a class of Python's that derives from CompiledCall, and whose
+// calls come here, not to its __call__, which is for who reads it: Dynamo, which can't see into
+// C++. The interpreter goes by what stands in the type; call_at_once() puts that there, where a
+// class with a __call__ has a slot that looks for the method and packs the arguments anew. The
+// calls whose signature is known are run here, and all others are the method _otherwise's.
 struct CompiledCall {
   using Entries = std::vector<std::shared_ptr<const KnownCall>>;
   using Self = Callable<CompiledCall>;
 
-  py::object otherwise;
   // Replaced, not changed: a call may be looking through it.
   std::shared_ptr<const Entries> entries = std::make_shared<Entries>();
 
@@ -234,26 +237,21 @@ struct CompiledCall {
         }
       }
     }
-    return PyObject_Vectorcall(held.otherwise.ptr(), args, flags, names);
+    const py::object otherwise = py::handle(self).attr("_otherwise");
+    return PyObject_Vectorcall(otherwise.ptr(), args, flags, names);
     END_HANDLE_TH_ERRORS
   }
 };
 
-PyObject* new_compiled_call(PyTypeObject* type, PyObject* args, PyObject*) {
+PyObject* new_compiled_call(PyTypeObject* type, PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  PyObject* otherwise = nullptr;
-  if (PyArg_ParseTuple(args, "O", &otherwise) == 0) {
-    return nullptr;
-  }
-  return CompiledCall::Self::make(
-      type, CompiledCall{py::reinterpret_borrow<py::object>(otherwise)});
+  return CompiledCall::Self::make(type);
   END_HANDLE_TH_ERRORS
 }
 
 int visit_compiled_call(PyObject* self, visitproc visit, void* arg) {
   const CompiledCall& held = CompiledCall::Self::of(self);
   Py_VISIT(Py_TYPE(self));
-  Py_VISIT(held.otherwise.ptr());
   // What a call is looking through is not this object's alone.
   if (held.entries && held.entries.use_count() == 1) {
     for (const auto& entry : *held.entries) {
@@ -268,7 +266,6 @@ int visit_compiled_call(PyObject* self, visitproc visit, void* arg) {
 
 int clear_compiled_call(PyObject* self) {
   CompiledCall& held = CompiledCall::Self::of(self);
-  const auto otherwise = std::move(held.otherwise);
   const auto entries = std::exchange(held.entries, std::make_shared<CompiledCall::Entries>());
   return 0;
 }
@@ -320,7 +317,7 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
 }
 
 PyMethodDef compiled_call_methods[] = {
-    {"add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
+    {"_add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyMemberDef entry_members[] = {
@@ -332,6 +329,13 @@ PyMemberDef entry_members[] = {
      0,
      "Whether autograd sees it run."},
     {nullptr, 0, 0, 0, nullptr}};
+
+void call_at_once(const py::type& derived) {
+  auto* type = reinterpret_cast<PyTypeObject*>(derived.ptr());
+  type->tp_call = &PyVectorcall_Call;
+  type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+  PyType_Modified(type);
+}
 
 void bind_compiled_type(py::module_& m, const char* name, PyType_Spec& spec) {
   auto* type = PyType_FromSpec(&spec);
@@ -362,7 +366,9 @@ void bind_compiled_call(py::module_& m) {
   bind_compiled_type(m, "CompiledEntry", entry);
 
   static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("The calls of a compiled function; others are `otherwise`'s.")},
+      {Py_tp_doc,
+       const_cast<char*>(
+           "The calls of a compiled function; those that it does not know are _otherwise's.")},
       {Py_tp_new, reinterpret_cast<void*>(&new_compiled_call)},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_compiled_call)},
       {Py_tp_traverse, reinterpret_cast<void*>(&visit_compiled_call)},
@@ -375,9 +381,10 @@ void bind_compiled_call(py::module_& m) {
       "torchlayers._C.CompiledCall",
       sizeof(Callable<CompiledCall>),
       0,
-      kFlags | Py_TPFLAGS_HAVE_VECTORCALL,
+      kFlags | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_BASETYPE,
       slots};
   bind_compiled_type(m, "CompiledCall", call);
+  m.def("call_at_once", &call_at_once);
 }
 
 } // namespace torchlayers

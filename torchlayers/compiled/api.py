@@ -140,7 +140,7 @@ def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
     return graph_of
 
 
-class Compiled:
+class Compiled(_C.CompiledCall):
     """A function that :func:`compile` compiles. It is called as the function is."""
 
     def __init__(
@@ -160,12 +160,10 @@ class Compiled:
         self._entries = call.Entries()
         self._parts: list[_Parts] = []
         self._lock = threading.RLock()
-        self._call = _C.CompiledCall(self._otherwise)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch_compile.is_tracing():
-            return self._func(*args, **kwargs)
-        return self._call(*args, **kwargs)
+        """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
+        return self._func(*args, **kwargs)
 
     def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
@@ -229,7 +227,7 @@ class Compiled:
             entry, parts = self._recorded(given, args, kwargs)
             self._parts.append(parts)
             self._entries.add(entry)
-            self._call.add(entry, args, kwargs, [i in self._places(args) for i in range(len(args))])
+            self._add(entry, args, kwargs, [i in self._places(args) for i in range(len(args))])
             if len(self._parts) == _MANY:
                 warnings.warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
@@ -298,6 +296,9 @@ class Compiled:
                 if like(tensor) != was:
                     return f"captured tensor {i} {differing(like(tensor), was)}"
         return why_new(given, closest.signature)
+
+
+_C.call_at_once(Compiled)
 
 
 class _Parts:
