@@ -100,6 +100,15 @@ Value Recording::call(Function function, std::vector<Argument> arguments, std::s
   return num_values_++;
 }
 
+Value Recording::call(
+    std::function<std::shared_ptr<const TypedCall>(const Step&)> make,
+    std::vector<Argument> arguments,
+    std::string description) {
+  const Value result = call(Function(), std::move(arguments), std::move(description));
+  steps_.back().make = std::move(make);
+  return result;
+}
+
 Value Recording::item(Value list, int64_t index) {
   const auto take = [index](torch::jit::Stack& stack) {
     auto& last = stack.back();
@@ -215,7 +224,7 @@ std::shared_ptr<const Program> Recording::finish(std::vector<Argument> outputs) 
   track();
   place();
   for (Step& step : steps_) {
-    step.typed = typed_call(step);
+    step.typed = step.make ? step.make(step) : typed_call(step);
   }
   return std::make_shared<const Program>(std::move(*this));
 }

@@ -11,7 +11,7 @@ from typing import Any, overload
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers import _C, torch_compile, tree
+from torchlayers import _C, tree
 from torchlayers.compiled import call
 from torchlayers.compiled.backends import BACKENDS, Runner, Settings
 from torchlayers.compiled.derivative import Derivative

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiled.graphs import outputs_of
+from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -57,7 +58,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    return code  # type: ignore[no-any-return]
+    return program_of(code) or code  # type: ignore[no-any-return]
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
