@@ -10,7 +10,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
-from torchlayers.compiled.graphs import outputs_of
+from torchlayers.compiled.graphs import inputs_of, outputs_of
+from torchlayers.compiled.simplify import simplify
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -36,7 +37,8 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
-    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    graph = simplify(graph, fuse_small=True)
+    inputs = [node.meta["val"] for node in inputs_of(graph)]
     settings = {
         # The numbers that torch draws, from torch's generators.
         "fallback_random": True,

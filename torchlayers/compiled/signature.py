@@ -23,6 +23,10 @@ class Modes(NamedTuple):
     autocast: tuple[tuple[bool, torch.dtype], ...]
     deterministic: bool
 
+    @property
+    def any_autocast(self) -> bool:
+        return any(enabled for enabled, _ in self.autocast)
+
 
 class Like(NamedTuple):
     """All of a tensor but its data."""
