@@ -38,8 +38,8 @@ class Straight(torch.autograd.Function):
 FUNCTIONS = {
     "elementwise": lambda x: x.sin() * x.exp(),
     "a product": lambda x: (x.outer(x) @ x).tanh(),
-    "a gradient": tl.grad(lambda x: x.sin().prod()),
-    "a hessian": lambda x: tl.hessian(lambda x: x.sin().prod())(x).sum(0),
+    "a gradient": tl.grad(lambda x: (x.sin() * x).sum()),
+    "a hessian": lambda x: tl.hessian(lambda x: (x @ x).sin())(x).sum(0),
     "vmap": tl.vmap(lambda x: x**3),
     "a part without gradients": lambda x: x.sin() * x.detach().cos(),
     "no_grad inside": lambda x: x.sin() * torch.no_grad()(torch.cos)(x),
@@ -53,12 +53,18 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_differentiable_three_times(name, size):
+def test_it_is_differentiable_twice(name, size):
     f = FUNCTIONS[name]
     x = torch.linspace(0.5, 1.5, size, dtype=torch.float64, requires_grad=True)
-    if size == 300 and "hessian" in name:
-        pytest.skip("four orders of 300 by 300")
-    torch.testing.assert_close(gradients(replayed(f), x, 3), gradients(f, x, 3))
+    torch.testing.assert_close(gradients(replayed(f), x, 2), gradients(f, x, 2))
+
+
+def test_it_is_differentiable_four_times():
+    def f(x):
+        return x.sin() * x
+
+    x = torch.linspace(0.5, 1.5, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(gradients(replayed(f), x, 4), gradients(f, x, 4))
 
 
 def test_parameters_are_stepped():

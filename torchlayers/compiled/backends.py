@@ -68,7 +68,9 @@ class Runner:
             self._adopt(self._compile_first)
         else:
             self.how = "replay, until compiled"
-            threading.Thread(target=self._compile_aside, daemon=True).start()
+            threading.Thread(
+                target=self._compile_aside, name=f"torchlayers compiles {name}", daemon=True
+            ).start()
 
     def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The first call: compiles, and holds the result against the replayed one.

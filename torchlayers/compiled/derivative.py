@@ -16,6 +16,7 @@ from torchlayers.compiled.backends import Runner, plainly
 from torchlayers.compiled.call import inlined
 from torchlayers.compiled.graphs import draws, inputs_of
 from torchlayers.compiled.record import Recording
+from torchlayers.compiled.signature import Modes
 from torchlayers.compiled.split import split
 from torchlayers.device import RandomState
 
@@ -33,6 +34,7 @@ class Derivative:
         self,
         recording: Recording,
         graph: GraphModule,
+        modes: Modes,
         asked: "Asked",
         computed: Computed,
         arguments: int,
@@ -43,6 +45,7 @@ class Derivative:
         self.halves = split(graph, self.results, len(self.gradients.of_outputs))
         self.draws = draws(self.halves.forward)
         self.arguments = arguments
+        self.modes = modes
         self.captured = recording.captured
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
@@ -82,8 +85,9 @@ class Derivative:
 
     def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
         inputs = [*arguments, *self.captured]
-        with torch.enable_grad():
+        with torch.enable_grad(), self.modes.autocast_restored():
             results = self._computed(arguments)
+        with torch._C._DisableAutocast():
             return torch.autograd.grad(
                 [results[i] for i in self.gradients.of_outputs],
                 [inputs[i] for i in self.gradients.by_inputs],

@@ -67,7 +67,9 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     else:
         computed = _Computed(asked.func, args, kwargs, recorded)
         if is_functional(graph):
-            derivative = Derivative(recorded, graph, asked, computed, computed.arguments)
+            derivative = Derivative(
+                recorded, graph, given.modes, asked, computed, computed.arguments
+            )
             entry.run = derivative
             runners = [derivative.forward, derivative.backward]
         else:

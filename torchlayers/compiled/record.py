@@ -192,7 +192,8 @@ class _Recorder:
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
         self.gradients = Gradients(of_outputs, by_inputs)
-        with torch.autograd.set_multithreading_enabled(False):
+        # A backward is called where autocast is off.
+        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             return list(
                 torch.autograd.grad(
                     [outputs[i] for i in of_outputs], wanted, cotangents, allow_unused=True
