@@ -207,3 +207,19 @@ class Program:
     def num_slots(self) -> int: ...
     @property
     def steps(self) -> list[str]: ...
+
+class CompiledEntry:
+    run: Callable[[list[Tensor]], Sequence[Any]]
+    calls: int
+    is_recorded: bool
+
+class CompiledCall:
+    def __init__(self, otherwise: Callable[..., Any]) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def add(
+        self,
+        entry: CompiledEntry,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_static: list[bool],
+    ) -> None: ...

@@ -209,11 +209,11 @@ void destroy_program(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* num_slots(PyObject* self, void*) {
+PyObject* slots_of_program(PyObject* self, void*) {
   return PyLong_FromSize_t(Callable<HeldProgram>::of(self).program->num_slots());
 }
 
-PyObject* steps(PyObject* self, void*) {
+PyObject* steps_of_program(PyObject* self, void*) {
   HANDLE_TH_ERRORS
   py::list descriptions;
   for (const auto& step : Callable<HeldProgram>::of(self).program->steps()) {
@@ -223,9 +223,9 @@ PyObject* steps(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyGetSetDef properties[] = {
-    {"num_slots", &num_slots, nullptr, "How many values live at once, at most.", nullptr},
-    {"steps", &steps, nullptr, "What each step calls.", nullptr},
+PyGetSetDef program_properties[] = {
+    {"num_slots", &slots_of_program, nullptr, "How many values live at once, at most.", nullptr},
+    {"steps", &steps_of_program, nullptr, "What each step calls.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 void bind_program_type(py::module_& m) {
@@ -234,7 +234,7 @@ void bind_program_type(py::module_& m) {
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_program)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, Callable<HeldProgram>::members()},
-      {Py_tp_getset, properties},
+      {Py_tp_getset, program_properties},
       {0, nullptr}};
   static PyType_Spec spec = {
       "torchlayers._C.Program",
@@ -249,7 +249,7 @@ void bind_program_type(py::module_& m) {
   m.attr("Program") = py::handle(reinterpret_cast<PyObject*>(program_type));
 }
 
-py::object finish(compiled::Recording& recording, const py::list& outputs) {
+py::object finish_program(compiled::Recording& recording, const py::list& outputs) {
   std::vector<Argument> arguments;
   for (const auto& output : outputs) {
     arguments.push_back(
@@ -282,7 +282,7 @@ void bind_programs(py::module_& m) {
           wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
             return RecordedValue{recording.item(list.index, i)};
           }))
-      .def("finish", wrap_pybind_function(&finish));
+      .def("finish", wrap_pybind_function(&finish_program));
 }
 
 } // namespace torchlayers

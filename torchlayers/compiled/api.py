@@ -9,9 +9,10 @@ from typing import Any, overload
 
 from torch.fx import GraphModule
 
-from torchlayers import torch_compile
+from torchlayers import _C, torch_compile
 from torchlayers.compiled import call
 from torchlayers.compiled.backends import BACKENDS, Settings
+from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.making import Asked, Made, make
 from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
@@ -148,11 +149,17 @@ class Compiled:
         self._entries = call.Entries()
         self._made: list[Made] = []
         self._lock = threading.RLock()
+        self._call = _C.CompiledCall(self._otherwise)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
             return self._func(*args, **kwargs)
-        return call.call(self._entries, self._make, self._func, self._static, args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
+        """A call that C++ has no entry for."""
+        places = call.static_places(self._static, args)
+        return call.call(self._entries, self._make, self._func, places, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -168,7 +175,27 @@ class Compiled:
         """
         return Report(self._name, tuple(made.report() for made in self._made))
 
-    def _make(self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> call.Entry:
+    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+        """The function recorded for arguments like these, to look at and to save.
+
+        Args:
+            args, kwargs: as for a call. Nothing is computed, and no tensor is written.
+        Returns:
+            A :class:`torchlayers.compiled.Lowered`: its graph, what it costs, and ``save(path)``.
+        Raises:
+            DataDependentError: the function needs a value that only a call's data has.
+        Example:
+            >>> lowered = compile(lambda a, b: (a @ b).sin()).lower(torch.ones(2, 3), torch.ones(3))
+            >>> lowered.operators, lowered.flops
+            (2, 14)
+
+        Source: jax.stages.Lowered.
+        """
+        asked, dynamic = self._asked(args)
+        recorded = record(asked.func, dynamic, kwargs)
+        return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
+
+    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
         with self._lock:
             if (entry := self._entries.find(given)) is not None:
@@ -178,6 +205,8 @@ class Compiled:
             made.why = self._why(made.entry)
             self._made.append(made)
             self._entries.add(made.entry)
+            places = call.static_places(self._static, args)
+            self._call.add(made.entry, args, kwargs, [i in places for i in range(len(args))])
             if len(self._made) == _MANY:
                 warnings.warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "

@@ -16,7 +16,7 @@ from torchlayers.compiled.graphs import is_functional, operators, writes
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
-from torchlayers.compiled.signature import Like, Signature, described
+from torchlayers.compiled.signature import Signature, described
 from torchlayers.compiled.simplify import simplify
 
 
@@ -71,29 +71,23 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
                 recorded, graph, given.modes, asked, computed, computed.arguments
             )
             entry.run = derivative
+            entry.is_recorded = True
             runners = [derivative.forward, derivative.backward]
         else:
             entry.run = computed
+            entry.is_recorded = True
             runners = []
     return Made(entry, runners, graph, time.perf_counter() - start)
 
 
 def _plain(asked: Asked, entry: Entry, recorded: Recording, graph: GraphModule) -> Runner:
     """Sets what the entry runs where nothing is differentiated."""
-    around = plainly if _is_watched(entry) else None
+    around = plainly if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
     if written := {*writes(graph).values()}:
         entry.run = watched = UnlessShared(recorded.graph, sorted(written), around)
         adopt = watched.adopt
     return Runner(graph, asked.settings, asked.name, adopt, around)
-
-
-def _is_watched(entry: Entry) -> bool:
-    """Whether autograd or autocast would look at the operators of a run."""
-    given = entry.signature
-    tensors = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
-    requires_grad = any(tensor.requires_grad for tensor in [*tensors, *entry.captured_like])
-    return (given.modes.grad and requires_grad) or given.modes.any_autocast
 
 
 def _leave_out_writes(graph: GraphModule) -> None:
