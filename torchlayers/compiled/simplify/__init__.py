@@ -14,6 +14,7 @@ from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiled.simplify.common import share_common
+from torchlayers.compiled.simplify.convolutions import expand_convolutions
 from torchlayers.compiled.simplify.copies import drop_copies
 from torchlayers.compiled.simplify.dead import drop_dead
 from torchlayers.compiled.simplify.factors import share_factors
@@ -36,6 +37,15 @@ PASSES: tuple[Pass, ...] = (
     drop_copies,
     share_common,
 )
+# For a compiler that fuses operators.
+FUSING: tuple[Pass, ...] = (
+    expand_convolutions,
+    merge_views,
+    share_common,
+    expand_small,
+    merge_views,
+    share_common,
+)
 
 
 def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
@@ -52,7 +62,7 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
     Returns:
         A graph of the same signature. Where writes can't be removed, a copy of the graph.
     """
-    passes = (*PASSES, expand_small, merge_views, share_common) if fuse_small else PASSES
+    passes = (*PASSES, *FUSING) if fuse_small else PASSES
     # What torch does to fake values here is no part of the caller's program.
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
         promise = promised(graph)
