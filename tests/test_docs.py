@@ -30,6 +30,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 # comment, and inputs of a session.
 PAGES = {
     "README.md": 2,
+    "docs/compile.md": 12,
     "docs/custom-functions.md": 3,
     "docs/errors.md": 14,
     "docs/forward-mode.md": 3,

@@ -16,6 +16,7 @@
 #include "layers/transforms.h"
 #include "layers/vmap.h"
 #include "python/calls.h"
+#include "python/compiled_call.h"
 #include "python/entry.h"
 #include "python/modules.h"
 #include "python/nodes.h"
@@ -229,6 +230,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_steps(m);
   bind_modules(m);
   bind_programs(m);
+  bind_compiled_call(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)

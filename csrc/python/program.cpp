@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiled/kernels.h"
 #include "python/callable.h"
 
 namespace torchlayers {
@@ -175,6 +176,53 @@ RecordedValue call_python(
       called_in_python(std::move(function)), values_of(values), std::move(description))};
 }
 
+using Sizes = std::vector<int64_t>;
+
+RecordedValue allocate(
+    compiled::Recording& recording, Sizes sizes, Sizes strides, at::ScalarType dtype) {
+  return {recording.call(
+      compiled::allocation({std::move(sizes), std::move(strides)}, dtype), {}, "empty_strided")};
+}
+
+RecordedValue reinterpret(
+    compiled::Recording& recording,
+    RecordedValue tensor,
+    Sizes sizes,
+    Sizes strides,
+    int64_t offset) {
+  return {recording.call(
+      compiled::reinterpretation({std::move(sizes), std::move(strides), offset}),
+      {Argument::of(tensor.index)},
+      "reinterpret_tensor")};
+}
+
+void check_layout(
+    compiled::Recording& recording, RecordedValue tensor, Sizes sizes, Sizes strides) {
+  recording.call(
+      compiled::layout_check({std::move(sizes), std::move(strides)}),
+      {Argument::of(tensor.index)},
+      "assert_size_stride");
+}
+
+void call_kernel(
+    compiled::Recording& recording,
+    size_t function,
+    const py::list& tensors,
+    std::string description) {
+  std::vector<Argument> arguments;
+  for (const auto& tensor : tensors) {
+    arguments.push_back(
+        py::isinstance<RecordedValue>(tensor)
+            ? Argument::of(tensor.cast<RecordedValue>().index)
+            : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr()))));
+  }
+  TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
+  recording.call(
+      compiled::kernel_call(reinterpret_cast<void*>(function)), // NOLINT(performance-no-int-to-ptr)
+      std::move(arguments),
+      std::move(description));
+}
+
 struct HeldProgram {
   std::shared_ptr<const compiled::Program> program;
 
@@ -209,11 +257,11 @@ void destroy_program(PyObject* self) {
   Py_DECREF(type);
 }
 
-PyObject* num_slots(PyObject* self, void*) {
+PyObject* slots_of_program(PyObject* self, void*) {
   return PyLong_FromSize_t(Callable<HeldProgram>::of(self).program->num_slots());
 }
 
-PyObject* steps(PyObject* self, void*) {
+PyObject* steps_of_program(PyObject* self, void*) {
   HANDLE_TH_ERRORS
   py::list descriptions;
   for (const auto& step : Callable<HeldProgram>::of(self).program->steps()) {
@@ -223,9 +271,9 @@ PyObject* steps(PyObject* self, void*) {
   END_HANDLE_TH_ERRORS
 }
 
-PyGetSetDef properties[] = {
-    {"num_slots", &num_slots, nullptr, "How many values live at once, at most.", nullptr},
-    {"steps", &steps, nullptr, "What each step calls.", nullptr},
+PyGetSetDef program_properties[] = {
+    {"num_slots", &slots_of_program, nullptr, "How many values live at once, at most.", nullptr},
+    {"steps", &steps_of_program, nullptr, "What each step calls.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 void bind_program_type(py::module_& m) {
@@ -234,7 +282,7 @@ void bind_program_type(py::module_& m) {
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_program)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, Callable<HeldProgram>::members()},
-      {Py_tp_getset, properties},
+      {Py_tp_getset, program_properties},
       {0, nullptr}};
   static PyType_Spec spec = {
       "torchlayers._C.Program",
@@ -249,7 +297,7 @@ void bind_program_type(py::module_& m) {
   m.attr("Program") = py::handle(reinterpret_cast<PyObject*>(program_type));
 }
 
-py::object finish(compiled::Recording& recording, const py::list& outputs) {
+py::object finish_program(compiled::Recording& recording, const py::list& outputs) {
   std::vector<Argument> arguments;
   for (const auto& output : outputs) {
     arguments.push_back(
@@ -282,7 +330,11 @@ void bind_programs(py::module_& m) {
           wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
             return RecordedValue{recording.item(list.index, i)};
           }))
-      .def("finish", wrap_pybind_function(&finish));
+      .def("allocate", wrap_pybind_function(&allocate))
+      .def("reinterpret", wrap_pybind_function(&reinterpret))
+      .def("check_layout", wrap_pybind_function(&check_layout))
+      .def("call_kernel", wrap_pybind_function(&call_kernel))
+      .def("finish", wrap_pybind_function(&finish_program));
 }
 
 } // namespace torchlayers

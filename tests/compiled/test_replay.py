@@ -15,6 +15,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
+from tests.compiled.results import results
 from tests.helpers import ambient, assert_same
 from torchlayers.compiled.record import record
 from torchlayers.compiled.replay import replay
@@ -27,7 +28,12 @@ I = torch.tensor([1, 0, 1])  # noqa: E741
 def program_of(f, *inputs):
     recording = record(f, inputs)
     program = replay(recording.graph)
-    return lambda *given: program([*given, *recording.captured])
+
+    def run(*given):
+        computed = program([*given, *recording.captured])
+        return results(recording, given, computed)
+
+    return run
 
 
 def many(x):

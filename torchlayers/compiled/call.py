@@ -1,7 +1,9 @@
 """A call of a compiled function: from the arguments to the entry that runs them, and back.
 
-The one hot path: flatten, compare the signature, gather the captured tensors, run, unflatten.
-What an entry does is decided when it is made (api.py).
+Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
+that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
+for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
+(api.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +19,12 @@ from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signatu
 _torch: Any = torch  # what it keeps for its own use has no types
 
 
-class Entry:
+class Entry(_C.CompiledEntry):
     """What runs for one signature.
 
     ``run`` takes the arguments' tensors and the captured ones, in one list that it may keep or
     clear, and returns a list of tensors, of which ``outputs`` tells what becomes of them. ``run``
-    may be replaced at any time.
+    may be replaced at any time. It is called without autograd, unless ``is_recorded``.
     """
 
     def __init__(
@@ -31,15 +33,12 @@ class Entry:
         captured: list[Tensor],
         outputs: list[Output],
         out_spec: tree.TreeSpec,
-        run: Callable[[list[Tensor]], Sequence[Tensor]],
     ) -> None:
         self.signature = signature
         self.captured = captured
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
-        self.run = run
-        self.calls = 0
 
     def fits(self) -> bool:
         """Whether the captured tensors are what they were when this was recorded."""
@@ -48,7 +47,8 @@ class Entry:
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        computed = self.run([*tensors, *self.captured])
+        with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
+            computed = self.run([*tensors, *self.captured])
         results = []
         for source, value in self.outputs:
             if source == "computed":
@@ -93,15 +93,31 @@ def inlined(leaves: Sequence[Any]) -> bool:
         or _torch._C._len_torch_function_stack() > 0
         or _torch._C._get_tracing_state() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or any(isinstance(leaf, Tensor) and type(leaf) not in PLAIN for leaf in leaves)
+        or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
     )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a shape, a dtype and strides say all of it but its data."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def static_places(static: Sequence[int], args: Sequence[Any]) -> set[int]:
+    """Which of the arguments are static: those named that are there, negative ones from the end."""
+    count = len(args)
+    return {place % count for place in static if -count <= place < count}
 
 
 def call(
     entries: Entries,
-    make: Callable[[Signature, Sequence[Any], dict[str, Any]], Entry],
+    make: Callable[[Signature, tuple[Any, ...], dict[str, Any]], Entry],
     func: Callable[..., Any],
-    static: Sequence[int],
+    static: set[int],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -112,7 +128,7 @@ def call(
     leaves, spec = tree.flatten((dynamic, kwargs))
     if inlined(leaves):
         return func(*args, **kwargs)
-    given = signature(leaves, spec, [args[i] for i in static if i < len(args)])
+    given = signature(leaves, spec, [args[i] for i in sorted(static)])
     entry = entries.find(given)
     if entry is None:
         entry = make(given, args, kwargs)

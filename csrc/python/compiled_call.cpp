@@ -1,0 +1,176 @@
+#include "python/compiled_call.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/recording.h"
+#include "python/callable.h"
+#include "python/compiled_entry.h"
+#include "python/signature.h"
+#include "python/tree.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// NOTE [Called at once]
+// A compiled function is an object of a class of Python's that derives from CompiledCall, and whose
+// calls come here, not to its __call__, which is for who reads it: Dynamo, which can't see into
+// C++. The interpreter goes by what stands in the type; call_at_once() puts that there, where a
+// class with a __call__ has a slot that looks for the method and packs the arguments anew. The
+// calls whose signature is known are run here, and all others are the method _otherwise's.
+struct CompiledCall {
+  using Entries = std::vector<std::shared_ptr<const KnownCall>>;
+  using Self = Callable<CompiledCall>;
+
+  // Replaced, not changed: a call may be looking through it.
+  std::shared_ptr<const Entries> entries = std::make_shared<Entries>();
+
+  // Nobody looks at the operators of this thread, or at the calls.
+  static bool is_plain() {
+    return nothing_is_below() && at::impl::PythonTorchFunctionTLS::stack_len() == 0;
+  }
+
+  static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+    HANDLE_TH_ERRORS
+    const CompiledCall& held = Self::of(self);
+    if (C10_LIKELY(is_plain())) {
+      const auto entries = held.entries;
+      const auto modes = CallModes::of_thread();
+      c10::SmallVector<PyObject*, 24> leaves;
+      for (const auto& entry : *entries) {
+        if (entry->fits(modes, args, PyVectorcall_NARGS(flags), names, leaves)) {
+          const auto kept = entry;
+          return kept->run(leaves).release().ptr();
+        }
+      }
+    }
+    const py::object otherwise = py::handle(self).attr("_otherwise");
+    return PyObject_Vectorcall(otherwise.ptr(), args, flags, names);
+    END_HANDLE_TH_ERRORS
+  }
+};
+
+PyObject* new_compiled_call(PyTypeObject* type, PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  return CompiledCall::Self::make(type);
+  END_HANDLE_TH_ERRORS
+}
+
+int visit_compiled_call(PyObject* self, visitproc visit, void* arg) {
+  const CompiledCall& held = CompiledCall::Self::of(self);
+  Py_VISIT(Py_TYPE(self));
+  // What a call is looking through is not this object's alone.
+  if (held.entries && held.entries.use_count() == 1) {
+    for (const auto& entry : *held.entries) {
+      const int visited = entry.use_count() == 1 ? entry->visit(visit, arg) : 0;
+      if (visited != 0) {
+        return visited;
+      }
+    }
+  }
+  return 0;
+}
+
+int clear_compiled_call(PyObject* self) {
+  CompiledCall& held = CompiledCall::Self::of(self);
+  const auto entries = std::exchange(held.entries, std::make_shared<CompiledCall::Entries>());
+  return 0;
+}
+
+void destroy_compiled_call(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  CompiledCall::Self::of(self).~CompiledCall();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+// add(entry, args, kwargs, is_static): calls like this one are the entry's. Where C++ can't tell
+// them they stay Python's.
+PyObject* add_entry(PyObject* self, PyObject* args) {
+  HANDLE_TH_ERRORS
+  PyObject *entry = nullptr, *positional = nullptr, *keywords = nullptr, *places = nullptr;
+  if (PyArg_ParseTuple(
+          args,
+          "OO!O!O!",
+          &entry,
+          &PyTuple_Type,
+          &positional,
+          &PyDict_Type,
+          &keywords,
+          &PyList_Type,
+          &places) == 0) {
+    return nullptr;
+  }
+  std::vector<at::Tensor> captured;
+  for (const auto& tensor : py::handle(entry).attr("captured")) {
+    captured.push_back(tensor_of(tensor));
+  }
+  auto signature = Signature::of(
+      py::reinterpret_borrow<py::tuple>(positional),
+      py::reinterpret_borrow<py::dict>(keywords),
+      py::handle(places).cast<std::vector<bool>>(),
+      captured);
+  if (signature) {
+    CompiledCall& held = CompiledCall::Self::of(self);
+    auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);
+    entries->push_back(
+        std::make_shared<KnownCall>(
+            *std::move(signature), py::reinterpret_borrow<py::object>(entry)));
+    held.entries = std::move(entries);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+PyMethodDef compiled_call_methods[] = {
+    {"_add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
+    {nullptr, nullptr, 0, nullptr}};
+
+void call_at_once(const py::type& derived) {
+  auto* type = reinterpret_cast<PyTypeObject*>(derived.ptr());
+  type->tp_call = &PyVectorcall_Call;
+  type->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL;
+  PyType_Modified(type);
+}
+
+} // namespace
+
+void bind_compiled_call(py::module_& m) {
+  constexpr auto kFlags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  bind_compiled_entry(m);
+  static PyType_Slot slots[] = {
+      {Py_tp_doc,
+       const_cast<char*>(
+           "The calls of a compiled function; those that it does not know are _otherwise's.")},
+      {Py_tp_new, reinterpret_cast<void*>(&new_compiled_call)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_compiled_call)},
+      {Py_tp_traverse, reinterpret_cast<void*>(&visit_compiled_call)},
+      {Py_tp_clear, reinterpret_cast<void*>(&clear_compiled_call)},
+      {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+      {Py_tp_members, Callable<CompiledCall>::members()},
+      {Py_tp_methods, compiled_call_methods},
+      {0, nullptr}};
+  static PyType_Spec call = {
+      "torchlayers._C.CompiledCall",
+      sizeof(Callable<CompiledCall>),
+      0,
+      kFlags | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_BASETYPE,
+      slots};
+  auto* type = PyType_FromSpec(&call);
+  if (type == nullptr) {
+    throw py::error_already_set();
+  }
+  m.attr("CompiledCall") = py::reinterpret_steal<py::object>(type);
+  m.def("call_at_once", &call_at_once);
+}
+
+} // namespace torchlayers
