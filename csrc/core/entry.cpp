@@ -62,21 +62,17 @@ void Entry::leave() {
   }
   if (is_taken_off) {
     raise(
+        "{} is not on the stack any more on leaving it: the stack is {}. A kernel or program "
+        "inside has popped torch.func's stack and has not pushed back what it popped.",
         layer->name(),
-        " is not on the stack any more on leaving it: the stack is ",
-        describe_stack(),
-        ". A kernel or program inside has popped torch.func's stack and has not pushed back what "
-        "it "
-        "popped.");
+        describe_stack());
   }
   if (left_behind > 0) {
     raise(
-        "on leaving ",
+        "on leaving {}, {} layer(s) entered inside it had not been left; they were taken off the "
+        "stack. A generator or coroutine suspended inside a transform does this.",
         layer->name(),
-        ", ",
-        left_behind,
-        " layer(s) entered inside it had not been left; they were taken off the stack. A generator "
-        "or coroutine suspended inside a transform does this.");
+        left_behind);
   }
 }
 

@@ -143,8 +143,8 @@ std::string take_dirt() {
 [[noreturn]] void raise_out_of_place(const Layer& layer) {
   const std::string found = take_dirt();
   raise(
+      "{} is not at its level any more: the stack is {}{}",
       layer.name(),
-      " is not at its level any more: the stack is ",
       describe_stack(),
       found.empty() ? ". A kernel or program has popped torch.func's stack and has not pushed back "
                       "what it popped, or the other way round."
@@ -175,12 +175,10 @@ void refuse_dirt_of(const Operator& op) {
     return; // another thread's
   }
   raise(
-      "a kernel of ",
+      "a kernel of {}{}. What enters a transform, or pushes to torch.func's stack, has to leave "
+      "it, or to pop that, before it returns, and no more than that.",
       op.name(),
-      take_dirt(),
-      ". What enters a transform, or pushes to torch.func's stack, has to leave it, or to pop "
-      "that, "
-      "before it returns, and no more than that.");
+      take_dirt());
 }
 
 Layer* top_layer() {
@@ -199,9 +197,9 @@ Layer& entered_layer() {
   Layer* layer = top_layer();
   if (layer == nullptr) {
     raise(
-        "a transform's layer is not on top of the stack any more, which is ",
-        describe_stack(),
-        ": its function has entered or left layers of torch.func's and has not undone that.");
+        "a transform's layer is not on top of the stack any more, which is {}: its function has "
+        "entered or left layers of torch.func's and has not undone that.",
+        describe_stack());
   }
   return *layer;
 }

@@ -56,25 +56,20 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
   if (held.hidden_and_followed && !has_batching_rule(op, layer)) {
     const c10::Argument& argument = op.schema().arguments()[*held.hidden_and_followed];
     raise_not_implemented(
+        "{} can't run {}: its argument '{}' ({}) holds tensors of this transform, and PyTorch's "
+        "dispatcher does not look into it, so they would be taken for constants. Pass them as{}",
         layer.name(),
-        " can't run ",
         op.name(),
-        ": its argument '",
         argument.name(),
-        "' (",
         argument.type()->str(),
-        ") holds tensors of this transform, and PyTorch's dispatcher does not look into it, so "
-        "they "
-        "would be taken for constants. Pass them as",
         kOrMadeOfOthers);
   }
   if (op.hides_results && held.any_followed && layer.is_autograd() && !op.is_composite) {
     raise_not_implemented(
+        "{} can't differentiate {}: it returns tensors where autograd does not look for them, in a "
+        "dict or nested list, and their derivatives would be lost. Return them as{}",
         layer.name(),
-        " can't differentiate ",
         op.name(),
-        ": it returns tensors where autograd does not look for them, in a dict or nested list, and "
-        "their derivatives would be lost. Return them as",
         kOrMadeOfOthers);
   }
   return false;

@@ -34,13 +34,12 @@ bool is_ours_to_write(const at::Tensor& tensor, int64_t level) {
 
 [[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
   raise(
+      "{} can't let the in-place operator {} mutate a captured tensor: its gradient would be "
+      "silently wrong. Pass the tensor to the function as an argument, or use the out-of-place "
+      "operator. (BatchNorm updates its statistics so: see "
+      "torchlayers.replace_all_batch_norm_modules_.)",
       layer.name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+      op.name());
 }
 
 // Tensors that an operator writes to and that are not the transform's, after they were lifted.
@@ -235,13 +234,12 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
     raise_not_implemented(
+        "{} can't differentiate {}: no derivative that reaches these arguments is registered for "
+        "it, and it would be taken for zero. Register one with torch.library.register_autograd{}, "
+        "or detach() the arguments if that is meant.",
         name(),
-        " can't differentiate ",
         op.name(),
-        ": no derivative that reaches these arguments is registered for it, and it would be taken "
-        "for zero. Register one with torch.library.register_autograd",
-        where_to_register(),
-        ", or detach() the arguments if that is meant.");
+        where_to_register());
   }
 }
 

@@ -77,11 +77,11 @@ void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
   if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
     raise_not_implemented(
+        "{} can't differentiate {}: torch has neither a forward-mode formula nor a decomposition "
+        "for it. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
+        "jacrev).",
         layer.name(),
-        " can't differentiate ",
-        op.name(),
-        ": torch has neither a forward-mode formula nor a decomposition for it. Give it a rule "
-        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+        op.name());
   }
 }
 
@@ -246,11 +246,11 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
       !look_at(args, op.num_returns, &of_results).any_tangent &&
       any_result_has_derivatives(args, op.num_returns)) {
     raise(
+        "{} can't differentiate {}: its derivative is for reverse mode alone, and its tangent "
+        "would be lost. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
+        "jacrev).",
         name(),
-        " can't differentiate ",
-        op.name(),
-        ": its derivative is for reverse mode alone, and its tangent would be lost. Give it a rule "
-        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+        op.name());
   }
 }
 

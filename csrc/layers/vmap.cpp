@@ -120,11 +120,10 @@ void VmapLayer::process(const Operator& op, Args& args) {
         return result;
       }
       raise(
+          "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
+          "batch for one of them.",
           name(),
-          " can't run ",
-          op.name(),
-          ": it asks for more dimensions than a sample has, and would take the batch for one of "
-          "them.");
+          op.name());
     }
     return adopted(result, *this);
   });

@@ -202,41 +202,37 @@ void explain(
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
+        "{} can't fill a tensor that is not batched with random numbers that differ between "
+        "samples ({}). Make the tensor from the sample (x.new_empty, torch.empty_like), or give "
+        "vmap randomness='same'.",
         layer.name(),
-        " can't fill a tensor that is not batched with random numbers that differ between samples "
-        "(",
-        op.name(),
-        "). Make the tensor from the sample (x.new_empty, torch.empty_like), or give vmap "
-        "randomness='same'.");
+        op.name());
   }
   if (op.is_custom && says(error, "Batching rule not implemented")) {
     raise(
+        "{} can't run {}: it has no batching rule, and can't be called sample by sample. Give it a "
+        "rule with torch.library.register_vmap, or register its kernel as "
+        "CompositeImplicitAutograd.",
         layer.name(),
-        " can't run ",
-        op.name(),
-        ": it has no batching rule, and can't be called sample by sample. Give it a rule with "
-        "torch.library.register_vmap, or register its kernel as CompositeImplicitAutograd.");
+        op.name());
   }
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
     raise(
+        "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
+        "x, 0), or do it outside vmap.",
         layer.name(),
-        " can't run ",
-        op.name(),
-        ": each sample's result would have a size of its own. Use torch.where(mask, x, 0), or do "
-        "it "
-        "outside vmap.");
+        op.name());
   }
   if (writes_unbatched(op, args, layer) &&
       (says(error, "is not possible because there exists a Tensor") ||
        says(error, "doesn't match the broadcast shape"))) {
     raise(
+        "{} can't write a batched value into a tensor that is not batched ({}): it has room for "
+        "one sample, not for {}. Make it from the sample (torch.zeros_like(x), x.new_zeros), or "
+        "use the out-of-place operator.",
         layer.name(),
-        " can't write a batched value into a tensor that is not batched (",
         op.name(),
-        "): it has room for one sample, not for ",
-        *layer.batch_size(),
-        ". Make it from the sample (torch.zeros_like(x), x.new_zeros), or use the out-of-place "
-        "operator.");
+        *layer.batch_size());
   }
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(
@@ -248,23 +244,21 @@ void explain(
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
     raise(
+        "{} can't make one Python bool of {} samples ({}). Use torch.isclose(x, y).all(), and look "
+        "at it after vmap.",
         layer.name(),
-        " can't make one Python bool of ",
         *layer.batch_size(),
-        " samples (",
-        op.name(),
-        "). Use torch.isclose(x, y).all(), and look at it after vmap.");
+        op.name());
   }
   if (says(error, "running_mean or running_var, which will be updated in place")) {
     raise(
+        "{} can't update the running statistics of a batch norm ({}): they are not batched, and "
+        "each of the {} samples has its own. Give the layer none "
+        "(torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), or put the "
+        "module into eval mode.",
         layer.name(),
-        " can't update the running statistics of a batch norm (",
         op.name(),
-        "): they are not batched, and each of the ",
-        *layer.batch_size(),
-        " samples has its own. Give the layer none (torchlayers.replace_all_batch_norm_modules_, "
-        "or "
-        "track_running_stats=False), or put the module into eval mode.");
+        *layer.batch_size());
   }
 }
 
@@ -300,12 +294,12 @@ void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer
     if (is_batched(tensor, layer)) {
       // The words in the middle are torch.func's, which programs look for.
       raise(
+          "{} can't make one Python number of a batched tensor: it holds {} values. vmap: It looks "
+          "like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
+          "data-dependent control flow (bool(), if, while). Use torch.where or torch.stack, or "
+          "return the value and look at it after vmap.",
           layer.name(),
-          " can't make one Python number of a batched tensor: it holds ",
-          *layer.batch_size(),
-          " values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a "
-          "Tensor in some data-dependent control flow (bool(), if, while). Use torch.where or "
-          "torch.stack, or return the value and look at it after vmap.");
+          *layer.batch_size());
     }
   });
 }

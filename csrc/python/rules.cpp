@@ -32,7 +32,7 @@ class PythonJvpRule final : public JvpRule {
     const auto [positional, keywords] = python_arguments(schema, primals, /*with_nones=*/true);
     const py::object returned = function_(positional, py::tuple(tangents), **keywords);
     if (!py::isinstance<py::tuple>(returned) || py::len(returned) != 2) {
-      raise("the jvp rule of ", call.op().name(), " must return (results, tangents).");
+      raise("the jvp rule of {} must return (results, tangents).", call.op().name());
     }
     const auto pair = py::reinterpret_borrow<py::tuple>(returned);
     call.have_run(results_from_python(call.op(), pair[0], "the jvp rule of"));
@@ -65,11 +65,9 @@ class PythonJvpRule final : public JvpRule {
     }
     if (!py::isinstance<py::sequence>(returned) || py::len(returned) != count) {
       raise(
-          "the jvp rule of ",
+          "the jvp rule of {} must return a tangent, or None, for each of its {} results.",
           call.op().name(),
-          " must return a tangent, or None, for each of its ",
-          count,
-          " results.");
+          count);
     }
     const auto tangents = py::reinterpret_borrow<py::sequence>(returned);
     for (size_t i = 0; i < count; ++i) {
@@ -82,7 +80,7 @@ class PythonJvpRule final : public JvpRule {
       return {};
     }
     if (!THPVariable_Check(object.ptr())) {
-      raise("the jvp rule of ", call.op().name(), " gave result ", i, " no tensor for a tangent.");
+      raise("the jvp rule of {} gave result {} no tensor for a tangent.", call.op().name(), i);
     }
     return THPVariable_Unpack(object.ptr());
   }
@@ -91,15 +89,12 @@ class PythonJvpRule final : public JvpRule {
       const JvpCall& call, size_t i, const at::Tensor& tangent, const at::Tensor& result) {
     if (tangent.defined() && tangent.sym_sizes() != result.sym_sizes()) {
       raise(
-          "the jvp rule of ",
+          "the jvp rule of {} gave result {} of shape {} a tangent of shape {}: they must be the "
+          "same.",
           call.op().name(),
-          " gave result ",
           i,
-          " of shape ",
           result.sym_sizes(),
-          " a tangent of shape ",
-          tangent.sym_sizes(),
-          ": they must be the same.");
+          tangent.sym_sizes());
     }
   }
 
@@ -119,15 +114,12 @@ class PythonJvpRule final : public JvpRule {
     const py::list members(object);
     if (members.size() != results.size()) {
       raise(
-          "the jvp rule of ",
+          "the jvp rule of {} gave result {}, a list of {} tensors, {} tangents: they must be as "
+          "many.",
           call.op().name(),
-          " gave result ",
           i,
-          ", a list of ",
           results.size(),
-          " tensors, ",
-          members.size(),
-          " tangents: they must be as many.");
+          members.size());
     }
     std::vector<at::Tensor> tangents;
     for (size_t j = 0; j < results.size(); ++j) {
@@ -211,11 +203,10 @@ class PythonVjpRule final : public VjpRule {
     }
     if (gradients.size() != count) {
       raise(
-          "the vjp rule of ",
+          "the vjp rule of {} must return a tuple with a gradient, or None, for each of its {} "
+          "positional arguments.",
           call.op().name(),
-          " must return a tuple with a gradient, or None, for each of its ",
-          count,
-          " positional arguments.");
+          count);
     }
     for (const Target& target : call.targets()) {
       give(call, target, gradient_of(call, target, gradients[target.arg]));
@@ -232,15 +223,12 @@ class PythonVjpRule final : public VjpRule {
     const size_t count = call.arg(target.arg).toListRef().size();
     if (members.size() != count) {
       raise(
-          "the vjp rule of ",
+          "the vjp rule of {} gave argument {}, a list of {} tensors, {} gradients: they must be "
+          "as many.",
           call.op().name(),
-          " gave argument ",
           target.arg,
-          ", a list of ",
           count,
-          " tensors, ",
-          members.size(),
-          " gradients: they must be as many.");
+          members.size());
     }
     return members[target.member];
   }
@@ -251,27 +239,21 @@ class PythonVjpRule final : public VjpRule {
     }
     if (!THPVariable_Check(object.ptr())) {
       raise(
-          "the vjp rule of ",
+          "the vjp rule of {} gave argument {} no tensor for a gradient, but {}.",
           call.op().name(),
-          " gave argument ",
           target.arg,
-          " no tensor for a gradient, but ",
-          py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
-          ".");
+          py::str(py::type::of(object).attr("__name__")).cast<std::string>());
     }
     const at::Tensor gradient = THPVariable_Unpack(object.ptr());
     const c10::SymIntArrayRef sizes(target.sizes);
     if (gradient.sym_sizes() != sizes) {
       raise(
-          "the vjp rule of ",
+          "the vjp rule of {} gave argument {} of shape {} a gradient of shape {}: they must be "
+          "the same.",
           call.op().name(),
-          " gave argument ",
           target.arg,
-          " of shape ",
           sizes,
-          " a gradient of shape ",
-          gradient.sym_sizes(),
-          ": they must be the same.");
+          gradient.sym_sizes());
     }
     call.give(target.arg, gradient, target.member);
   }

@@ -100,9 +100,9 @@ void RuleNode::save_version(const at::Tensor& tensor) {
       return; // captured: it has no version
     }
     raise(
-        "Inference tensors cannot be saved for backward, and ",
-        op_.name(),
-        " needs one for its gradient. Make it outside inference mode, or use a clone of it.");
+        "Inference tensors cannot be saved for backward, and {} needs one for its gradient. Make "
+        "it outside inference mode, or use a clone of it.",
+        op_.name());
   }
   const auto& counter = torch::autograd::impl::version_counter(tensor);
   versions_.push_back({counter, counter.current_version()});
@@ -123,21 +123,19 @@ void RuleNode::save_results(Args results, const Args& wrapped) {
 void RuleNode::check_is_intact() const {
   if (is_released_) {
     raise(
-        "trying to go backward through the graph a second time, but what ",
-        op_.name(),
-        " had saved was freed after the first. Pass retain_graph=True to pull back through it "
-        "again.");
+        "trying to go backward through the graph a second time, but what {} had saved was freed "
+        "after the first. Pass retain_graph=True to pull back through it again.",
+        op_.name());
   }
   for (const Version& version : versions_) {
     if (version.counter.current_version() != version.saved) {
       raise(
-          "a tensor needed for the gradient of ",
+          "a tensor needed for the gradient of {} has been modified by an inplace operation since: "
+          "it is at version {}; expected version {}. Use the out-of-place operator, or write to a "
+          "clone.",
           op_.name(),
-          " has been modified by an inplace operation since: it is at version ",
           version.counter.current_version(),
-          "; expected version ",
-          version.saved,
-          ". Use the out-of-place operator, or write to a clone.");
+          version.saved);
     }
   }
 }
@@ -228,9 +226,9 @@ variable_list RuleNode::apply(variable_list&& cotangents) {
   }
   if (place >= entries.size() || entries[place].interpreter().is_alive_ptr() != is_alive_) {
     raise(
-        "a graph of grad (level ",
-        level_,
-        ") was pulled back on a thread where that transform is not active.");
+        "a graph of grad (level {}) was pulled back on a thread where that transform is not "
+        "active.",
+        level_);
   }
   Layer* layer = top_layer();
   const bool is_top = layer != nullptr && layer->level() == level_;

@@ -23,21 +23,19 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 
 [[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
   raise(
-      "a tensor of grad or jvp (level ",
+      "a tensor of grad or jvp (level {}) of another thread was used in {}. There it is active, "
+      "here it is not. Pass its value, or run the transform on this thread.",
       level,
-      ") of another thread was used in ",
-      layer.name(),
-      ". There it is active, here it is not. Pass its value, or run the transform on this thread.");
+      layer.name());
 }
 
 [[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
   raise(
+      "{} (level {}) was used in {}, outside that transform. Return it from the inner function "
+      "instead of keeping it.",
       what,
-      " (level ",
       level,
-      ") was used in ",
-      layer.name(),
-      ", outside that transform. Return it from the inner function instead of keeping it.");
+      layer.name());
 }
 
 // Whether it is of the layer that has its level on this thread's stack. NOTE [Whose batch].
