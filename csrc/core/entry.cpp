@@ -37,9 +37,7 @@ int64_t Entry::enter() {
 void Entry::leave() {
   TORCH_CHECK(layer_ && is_open_, "torchlayers: this entry has not been entered");
   const bool is_open_here =
-      std::any_of(open_entries.begin(), open_entries.end(), [this](const auto& entry) {
-        return entry.get() == this;
-      });
+      std::ranges::find(open_entries, shared_from_this()) != open_entries.end();
   const bool is_taken_off =
       is_open_here && !is_on_stack(*layer_) && Processing::of(*layer_) == nullptr;
   int64_t left_behind = 0;

@@ -32,7 +32,7 @@ template <class... Parts>
 std::string said(std::string_view words, const Parts&... parts) {
   std::ostringstream text;
   text << "torchlayers: ";
-  const auto say = [&](const auto& part) {
+  [[maybe_unused]] const auto say = [&](const auto& part) {
     const size_t place = words.find("{}");
     text << words.substr(0, place) << part;
     words.remove_prefix(place + 2);

@@ -22,17 +22,14 @@ struct Held {
   std::optional<size_t> hidden_and_followed; // the argument
 
   Held(const Operator& op, const Args& args, const Layer& layer) {
-    for (size_t i = 0; i < op.num_args; ++i) {
-      const bool hides = is_hidden(op, i);
-      visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& tensor) {
-        const bool is_followed = layer.follows(without_dead_wrappers(tensor));
-        (hides ? any_hidden : any_seen) = true;
-        any_followed = any_followed || is_followed;
-        if (hides && is_followed) {
-          hidden_and_followed = i;
-        }
-      });
-    }
+    visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+      const bool is_followed = layer.follows(without_dead_wrappers(tensor));
+      (is_hidden(op, i) ? any_hidden : any_seen) = true;
+      any_followed = any_followed || is_followed;
+      if (is_hidden(op, i) && is_followed) {
+        hidden_and_followed = i;
+      }
+    });
   }
 };
 

@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string_view>
 #include <typeinfo>
+#include <utility>
 
 #include "core/args.h"
 #include "core/errors.h"
@@ -42,11 +43,6 @@ void throw_like(const c10::Error& error, const std::string& text) {
   throw_if_like<c10::LinAlgError>(error, text);
 }
 
-bool is_batched(const at::Tensor& tensor, const VmapLayer& layer) {
-  const auto* batched = tensor.defined() ? at::functorch::maybeGetBatchedImpl(tensor) : nullptr;
-  return batched != nullptr && batched->level() == layer.level();
-}
-
 // Whether these are still the arguments that the operator was given. A kernel that failed may have
 // taken them off, or put the batch itself in their places.
 bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
@@ -57,21 +53,18 @@ bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
     const auto kind = op.schema().arguments()[i].type()->kind();
     const bool may_be_none =
         kind == c10::TypeKind::OptionalType || kind == c10::TypeKind::TensorType;
-    if (args[args.size() - op.num_args + i].isNone() && !may_be_none) {
+    if (peek(args, i, op.num_args).isNone() && !may_be_none) {
       return false;
     }
   }
-  bool any_batched = false;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    any_batched = any_batched || is_batched(tensor, layer);
-  });
-  return any_batched;
+  return any_tensor(
+      args, op.num_args, [&](const at::Tensor& tensor) { return layer.follows(tensor); });
 }
 
 // Whether an in-place operator's target is a tensor that this layer did not batch.
 bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
   return op.is_in_place && are_whole(op, args, layer) &&
-         !is_batched(args[args.size() - op.num_args].toTensor(), layer);
+         !layer.follows(peek(args, 0, op.num_args).toTensor());
 }
 
 // "(2, 3)", as Python writes it.
@@ -92,17 +85,15 @@ std::string shape_of(const at::Tensor& tensor) {
 // " (self (2, 3), vec (3,))": the tensors as one sample sees them.
 std::string shapes_of(const Operator& op, const Args& args) {
   std::string shapes;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    const c10::IValue& value = args[args.size() - op.num_args + i];
-    std::string of_value;
-    visit_tensors({value}, 1, [&](const at::Tensor& tensor) {
-      of_value += (of_value.empty() ? "" : ", ") + shape_of(tensor);
-    });
-    if (!of_value.empty()) {
-      shapes += (shapes.empty() ? "" : ", ") + op.schema().arguments()[i].name() + " " + of_value;
+  size_t named = op.num_args;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    shapes += shapes.empty() ? " (" : ", ";
+    if (i != std::exchange(named, i)) {
+      shapes += op.schema().arguments()[i].name() + " ";
     }
-  }
-  return " (" + shapes + ")";
+    shapes += shape_of(tensor);
+  });
+  return shapes + ")";
 }
 
 // Without the full stop, which the sentence around it sets.
@@ -160,15 +151,12 @@ std::optional<int64_t> extent_of(const at::Tensor& tensor) {
 // Not for those that draw random numbers, or where the values are to blame (a singular matrix).
 std::optional<std::string> refusal_of_sample(
     const c10::Error& error, const Operator& op, const Args& args) {
-  bool can_ask = !op.is_custom && !op.handle.hasTag(at::Tag::nondeterministic_seeded) &&
-                 typeid(error) != typeid(c10::LinAlgError);
-  visit_tensors(args, can_ask ? op.num_args : 0, [&](const at::Tensor& tensor) {
-    can_ask = can_ask && extent_of(tensor).has_value();
-  });
-  if (!can_ask) {
+  const auto has_no_extent = [](const at::Tensor& tensor) { return !extent_of(tensor); };
+  if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded) ||
+      typeid(error) == typeid(c10::LinAlgError) || any_tensor(args, op.num_args, has_no_extent)) {
     return std::nullopt;
   }
-  Args sample(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  Args sample = last(args, op.num_args).vec();
   try {
     const Alone alone;
     change_tensors(sample, op.num_args, [](const at::Tensor& tensor, size_t) {
@@ -237,10 +225,11 @@ void explain(
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(
         error,
-        "torchlayers: " + layer.name() + ": Batching rule not implemented for " + op.name() +
-            ". Loop over the samples and torch.stack what they give, or write it with other "
-            "operators." +
-            hooks.python_location());
+        said(
+            "{}: Batching rule not implemented for {}. Loop over the samples and torch.stack what "
+            "they give, or write it with other operators.",
+            layer.name(),
+            op.name()));
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
     raise(
@@ -284,14 +273,18 @@ void say_again(
       refusal ? " on a sample" : " on a batch of " + c10::str(*layer.batch_size()) + " samples";
   throw_like(
       error,
-      "torchlayers: " + layer.name() + " can't run " + op.name() + on +
-          (whole ? shapes_of(op, args) : "") + ": " + quoted(refusal.value_or(error.msg())) + "." +
-          hooks.python_location());
+      said(
+          "{} can't run {}{}{}: {}.",
+          layer.name(),
+          op.name(),
+          on,
+          whole ? shapes_of(op, args) : "",
+          quoted(refusal.value_or(error.msg()))));
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    if (is_batched(tensor, layer)) {
+    if (layer.follows(tensor)) {
       // The words in the middle are torch.func's, which programs look for.
       raise(
           "{} can't make one Python number of a batched tensor: it holds {} values. vmap: It looks "

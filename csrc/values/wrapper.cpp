@@ -124,6 +124,16 @@ const at::Tensor& holder_of(const at::Tensor& tensor) {
   return tensor;
 }
 
+std::bitset<64> batched_levels(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return batched_levels(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return batched_levels(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
+  }
+  return {};
+}
+
 bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (!batched) {
@@ -174,13 +184,9 @@ bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer) {
 }
 
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
-  bool any_dead = false;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    any_dead = is_dead_or_escaped(tensor, layer) || any_dead;
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    return is_dead_or_escaped(tensor, layer) ? without_dead_wrappers(tensor) : tensor;
   });
-  if (any_dead) {
-    take_off_dead_wrappers(op, args);
-  }
 }
 
 } // namespace torchlayers

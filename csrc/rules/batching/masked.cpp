@@ -55,7 +55,7 @@ bool fill_by_mask(const Operator& op, Args& args, const Layer& layer) {
   if (op.is_in_place) {
     written = self.copy_(written);
   }
-  args.resize(args.size() - op.num_args);
+  drop(args, op.num_args);
   args.emplace_back(std::move(written));
   return true;
 }
