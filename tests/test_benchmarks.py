@@ -1,12 +1,14 @@
 """The benchmarks run, and none compares different work."""
 
 import math
+import struct
 
 import pytest
 import torch
 
 from benchmarks import batching, growth, jacobians, modules, scaling, timing
 from benchmarks.chains import FUNC, OURS, RAW
+from benchmarks.executed import Executed
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
 from benchmarks.workloads import peers, tables
@@ -180,3 +182,30 @@ def test_a_module_gives_the_same_by_every_way_of_calling_it(case):
         check_same(modules.calls(case))
     for works in modules.transformed(case).values() if case.by_hand else ():
         check_same(works)
+
+
+DUMP = """desc: Trigger: Client Request: {name}
+events: Ir Dr
+ob={binary}
+fn=f
+{lock} 3 7 2
+{plain} 4 5
+calls=1 0x5
+{plain} 4 1000 1000
+fn=g
+{plain} 8 1
+"""
+
+
+def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_path):
+    code = bytearray(64)
+    code[5] = 0xF0
+    head = struct.pack("<4s28xQ14xHH", b"\x7fELF", 64, 56, 1).ljust(64, b"\0")
+    segment = struct.pack("<IIQQQQQQ", 1, 0, 120, 0x1000, 0, 64, 64, 0)
+    binary = tmp_path / "library.so"
+    binary.write_bytes(head + segment + bytes(code))
+    dump = tmp_path / "callgrind.out.1"
+    dump.write_text(DUMP.format(name="a loop#0", binary=binary, lock="0x1005", plain="0x1009"))
+    name, counts = Executed().read(dump)
+    assert name == "a loop#0"
+    assert counts == {"Ir": 13, "Dr": 2, "atomic": 7}

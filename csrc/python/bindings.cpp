@@ -14,7 +14,9 @@
 #include "layers/transforms.h"
 #include "layers/vmap.h"
 #include "python/bindings.h"
+#include "python/compiled_call.h"
 #include "python/modules.h"
+#include "python/program.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -87,6 +89,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_calls(m);
   bind_steps(m);
   bind_modules(m);
+  bind_programs(m);
+  bind_compiled_call(m);
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));

@@ -44,6 +44,4 @@ pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
 
 Randomness parse_randomness(pybind11::handle name);
 
-
-
 } // namespace torchlayers

@@ -116,6 +116,12 @@ void supply_hooks() {
       return std::string();
     }
   };
+  hooks.raise_if_interrupted = [] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  };
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;

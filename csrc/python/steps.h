@@ -37,6 +37,4 @@ class WritesNoStep {
   bool was_changed_;
 };
 
-
-
 } // namespace torchlayers

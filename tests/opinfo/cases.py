@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as pytree
 
 # Real dtypes in which rounding shows.
@@ -82,8 +83,8 @@ def cases(op: Any, dtype: torch.dtype, limit: int | None) -> list[Case]:
     """The operator's samples, each with its differentiable tensors as inputs."""
     torch.manual_seed(0)
     # torch looks through the stack for a test of unittest's, which under pytest takes long.
-    unfound = mock.patch.object(common_utils, "extract_test_fn", lambda: None)
-    with warnings.catch_warnings(), unfound:
+    unfound = [mock.patch.object(m, "extract_test_fn", lambda: None) for m in (common_utils, core)]
+    with warnings.catch_warnings(), unfound[0], unfound[1]:
         warnings.simplefilter("ignore")
         samples = op.sample_inputs("cpu", dtype, requires_grad=False)
         found = (case for sample in samples if (case := _case(op, sample)))

@@ -1,0 +1,68 @@
+"""A function recorded, simplified, and held against itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers import tree
+from torchlayers.compiled.record import record
+from torchlayers.compiled.simplify import simplify
+from torchlayers.compiled.simplify.nodes import is_dense, same_layout
+
+
+def operators(graph: GraphModule) -> list[str]:
+    """The names of what it calls, in order."""
+    return [
+        str(node.target).split(".")[1]
+        for node in graph.graph.nodes
+        if node.op == "call_function" and str(node.target).startswith(("aten", "torchlayers"))
+    ]
+
+
+def same(func: Callable[..., Any], *args: Any, exact: bool = True, **options: Any) -> GraphModule:
+    """Simplifies the recording; fails where results, writes, strides or fake values differ."""
+    recording = record(func, args)
+    graph = simplify(recording.graph, **options)
+    theirs, ours = _copied(args), _copied(args)
+    torch.manual_seed(0)
+    expected = recording.graph(*tree.leaves(theirs), *recording.captured)
+    torch.manual_seed(0)
+    actual = Checked(graph).run(*tree.leaves(ours), *recording.captured)
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(one, other, exact)
+        if isinstance(other, Tensor) and is_dense(other):
+            assert same_layout(one, other)
+    for one, other in zip(tree.leaves(ours), tree.leaves(theirs), strict=True):
+        assert_same(one, other, exact)
+    return graph
+
+
+def assert_same(actual: Any, expected: Any, exact: bool) -> None:
+    tolerance = {"rtol": 0, "atol": 0} if exact else {}
+    torch.testing.assert_close(actual, expected, equal_nan=True, **tolerance)
+
+
+class Checked(torch.fx.Interpreter):
+    """Runs a graph, and holds each result against its fake value."""
+
+    def run_node(self, node: torch.fx.Node) -> Any:
+        result = super().run_node(node)
+        if isinstance(result, Tensor):
+            told = node.meta["val"]
+            assert (result.shape, result.dtype) == (told.shape, told.dtype), node.format_node()
+            if result.numel():
+                strides = zip(result.shape, result.stride(), told.stride(), strict=True)
+                assert all(size == 1 or a == b for size, a, b in strides), node.format_node()
+        return result
+
+
+def _copied(args: Any) -> Any:
+    """With the same strides."""
+
+    def copy(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+
+    return tree.map_tensors(copy, args)

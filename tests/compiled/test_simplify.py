@@ -1,0 +1,184 @@
+"""Recordings made smaller: the same results, writes, draws and memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.compiled.simplified import operators, same
+from torchlayers.compiled.record import record
+from torchlayers.compiled.simplify import simplify
+
+aten = torch.ops.aten
+
+
+def test_graph_given_stays_as_it_is():
+    recording = record(lambda x: x.clone().sin(), [torch.ones(3)]).graph
+    before = recording.code
+    simplify(recording)
+    assert recording.code == before
+
+
+def test_what_is_simplified_twice_is_the_same():
+    def func(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        y.copy_(x)
+        return x.t().clone()
+
+    once = simplify(record(func, [torch.ones(3, 3), torch.ones(3, 3)]).graph)
+    assert operators(simplify(once)) == operators(once)
+
+
+# What a function writes, and what it returns of it.
+def adds_to_input(x, y):
+    x.add_(y)
+    return x * 2
+
+
+def adds_to_row(x, y):
+    x[0].add_(y[1])
+    return x.sin()
+
+
+def adds_to_row_of_transpose(x, y):
+    row = x.t()[1]
+    row.mul_(y[0])
+    return row + 1
+
+
+def writes_twice(x, y):
+    x.add_(y)
+    x.mul_(2)
+    return x.sum()
+
+
+def writes_what_it_made(x, y):
+    made = torch.zeros_like(x)
+    made[1:].copy_(y[:2])
+    view = made.unsqueeze(0)
+    view.squeeze_(0)
+    return view * 2
+
+
+def swaps(x, y):
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+def transposes_in_place(x, y):
+    x.copy_(x.t().clone())
+    return x[0]
+
+
+def returns_what_it_wrote(x, y):
+    return x.add_(1), x.t(), y
+
+
+def returns_old_and_new(x, y):
+    old = x * 1
+    x.add_(y)
+    return old, x[1:]
+
+
+def returns_a_view_taken_before(x, y):
+    row = x[1]
+    x.mul_(3)
+    return row
+
+
+def writes_by_index(x, y):
+    x[torch.tensor([0, 2])] = y[:2]
+    return x
+
+
+def writes_through_detach(x, y):
+    x.detach().mul_(y)
+    return x
+
+
+WRITING = [
+    adds_to_input,
+    adds_to_row,
+    adds_to_row_of_transpose,
+    writes_twice,
+    writes_what_it_made,
+    swaps,
+    transposes_in_place,
+    returns_what_it_wrote,
+    returns_old_and_new,
+    returns_a_view_taken_before,
+    writes_by_index,
+    writes_through_detach,
+]
+
+
+@pytest.mark.parametrize("func", WRITING, ids=lambda func: func.__name__)
+def test_what_is_written_and_returned(func):
+    graph = same(func, torch.randn(3, 3), torch.randn(3, 3))
+    written = [node for node in graph.graph.nodes if str(node.target).startswith("aten.copy_")]
+    assert len({node.args[0] for node in written}) == len(written)
+
+
+@pytest.mark.parametrize("func", WRITING, ids=lambda func: func.__name__)
+def test_input_with_odd_strides_is_written(func):
+    same(func, torch.randn(6, 3)[::2].t(), torch.randn(3, 3, 2)[..., 1])
+
+
+def test_custom_operator_that_writes_is_left_as_recorded():
+    with torch.library._scoped_library("torchlayers_test", "DEF") as library:
+        library.define("fill_up(Tensor(a!) x) -> ()")
+        library.impl("fill_up", lambda x: None, "Meta")
+        library.impl("fill_up", lambda x: x.fill_(1) and None, "CPU")
+
+        def func(x: Tensor) -> Tensor:
+            torch.ops.torchlayers_test.fill_up(x)
+            return x.clone()
+
+        graph = simplify(record(func, [torch.zeros(2)]).graph)
+        assert operators(graph) == ["fill_up", "clone"]
+
+
+def test_random_operators_keep_number_and_order():
+    def func(x: Tensor) -> tuple[Tensor, Tensor]:
+        torch.rand(2)
+        kept = torch.rand_like(x)
+        noise = torch.empty_like(x).normal_()
+        return kept + torch.rand_like(x), noise
+
+    graph = same(func, torch.randn(3))
+    assert operators(graph)[:1] == ["rand"]
+    assert operators(graph).count("rand_like") == 2
+
+
+def test_copies_and_views_that_change_nothing_are_gone():
+    def func(x: Tensor) -> Tensor:
+        y = x.clone().detach().view(2, 3).expand(2, 3)
+        return y.permute(0, 1).squeeze()[:].split(2)[0].sin()
+
+    assert operators(same(func, torch.randn(2, 3))) == ["sin"]
+
+
+def test_copy_with_other_strides_stays():
+    graph = same(lambda x: x.t().contiguous().view(-1).sin(), torch.randn(2, 3))
+    assert "clone" in operators(graph)
+
+
+def test_result_that_was_a_copy_is_one():
+    x = torch.randn(3)
+    graph = simplify(record(lambda x: (x.clone(), x[:], x * 1), [x]).graph)
+    first, second, third = graph(x)
+    assert second.data_ptr() == x.data_ptr()
+    assert len({x.data_ptr(), first.data_ptr(), third.data_ptr()}) == 3
+
+
+def test_result_keeps_its_strides():
+    for x in (torch.randn(2, 3).t(), torch.randn(4, 6)[::2, ::3], torch.randn(3, 1)):
+        same(lambda x: (x.clone(), x.t().contiguous(), x.t().clone() + 0), x)
+
+
+def test_memory_read_by_strides_stays_where_it_is():
+    def func(x: Tensor) -> Tensor:
+        return x.t().clone(memory_format=torch.contiguous_format).as_strided((2,), (3,), 1) + 1
+
+    same(func, torch.randn(3, 3))
+    same(lambda x: (x[1:].clone()).as_strided((2,), (1,), 1) + 1, torch.randn(5))

@@ -1,0 +1,110 @@
+"""Writes to memory become new values; what was written to inputs is copied there at the end."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchlayers.compiled import record
+from torchlayers.compiled.simplify.nodes import aten, is_tensor, memory_of, mode_of, value
+
+
+def without_mutations(graph: GraphModule) -> GraphModule | None:
+    """The same graph of operators that write nothing, but for copies to inputs at the end.
+
+    Returns:
+        None where it can't be done: an input is written that shares memory with another one, or
+        torch can't functionalize one of the operators.
+    """
+    writing = [node for node in graph.graph.nodes if writes(node)]
+    if not writing or _only_final_copies(writing):
+        return graph
+    if _written_inputs_share_memory(graph, writing):
+        return None
+    inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
+    mode = mode_of(graph.graph)
+    try:
+        with record.recording, mode or nullcontext():
+            functional = make_fx(torch.func.functionalize(graph))(*inputs)
+    except (RuntimeError, NotImplementedError):  # a custom operator that writes, set_
+        return None
+    for old, new in zip(
+        graph.graph.find_nodes(op="placeholder"),
+        functional.graph.find_nodes(op="placeholder"),
+        strict=True,
+    ):
+        new.meta = dict(old.meta)
+    end = functional.graph.output_node()
+    for copy in [node for node in functional.graph.nodes if writes(node)]:
+        end.prepend(copy)
+    return functional
+
+
+def writes(node: Node) -> bool:
+    """Whether the operator writes to one of its arguments."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable
+    )
+
+
+def written_inputs(graph: GraphModule) -> dict[Node, Node]:
+    """The inputs that are written, each with the last node that does it."""
+    written = {}
+    for node in graph.graph.nodes:
+        if writes(node):
+            for target in _written_by(node):
+                if (memory := memory_of(target)).op == "placeholder":
+                    written[memory] = node
+    return written
+
+
+def _written_by(node: Node) -> list[Node]:
+    found = []
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else None
+            given = node.kwargs.get(argument.name) if given is None else given
+            several = given if isinstance(given, (list, tuple)) else [given]
+            found += [each for each in several if isinstance(each, Node)]
+    return found
+
+
+def _only_final_copies(writing: list[Node]) -> bool:
+    """As a graph has them that went through here before."""
+    targets = _targets(writing)
+    last: Any = writing[-1].next
+    while last.op == "call_function" and memory_of(last) in targets:
+        last = last.next
+    return last.op == "output" and all(
+        node.target is aten.copy_.default
+        and isinstance(target, Node)
+        and target.op == "placeholder"
+        and isinstance(source, Node)
+        and memory_of(source) not in targets
+        and (node.next in writing or node is writing[-1])
+        for node in writing
+        for target, source in [node.args[:2]]
+    )
+
+
+def _targets(writing: list[Node]) -> list[Node]:
+    return [memory_of(each) for node in writing for each in _written_by(node)]
+
+
+def _written_inputs_share_memory(graph: GraphModule, writing: list[Node]) -> bool:
+    owners: dict[Any, int] = {}
+    inputs = [node for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node)]
+    for node in inputs:
+        storage = _storage(value(node))
+        owners[storage] = owners.get(storage, 0) + 1
+    return any(owners[_storage(value(node))] > 1 for node in written_inputs(graph))
+
+
+def _storage(tensor: Tensor) -> Any:
+    return tensor.untyped_storage()._cdata

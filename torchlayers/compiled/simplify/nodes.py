@@ -1,0 +1,225 @@
+"""Nodes of a recording: what they compute, and how one is put in another's place.
+
+A value's layout is no part of what a program computes, but operators are told of it by the fake
+values, and a view may need it. A node replaced by one with another layout has its readers' fake
+values computed anew (refresh).
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+aten = torch.ops.aten
+
+# They read memory by strides of their own: what they read keeps its layout.
+BY_STRIDES = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+}
+_STALE, _PINNED = "stale", "pinned"
+
+
+def value(node: Any) -> Any:
+    """What the node computes, as a fake tensor or several."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> TypeGuard[Node]:
+    return isinstance(node, Node) and isinstance(value(node), Tensor)
+
+
+def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
+    """Whether the node calls one of the operators."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def same_layout(one: Tensor, other: Tensor) -> bool:
+    """Sizes, and where elements are from the first one on."""
+    return one.shape == other.shape and (
+        one.numel() == 0
+        or all(
+            size == 1 or stride == of_other
+            for size, stride, of_other in zip(one.shape, one.stride(), other.stride(), strict=True)
+        )
+    )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether each place from the first to the last is one element's."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def same_kind(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device
+
+
+def is_random(node: Node) -> bool:
+    """Two calls have two results, and later calls depend on how many there were."""
+    return isinstance(node.target, OpOverload) and (
+        torch.Tag.nondeterministic_seeded in node.target.tags
+    )
+
+
+def has_effect(node: Node) -> bool:
+    """It has to run, as often as it was recorded, whoever reads its result."""
+    if node.op != "call_function":
+        return node.op != "get_attr"
+    return is_random(node) or node.is_impure()
+
+
+def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    """A new node in front of another, with its value. None is left where there is an error."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target, args, kwargs)
+    try:
+        node.meta["val"] = _computed(node)
+    except Exception:
+        before.graph.erase_node(node)
+        raise
+    return node
+
+
+def replace(old: Node, new: Any) -> bool:
+    """Has the readers of one node read another, which computes the same.
+
+    Returns:
+        Whether it could: not where the memory is read by strides.
+    """
+    if old.meta.get(_PINNED):
+        return False
+    told, true = value(old), value(new)
+    if told.shape != true.shape or not same_kind(told, true):
+        raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
+    if not same_layout(told, true):
+        _doubt(old)
+    old.replace_all_uses_with(new)
+    return True
+
+
+def update(node: Node, *args: Any, target: Any = None) -> None:
+    """Other arguments for a node, or another operator: what it computes stays the same."""
+    node.args = args
+    node.target = target or node.target
+    node.meta[_STALE] = True
+
+
+def refresh(graph: Graph) -> None:
+    """Computes the values that replacements left in doubt."""
+    for node in graph.nodes:
+        if not node.meta.pop(_STALE, False) or node.op != "call_function":
+            continue
+        told = value(node)
+        node.meta["val"] = true = _computed_with_copies(node)
+        if not isinstance(told, Tensor):
+            _doubt(node)
+        elif not same_layout(told, true):
+            _doubt(node)
+            if node.meta.get(_PINNED):
+                _lay_out_after(node, told)
+
+
+def pin(graph: Graph) -> None:
+    """Marks the nodes whose memory is read by strides: they stay as they are."""
+    for node in graph.nodes:
+        if calls(node, *BY_STRIDES):
+            read: Any = node.args[0]
+            while read is not None:
+                read.meta[_PINNED] = True
+                read = viewed_by(read)
+
+
+def viewed_by(node: Node) -> Node | None:
+    """The node whose memory this one's result is in, if the result is a view or was written."""
+    if calls(node, aten._unsafe_view.default):
+        return _as_node(node.args[0])
+    if node.op != "call_function":
+        return None
+    if not isinstance(node.target, OpOverload):
+        many = node.args[0] if node.args else None
+        is_item = isinstance(many, Node) and getattr(node.target, "__name__", "") == "getitem"
+        return viewed_by(many) if is_item and isinstance(many, Node) else None
+    schema = node.target._schema
+    if not schema.returns or (alias := schema.returns[0].alias_info) is None:
+        return None
+    names = alias.before_set
+    for position, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is not None and info.before_set & names:
+            given = node.args[position] if position < len(node.args) else None
+            return _as_node(node.kwargs.get(argument.name) if given is None else given)
+    return None
+
+
+def memory_of(node: Node) -> Node:
+    """The node that made the memory which the node's result is in."""
+    while (viewed := viewed_by(node)) is not None:
+        node = viewed
+    return node
+
+
+def laid_out(before: Node, node: Node, like: Tensor) -> Node:
+    """A copy of the node's value with another one's strides, as far as these leave no holes."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
+    back = [order.index(dim) for dim in range(like.dim())]
+    permuted = emit(before, aten.permute.default, node, order)
+    copied = emit(before, aten.clone.default, permuted, memory_format=torch.contiguous_format)
+    return emit(before, aten.permute.default, copied, back)
+
+
+def mode_of(graph: Graph) -> FakeTensorMode | None:
+    """The mode that the fake values are of."""
+    for node in graph.nodes:
+        if isinstance(fake := value(node), FakeTensor):
+            return fake.fake_mode
+    return None
+
+
+def _as_node(argument: Any) -> Node | None:
+    return argument if isinstance(argument, Node) else None
+
+
+def _doubt(node: Node) -> None:
+    for user in node.users:
+        user.meta[_STALE] = True
+
+
+def _computed(node: Node) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), value)
+    mode = mode_of(node.graph)
+    if mode is None:
+        mode = FakeTensorMode()
+    with mode:
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _computed_with_copies(node: Node) -> Any:
+    """A view that the layout does not allow is one of a copy."""
+    try:
+        return _computed(node)
+    except (RuntimeError, ValueError):
+        if not calls(node, aten.view.default, aten._unsafe_view.default):
+            raise
+        dense = emit(node, aten.clone.default, node.args[0], memory_format=torch.contiguous_format)
+        node.args = (dense, *node.args[1:])
+        return _computed(node)
+
+
+def _lay_out_after(node: Node, like: Tensor) -> None:
+    users = list(node.users)
+    copy = laid_out(node.next, node, like)
+    for user in users:
+        user.replace_input_with(node, copy)
