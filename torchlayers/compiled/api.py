@@ -169,7 +169,8 @@ class Compiled:
 
     def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
-        return call.call(self._entries, self._make, self._func, self._static, args, kwargs)
+        static = sorted(self._places(args))
+        return call.call(self._entries, self._make, self._func, static, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

@@ -157,7 +157,7 @@ class Runner:
 
 
 def _first_difference(
-    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[Any] | None = None
+    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[float] | None = None
 ) -> str | None:
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if isinstance(one, Tensor):

@@ -114,7 +114,7 @@ def call(
     leaves, spec = tree.flatten((dynamic, kwargs))
     if inlined(leaves):
         return func(*args, **kwargs)
-    given = signature(leaves, spec, [args[i] for i in static if i < len(args)])
+    given = signature(leaves, spec, [args[i] for i in static])
     entry = entries.find(given)
     if entry is None:
         entry = make(given, args, kwargs)

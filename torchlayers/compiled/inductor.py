@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiled.graphs import outputs_of
+from torchlayers.compiled.opaque import bernoulli
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -68,9 +69,16 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
     with fake:
         return make_fx(
             lambda *given: graph(*given),
-            decomposition_table=select_decomp_table(),
+            decomposition_table={
+                **select_decomp_table(),
+                torch.ops.aten.bernoulli.p: _bernoulli,
+            },
             tracing_mode="real",
         )(*inputs)
+
+
+def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:
+    return bernoulli(like, p)  # type: ignore[no-any-return]
 
 
 @functools.cache
