@@ -37,7 +37,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
-    "docs/modules.md": 4,
+    "docs/modules.md": 6,
     "docs/reverse-mode.md": 3,
 }
 

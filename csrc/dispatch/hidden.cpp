@@ -22,17 +22,14 @@ struct Held {
   std::optional<size_t> hidden_and_followed; // the argument
 
   Held(const Operator& op, const Args& args, const Layer& layer) {
-    for (size_t i = 0; i < op.num_args; ++i) {
-      const bool hides = is_hidden(op, i);
-      visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& tensor) {
-        const bool is_followed = layer.follows(without_dead_wrappers(tensor));
-        (hides ? any_hidden : any_seen) = true;
-        any_followed = any_followed || is_followed;
-        if (hides && is_followed) {
-          hidden_and_followed = i;
-        }
-      });
-    }
+    visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+      const bool is_followed = layer.follows(without_dead_wrappers(tensor));
+      (is_hidden(op, i) ? any_hidden : any_seen) = true;
+      any_followed = any_followed || is_followed;
+      if (is_hidden(op, i) && is_followed) {
+        hidden_and_followed = i;
+      }
+    });
   }
 };
 
@@ -56,25 +53,20 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
   if (held.hidden_and_followed && !has_batching_rule(op, layer)) {
     const c10::Argument& argument = op.schema().arguments()[*held.hidden_and_followed];
     raise_not_implemented(
+        "{} can't run {}: its argument '{}' ({}) holds tensors of this transform, and PyTorch's "
+        "dispatcher does not look into it, so they would be taken for constants. Pass them as{}",
         layer.name(),
-        " can't run ",
         op.name(),
-        ": its argument '",
         argument.name(),
-        "' (",
         argument.type()->str(),
-        ") holds tensors of this transform, and PyTorch's dispatcher does not look into it, so "
-        "they "
-        "would be taken for constants. Pass them as",
         kOrMadeOfOthers);
   }
   if (op.hides_results && held.any_followed && layer.is_autograd() && !op.is_composite) {
     raise_not_implemented(
+        "{} can't differentiate {}: it returns tensors where autograd does not look for them, in a "
+        "dict or nested list, and their derivatives would be lost. Return them as{}",
         layer.name(),
-        " can't differentiate ",
         op.name(),
-        ": it returns tensors where autograd does not look for them, in a dict or nested list, and "
-        "their derivatives would be lost. Return them as",
         kOrMadeOfOthers);
   }
   return false;

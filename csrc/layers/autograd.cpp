@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "core/args.h"
-#include "core/below.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/recording.h"
@@ -32,15 +31,26 @@ bool is_ours_to_write(const at::Tensor& tensor, int64_t level) {
   return wrapper != nullptr && wrapper->level() == level && !wrapper->is_immutable();
 }
 
+using Targets = c10::SmallVector<at::Tensor, 2>;
+
+// The tensors that the operator writes to.
+Targets written_among(const Operator& op, const Args& args) {
+  Targets targets;
+  for (const size_t i : op.written_args) {
+    visit_tensors_of(
+        peek(args, i, op.num_args), [&](const at::Tensor& target) { targets.push_back(target); });
+  }
+  return targets;
+}
+
 [[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
   raise(
+      "{} can't let the in-place operator {} mutate a captured tensor: its gradient would be "
+      "silently wrong. Pass the tensor to the function as an argument, or use the out-of-place "
+      "operator. (BatchNorm updates its statistics so: see "
+      "torchlayers.replace_all_batch_norm_modules_.)",
       layer.name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+      op.name());
 }
 
 // Tensors that an operator writes to and that are not the transform's, after they were lifted.
@@ -50,12 +60,10 @@ class CapturedTargets {
  public:
   CapturedTargets(const Operator& op, const Args& args, const Layer& layer)
       : op_(op), layer_(layer) {
-    for (const size_t i : op.written_args) {
-      visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
-        if (!is_ours_to_write(target, layer.level())) {
-          targets_.push_back(target);
-        }
-      });
+    for (const at::Tensor& target : written_among(op, args)) {
+      if (!is_ours_to_write(target, layer.level())) {
+        targets_.push_back(target);
+      }
     }
   }
   void check_have_no_derivatives() const {
@@ -69,7 +77,7 @@ class CapturedTargets {
  private:
   const Operator& op_;
   const Layer& layer_;
-  c10::SmallVector<at::Tensor, 2> targets_;
+  Targets targets_;
 };
 
 // NOTE [Operators without a derivative]
@@ -84,15 +92,12 @@ bool may_lose_derivatives(const Operator& op, const Args& args, const Layer& lay
   }
   bool any = false;
   bool any_reached = false;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    const c10::IValue& value = args[args.size() - op.num_args + i];
-    const bool is_reached = op.has_custom_autograd && !holds_none(value);
-    visit_tensors_of(value, [&](const at::Tensor& tensor) {
-      const bool is_followed = layer.follows(without_dead_wrappers(tensor));
-      any = any || is_followed;
-      any_reached = any_reached || (is_followed && is_reached);
-    });
-  }
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    const bool is_followed = layer.follows(without_dead_wrappers(tensor));
+    any = any || is_followed;
+    any_reached = any_reached || (is_followed && op.has_custom_autograd &&
+                                  !holds_none(peek(args, i, op.num_args)));
+  });
   return any && !any_reached;
 }
 
@@ -103,13 +108,10 @@ bool is_made_for_any_backend(const Operator& op) {
 }
 
 bool has_lost_derivatives(const Operator& op, const Args& results, const Layer& layer) {
-  bool any = !op.written_args.empty();
-  bool any_followed = false;
-  visit_tensors(results, op.num_returns, [&](const at::Tensor& result) {
-    any = any || result.is_floating_point() || result.is_complex();
-    any_followed = any_followed || layer.follows(result);
-  });
-  return any && (op.lacks_autograd || !any_followed);
+  const bool may_have =
+      !op.written_args.empty() || any_tensor(results, op.num_returns, &is_differentiable);
+  const auto follows = [&](const at::Tensor& result) { return layer.follows(result); };
+  return may_have && (op.lacks_autograd || !any_tensor(results, op.num_returns, follows));
 }
 
 // The results that share memory with a tensor from outside the transform, and so
@@ -117,17 +119,11 @@ bool has_lost_derivatives(const Operator& op, const Args& results, const Layer& 
 c10::SmallVector<size_t, 2> results_of_immutable(
     const Operator& op, const Args& args, int64_t level) {
   c10::SmallVector<size_t, 2> results;
-  const size_t first = args.size() - op.num_args;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    if (!op.aliased_result[i]) {
-      continue;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    if (op.aliased_result[i] && !is_ours_to_write(tensor, level)) {
+      results.push_back(*op.aliased_result[i]);
     }
-    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
-      if (!is_ours_to_write(tensor, level)) {
-        results.push_back(*op.aliased_result[i]);
-      }
-    });
-  }
+  });
   return results;
 }
 
@@ -136,7 +132,7 @@ c10::SmallVector<size_t, 2> results_of_immutable(
 ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, Tangents* tangents) const {
   ArgumentFacts facts;
   const auto look_at = [&](const at::Tensor& tensor, size_t i) {
-    facts.are_strided = facts.are_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
+    facts.are_strided = facts.are_strided && is_strided(tensor);
     if (tangents != nullptr) {
       tangents->emplace_back();
     }
@@ -153,18 +149,15 @@ ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, Tangents* t
       facts.any_tangent = facts.any_tangent || (meta != nullptr && meta->fw_grad_ != nullptr);
     }
   };
-  const size_t first = args.size() - count;
-  for (size_t i = 0; i < count; ++i) {
-    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
-      const auto* wrapper = wrapper_of(tensor);
-      if (wrapper != nullptr && !is_of_layer(*wrapper, *this) && !wrapper->is_alive()) {
-        facts.any_dead_wrapper = true;
-        look_at(without_dead_wrappers(tensor), i);
-      } else {
-        look_at(tensor, i);
-      }
-    });
-  }
+  visit_tensors(args, count, [&](const at::Tensor& tensor, size_t i) {
+    const auto* wrapper = wrapper_of(tensor);
+    if (wrapper != nullptr && !is_of_layer(*wrapper, *this) && !wrapper->is_alive()) {
+      facts.any_dead_wrapper = true;
+      look_at(without_dead_wrappers(tensor), i);
+    } else {
+      look_at(tensor, i);
+    }
+  });
   return facts;
 }
 
@@ -192,7 +185,7 @@ bool AutogradLayer::follows(const at::Tensor& tensor) const {
 
 void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) const {
   take_off_dead_wrappers(op, args);
-  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
+  const at::Tensor& target = peek(args, 0, op.num_args).toTensor();
   if (!target.defined() || is_ours_to_write(target, level())) {
     return;
   }
@@ -235,13 +228,12 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
     raise_not_implemented(
+        "{} can't differentiate {}: no derivative that reaches these arguments is registered for "
+        "it, and it would be taken for zero. Register one with torch.library.register_autograd{}, "
+        "or detach() the arguments if that is meant.",
         name(),
-        " can't differentiate ",
         op.name(),
-        ": no derivative that reaches these arguments is registered for it, and it would be taken "
-        "for zero. Register one with torch.library.register_autograd",
-        where_to_register(),
-        ", or detach() the arguments if that is meant.");
+        where_to_register());
   }
 }
 
@@ -256,12 +248,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
     immutable = results_of_immutable(op, args, level());
   }
   // 2. Keep the arguments whose sizes the operator may change.
-  c10::SmallVector<at::Tensor, 2> written;
-  for (size_t i : op.written_args) {
-    visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
-      written.push_back(target);
-    });
-  }
+  const Targets written = written_among(op, args);
   // 3. Unwrap.
   const bool are_plain = unwrap_args(op, args);
   // 4. Call the operator on the layers below.

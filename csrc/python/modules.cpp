@@ -150,7 +150,7 @@ class Call {
       return;
     }
     raise(
-        "functional_call: strict, and the names are not those of the module.",
+        "functional_call: strict, and the names are not those of the module.{}{}",
         unexpected.empty() ? "" : "\n\tUnexpected key(s): " + unexpected + ".",
         missing.empty() ? "" : "\n\tMissing key(s): " + missing + ".");
   }
@@ -187,8 +187,8 @@ class Call {
       if (other.thread != self.thread && (reaches(self, *other.dicts) || reaches(other, dicts_))) {
         raise(
             "functional_call: another thread is calling this module, or one that shares tensors "
-            "with it, with tensors of its own, and would meet this one's. Give each thread a "
-            "copy (copy.deepcopy), or let a lock keep them apart.");
+            "with it, with tensors of its own, and would meet this one's. Give each thread a copy "
+            "(copy.deepcopy), or let a lock keep them apart.");
       }
     }
   }

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <bitset>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -92,17 +91,6 @@ const at::Tensor* held_by(const AutogradMeta& meta) {
 bool is_symbolic(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-}
-
-// The levels at which it is batched, a bit each.
-std::bitset<64> batches_of(const at::Tensor& tensor) {
-  if (const auto* wrapper = wrapper_of(tensor)) {
-    return batches_of(wrapper->value());
-  }
-  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
-    return batches_of(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
-  }
-  return {};
 }
 
 // A copy as below, made without operators; undefined where somebody could see those.
@@ -201,8 +189,8 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   }
   // Many tangents of one primal have more memory, and each of them is laid out like it. But one
   // tangent of many primals has no room for what is written to them.
-  const auto of_tangent = batches_of(tangent);
-  const auto of_primal = batches_of(primal);
+  const auto of_tangent = batched_levels(tangent);
+  const auto of_primal = batched_levels(primal);
   if ((of_primal & ~of_tangent).any()) {
     return false;
   }

@@ -203,11 +203,11 @@ def test_without_a_compiler_it_is_said_once(compiler):
     assert how(compiled) == ["replay (no C++ compiler)"]
 
 
-def test_a_machine_without_a_compiler_is_known_by_its_error(monkeypatch):
-    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("/nowhere/to/be/found",))
+def test_a_machine_without_a_compiler_is_known_by_its_error():
     inductor.say_no_compiler.cache_clear()
     compiled = tl.compile(lambda x: x.sin().cos().sin() + 3.25)
-    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+    nowhere = torch._inductor.config.patch({"cpp.cxx": ("/nowhere/to/be/found",)})
+    with nowhere, pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
         compiled(torch.ones(7))
 
 

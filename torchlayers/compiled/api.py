@@ -11,9 +11,10 @@ from torch.fx import GraphModule
 
 from torchlayers import _C
 from torchlayers.compiled import call
+from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import BACKENDS, Settings
 from torchlayers.compiled.lowered import Lowered
-from torchlayers.compiled.making import Asked, Made, make
+from torchlayers.compiled.making import Made, make
 from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.report import Report

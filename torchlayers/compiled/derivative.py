@@ -6,12 +6,13 @@ of the inputs and the cotangents, recorded from the function anew.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Runner, plainly
 from torchlayers.compiled.call import inlined
 from torchlayers.compiled.graphs import draws, inputs_of
@@ -19,9 +20,6 @@ from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Modes
 from torchlayers.compiled.split import split
 from torchlayers.device import RandomState
-
-if TYPE_CHECKING:
-    from torchlayers.compiled.making import Asked
 
 # What a call of the function itself returns for tensors: the results that were computed.
 Computed = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -35,7 +33,7 @@ class Derivative:
         recording: Recording,
         graph: GraphModule,
         modes: Modes,
-        asked: "Asked",
+        asked: Asked,
         computed: Computed,
         arguments: int,
     ) -> None:

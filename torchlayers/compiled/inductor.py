@@ -61,7 +61,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    return program_of(code) or code  # type: ignore[no-any-return]
+    return program_of(code) or code
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:

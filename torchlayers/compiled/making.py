@@ -3,13 +3,14 @@
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers import tree
-from torchlayers.compiled.backends import Run, Runner, Settings, plainly
+from torchlayers.compiled.asked import Asked
+from torchlayers.compiled.backends import Run, Runner, plainly
 from torchlayers.compiled.call import Entry
 from torchlayers.compiled.derivative import Derivative
 from torchlayers.compiled.graphs import is_functional, operators, writes
@@ -18,16 +19,6 @@ from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
 from torchlayers.compiled.signature import Signature, described
 from torchlayers.compiled.simplify import simplify
-
-
-class Asked(NamedTuple):
-    """A function, and how it is to be compiled."""
-
-    func: Callable[..., Any]
-    name: str
-    settings: Settings
-    keeps_writes: bool  # False where they happened before: a forward that is computed again
-    again: Callable[[Callable[..., Any], str], Callable[..., Any]]  # compiles a backward
 
 
 class Made:

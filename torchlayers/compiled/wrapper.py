@@ -69,9 +69,9 @@ class _Reader:
     def program(self) -> Program:
         unpacked, *rest = self.body
         match unpacked:
-            case ast.Assign(
-                targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)
-            ) if all(isinstance(name, ast.Name) for name in names):
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)) if (
+                all(isinstance(name, ast.Name) for name in names)
+            ):
                 pass
             case _:
                 raise _UnknownError
