@@ -67,7 +67,7 @@ std::vector<Running>& running() {
   return *calls;
 }
 
-bool reaches(const Running& call, const std::vector<Dicts>& dicts) {
+bool reaches(const Running& call, const AllDicts& dicts) {
   std::unordered_set<const void*> read;
   for (const Dicts& module : dicts) {
     read.insert(module.tensors.begin(), module.tensors.end());
