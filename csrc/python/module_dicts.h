@@ -30,8 +30,12 @@ struct Dicts {
   // Parameters, buffers.
   std::array<PyObject*, 2> tensors;
 
+  // Where in the module's own dict the three are, as PyDict_Next counts: most likely where they
+  // were before.
+  using Places = std::array<Py_ssize_t, 3>;
+
   // Nothing where the module keeps its tensors elsewhere, as a script module does.
-  static std::optional<Dicts> of(PyObject* module);
+  static std::optional<Dicts> of(PyObject* module, Places& places);
 };
 
 // Those of all modules of a tree. A small one needs no memory from the heap.

@@ -41,8 +41,8 @@ bool Plan::look_at(PyObject* module, AllDicts& dicts, Held& held) {
   held.resize(slots_.size());
   bool has_others = false;
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    const Node& node = nodes_[i];
-    const auto own = Dicts::of(modules[i]);
+    Node& node = nodes_[i];
+    const auto own = Dicts::of(modules[i], node.places);
     if (!own || !has_children(node, own->modules, modules) ||
         !has_slots(node.slots[0], own->tensors[0], held, has_others) ||
         !has_slots(node.slots[1], own->tensors[1], held, has_others)) {
@@ -88,7 +88,8 @@ const std::vector<size_t>& Plan::tied(size_t slot) const {
 }
 
 size_t Plan::add(PyObject* module, const std::string& prefix) {
-  const auto dicts = Dicts::of(module);
+  Dicts::Places places{};
+  const auto dicts = Dicts::of(module, places);
   if (!dicts || PyObject_IsInstance(module, classes().script.ptr()) == 1) {
     return Child::kOpaque;
   }
@@ -98,7 +99,7 @@ size_t Plan::add(PyObject* module, const std::string& prefix) {
   const size_t index = nodes_.size();
   added_.emplace(module, index);
   const bool is_rnn = PyObject_IsInstance(module, classes().rnn.ptr()) == 1;
-  nodes_.push_back({is_rnn, {}, {}});
+  nodes_.push_back({is_rnn, places, {}, {}});
   for (size_t kind = 0; kind < dicts->tensors.size(); ++kind) {
     PyObject *key = nullptr, *tensor = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dicts->tensors[kind], &at, &key, &tensor) != 0;) {

@@ -37,6 +37,7 @@ using Held = c10::SmallVector<PyObject*, 16>;
 // A module, once, however often it stands in the tree.
 struct Node {
   bool keeps_flat_weights; // an RNN's list of its weights, which it makes anew where they change
+  Dicts::Places places;
   std::vector<Child> children;
   std::array<std::vector<size_t>, 2> slots;
 };
