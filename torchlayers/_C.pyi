@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import Graph, ScriptModule, Value
 from torch.nn import Module
@@ -170,6 +171,18 @@ class ProgramWriter:
         self, function: Callable[..., Any], values: list[RecordedValue], description: str
     ) -> RecordedValue: ...
     def item(self, list: RecordedValue, index: int) -> RecordedValue: ...
+    def allocate(
+        self, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+    ) -> RecordedValue: ...
+    def reinterpret(
+        self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int], offset: int
+    ) -> RecordedValue: ...
+    def check_layout(
+        self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int]
+    ) -> None: ...
+    def call_kernel(
+        self, function: int, tensors: list[RecordedValue | Tensor], description: str
+    ) -> None: ...
     def finish(self, outputs: list[Any]) -> Program: ...
 
 class Program:
@@ -185,12 +198,14 @@ class CompiledEntry:
     is_recorded: bool
 
 class CompiledCall:
-    def __init__(self, otherwise: Callable[..., Any]) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def add(
+    def _add(
         self,
         entry: CompiledEntry,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         is_static: list[bool],
+        /,
     ) -> None: ...
+
+def call_at_once(derived: type[CompiledCall]) -> None: ...

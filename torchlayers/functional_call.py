@@ -35,7 +35,8 @@ def functional_call(
     given. Where the module returns a generator, each of its steps has the given tensors.
 
     Two threads can't call one module at once with tensors of their own: the second gets an
-    error. A plain call, ``module(x)``, on another thread meanwhile is not kept apart.
+    error. A plain call, ``module(x)``, on another thread meanwhile may meet the tensors given
+    here: nothing of ours runs in it. There ``functional_call(module, {}, (x,))`` is refused.
 
     Args:
         module: any nn.Module, but for jitted ones and nn.DataParallel.

@@ -9,6 +9,7 @@ from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, 
 
 # Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
 SMALL = 1 << 14
+FEW = 4  # With so few terms, a sum is fused without a loop of its own.
 
 
 def expand_small(graph: GraphModule) -> None:
@@ -25,7 +26,7 @@ def expand_small(graph: GraphModule) -> None:
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     (rows, inner), columns = value(one).shape, value(other).shape[1]
-    if rows * inner * columns > SMALL:
+    if inner > FEW and rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 2)
     other = emit(node, aten.unsqueeze.default, other, 0)
@@ -34,7 +35,7 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
     (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
-    if batch * rows * inner * columns > SMALL:
+    if inner > FEW and batch * rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 3)
     other = emit(node, aten.unsqueeze.default, other, 1)
