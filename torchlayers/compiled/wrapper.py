@@ -145,6 +145,8 @@ class _Reader:
                 tensor, size, stride = map(self.value, node.args[:3])
                 self.writer.check_layout(tensor, size, stride)
             return None
+        if name == "assert_alignment":  # kernels for the CPU read memory from any address on
+            return None
         args = [self.value(arg) for arg in node.args]
         if node.keywords:
             raise _UnknownError
