@@ -6,30 +6,39 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import tree
 from torchlayers.errors import DataDependentError, location
 
-COND = torch.ops.higher_order.cond
+_COND = torch.ops.higher_order.cond
 
 
-def cond(
+class Branches(TorchFunctionMode):
+    """Inside, torch.cond's branches return tuples, as its derivative and inductor want them."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return (_cond if func is _COND else func)(*args, **(kwargs or {}))
+
+
+def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Any
 ) -> Any:
-    """The operator, with branches that return tuples, as inductor wants them."""
     specs: list[tree.TreeSpec] = []
 
     def of_tuples(branch: Callable[..., Any]) -> Callable[..., Any]:
         def tupled(*given: Any) -> tuple[Any, ...]:
-            with _NothingCaptured():
+            with _NothingCaptured():  # type: ignore[no-untyped-call]
                 leaves, spec = tree.flatten(branch(*given))
             specs.append(spec)
             return tuple(leaves)
 
         return tupled
 
-    results = COND(pred, of_tuples(true_fn), of_tuples(false_fn), operands)
+    results = _COND(pred, of_tuples(true_fn), of_tuples(false_fn), operands)
     return tree.unflatten(results, specs[0])
 
 

@@ -18,7 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, tree
-from torchlayers.compiled.branches import COND, cond
+from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import DATA_DEPENDENT, ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
@@ -128,7 +128,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with _Captures(self):
+            with _Captures(self), Branches():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
@@ -238,7 +238,7 @@ class _Captures(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor's: nobody else has it
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))
-        func, args = (cond, args) if func is COND else _said(func, args)
+        func, args = _said(func, args)
         try:
             return func(*args, **kwargs)
         except DATA_DEPENDENT as error:
