@@ -1,0 +1,115 @@
+"""What a recording holds."""
+
+from collections import namedtuple
+
+import pytest
+import torch
+from torch._subclasses import FakeTensor
+
+import torchlayers as tl
+from torchlayers.compiled.record import record
+
+X = torch.ones(3)
+Pair = namedtuple("Pair", "left right")
+
+
+def names(recording):
+    return [node.name for node in recording.graph.graph.find_nodes(op="placeholder")]
+
+
+def operators(recording):
+    nodes = recording.graph.graph.nodes
+    return [str(node.target).split(".")[1] for node in nodes if node.op == "call_function"]
+
+
+@pytest.mark.parametrize(
+    "func, args, kwargs, expected",
+    [
+        (lambda x, y: x + y, (X, X), {}, ["x", "y"]),
+        (lambda p: p["w"] + p["b"][0], ({"w": X, "b": [X]},), {}, ["p_w", "p_b_0"]),
+        (lambda *xs, scale: xs[1] * scale, (X, X), {"scale": X}, ["xs_0", "xs_1", "scale"]),
+        (lambda pair: pair.left, (Pair(X, X),), {}, ["pair_left", "pair_right"]),
+        (torch.add, (X, X), {}, ["arg_0", "arg_1"]),
+        (lambda x, n, y: x * n + y, (X, 3, X), {}, ["x", "y"]),
+    ],
+)
+def test_inputs_are_named_after_arguments(func, args, kwargs, expected):
+    assert names(record(func, args, kwargs)) == expected
+
+
+def test_what_is_captured_follows_the_arguments_once_each():
+    first, second = torch.ones(3), torch.zeros(3)
+    recording = record(lambda x: (x * second + first) * second, (X,))
+    assert names(recording) == ["x", "captured_0", "captured_1"]
+    assert recording.captured[0] is second and recording.captured[1] is first
+
+
+def test_numbers_made_tensors_come_last():
+    weight = torch.ones(3)
+    recording = record(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + weight, (X,))
+    assert names(recording) == ["x", "captured_0", "constant_0"]
+    assert recording.constants == 1
+    assert recording.captured[1].tolist() == [1, 2, 3]
+
+
+def test_the_same_tensor_twice_is_two_inputs():
+    recording = record(lambda x, y: x - y, (X, X))
+    (node,) = recording.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sub.Tensor)
+    assert [operand.name for operand in node.args] == ["x", "y"]
+
+
+def test_nothing_is_left_of_layers():
+    recording = record(tl.vmap(tl.grad(lambda x: x.sin())), (X,))
+    nodes = [node for node in recording.graph.graph.nodes if node.op != "output"]
+    assert {type(node.meta["val"]) for node in nodes} == {FakeTensor}
+    assert tl.current_stack() == ()
+
+
+def test_what_is_written_is_left_alone():
+    x, seen = torch.ones(3), torch.zeros(())
+
+    def f(x):
+        seen.add_(1)
+        return x.mul_(2)
+
+    record(f, (x,))
+    assert (x.tolist(), seen.item()) == ([1, 1, 1], 0)
+
+
+def test_operators_without_use_are_left_out_but_for_random_ones():
+    def f(x):
+        x.sin()
+        torch.rand(3)
+        return x + 1
+
+    assert operators(record(f, (X,))) == ["rand", "add"]
+
+
+def test_gradients_are_of_what_requires_grad():
+    weight = torch.ones(3, requires_grad=True)
+    recording = record(
+        lambda x, y: (x * y, (y * weight).sum()), (X, X.clone().requires_grad_()), gradients=True
+    )
+    assert recording.gradients.of_outputs == [0, 1]
+    assert recording.gradients.by_inputs == [1, 2]
+    assert names(recording) == ["x", "y", "captured_0", "cotangent_0", "cotangent_1"]
+    assert recording.computed == 2
+
+
+def test_there_are_none_where_nothing_requires_grad():
+    assert record(lambda x: x * 2, (X,), gradients=True).gradients is None
+    assert (
+        record(lambda x: x.detach(), (X.clone().requires_grad_(),), gradients=True).gradients
+        is None
+    )
+
+
+def test_outputs_tell_where_they_come_from():
+    captured = torch.zeros(3)
+    recording = record(lambda x: (x, x + 1, 2, captured), (X,))
+    assert [tuple(output) for output in recording.outputs] == [
+        ("argument", 0),
+        ("computed", 0),
+        ("constant", 2),
+        ("captured", 0),
+    ]
