@@ -53,32 +53,18 @@ Targets written_among(const Operator& op, const Args& args) {
       op.name());
 }
 
-// Tensors that an operator writes to and that are not the transform's, after they were lifted.
-// Some operators write statistics to those, which have no derivatives (batch norm); others, of
-// lists and users' own, leave a derivative there that nobody ever gets to see.
-class CapturedTargets {
- public:
-  CapturedTargets(const Operator& op, const Args& args, const Layer& layer)
-      : op_(op), layer_(layer) {
-    for (const at::Tensor& target : written_among(op, args)) {
-      if (!is_ours_to_write(target, layer.level())) {
-        targets_.push_back(target);
-      }
+// Of those, what is not the transform's, after they were lifted. Some operators write statistics
+// there, which have no derivatives (batch norm); others, of lists and users' own, leave a
+// derivative there that nobody ever gets to see.
+Targets captured_among(const Operator& op, const Args& args, int64_t level) {
+  Targets targets;
+  for (const at::Tensor& target : written_among(op, args)) {
+    if (!is_ours_to_write(target, level)) {
+      targets.push_back(target);
     }
   }
-  void check_have_no_derivatives() const {
-    for (const at::Tensor& target : targets_) {
-      if (layer_.follows(target)) {
-        raise_mutates_captured(op_, layer_);
-      }
-    }
-  }
-
- private:
-  const Operator& op_;
-  const Layer& layer_;
-  Targets targets_;
-};
+  return targets;
+}
 
 // NOTE [Operators without a derivative]
 // Of a user's operator that no derivative is registered for, torch's autograd sees what its kernel
@@ -213,18 +199,17 @@ void AutogradLayer::process(const Operator& op, Args& args) {
     refuse_to_mutate_captured(op, args);
   }
   lift_args(op, args);
-  std::optional<CapturedTargets> captured;
-  if (!op.is_in_place && !op.written_args.empty()) {
-    captured.emplace(op, args, *this);
-  }
+  const Targets captured = op.is_in_place ? Targets() : captured_among(op, args, level());
   allow_only(kAutogradLayerKeys);
   std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {
     allowed.emplace();
   }
   op.handle.callBoxed(&args);
-  if (captured) {
-    captured->check_have_no_derivatives();
+  for (const at::Tensor& target : captured) {
+    if (follows(target)) {
+      raise_mutates_captured(op, *this);
+    }
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
     raise_not_implemented(

@@ -10,9 +10,9 @@
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
 #include "layers/function.h"
-#include "layers/functionalize.h"
+
 #include "layers/transforms.h"
-#include "layers/vmap.h"
+
 #include "python/bindings.h"
 #include "python/compiled_call.h"
 #include "python/modules.h"
@@ -46,20 +46,6 @@ py::list current_stack() {
 py::object top() {
   const Layer* layer = top_layer();
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
-}
-
-// (batch size, randomness) of the vmap on top.
-py::tuple top_batch() {
-  const auto* layer = dynamic_cast<const VmapLayer*>(top_layer());
-  TORCH_INTERNAL_ASSERT(layer != nullptr);
-  return py::make_tuple(*layer->batch_size(), randomness_name(layer->randomness()));
-}
-
-// Whether the functionalize on top keeps views.
-bool keeps_views() {
-  const auto* layer = dynamic_cast<const FunctionalizeLayer*>(top_layer());
-  TORCH_INTERNAL_ASSERT(layer != nullptr);
-  return layer->keeps_views();
 }
 
 // A guard that lives from the beginning of a `with` block to its end.
@@ -101,8 +87,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
-  m.def("top_batch", wrap_pybind_function(&top_batch));
-  m.def("keeps_views", wrap_pybind_function(&keeps_views));
+
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
           return lift(tensor, entered_layer());
         }));

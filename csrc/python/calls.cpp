@@ -30,10 +30,6 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
          std::is_sorted(places.begin(), places.end());
 }
 
-bool is_among(const std::vector<Py_ssize_t>& places, Py_ssize_t place) {
-  return std::find(places.begin(), places.end(), place) != places.end();
-}
-
 // The call as Python makes it, shown to torch.export where that is at work.
 PyObject* called(Call* call, PyObject* const* passed) {
   HANDLE_TH_ERRORS
@@ -73,7 +69,7 @@ std::vector<Py_ssize_t> Differentiated::places(Py_ssize_t count, bool may_be_non
   for (Py_ssize_t i = 0; i < (are_many ? PyTuple_GET_SIZE(argnums) : 1); ++i) {
     const auto argnum = plain_int(are_many ? PyTuple_GET_ITEM(argnums, i) : argnums);
     const Py_ssize_t place = argnum.value_or(count) + (argnum && *argnum < 0 ? count : 0);
-    if (place < 0 || place >= count || is_among(places, place)) {
+    if (place < 0 || place >= count || std::ranges::find(places, place) != places.end()) {
       places.clear();
       break;
     }

@@ -81,10 +81,6 @@ Randomness parse_randomness(py::handle name) {
   throw py::value_error("torchlayers: no such randomness: " + std::string(py::repr(name)));
 }
 
-std::shared_ptr<Entry> entry_of(std::shared_ptr<Layer> layer) {
-  return std::make_shared<Entry>(std::move(layer));
-}
-
 void bind_entries(py::module_& m) {
   py::class_<Entry, std::shared_ptr<Entry>>(m, "Entry", "Context manager: inside, a layer is on.")
       .def("__enter__", wrap_pybind_function([](Entry& entry) { return enter(entry); }))
@@ -94,14 +90,14 @@ void bind_entries(py::module_& m) {
               [](Entry& entry, const py::object&, const py::object& error, const py::object&) {
                 leave(entry, error);
               }));
-  m.def("grad_entry", [] { return entry_of(std::make_shared<GradLayer>()); });
-  m.def("jvp_entry", [] { return entry_of(std::make_shared<JvpLayer>()); });
-  m.def("vmap_entry", [](c10::SymInt batch_size, const py::object& randomness) {
-    return entry_of(
-        std::make_shared<VmapLayer>(std::move(batch_size), parse_randomness(randomness)));
+  m.def("grad_entry", [] { return std::make_shared<Entry>(std::make_shared<GradLayer>()); });
+  m.def("jvp_entry", [] { return std::make_shared<Entry>(std::make_shared<JvpLayer>()); });
+  m.def("vmap_entry", [](const c10::SymInt& batch_size, const py::object& randomness) {
+    return std::make_shared<Entry>(
+        std::make_shared<VmapLayer>(batch_size, parse_randomness(randomness)));
   });
   m.def("functionalize_entry", [](bool keeps_views) {
-    return entry_of(std::make_shared<FunctionalizeLayer>(keeps_views));
+    return std::make_shared<Entry>(std::make_shared<FunctionalizeLayer>(keeps_views));
   });
 }
 

@@ -51,20 +51,20 @@ bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
 class Pass {
  public:
   Pass(const VjpTask& task, const Plan& plan)
-      : task_(task), plan_(plan), cotangents_(plan.num_cotangents()), found_(task.inputs.size()) {}
+      : task_(task), plan_(plan), cotangents_(plan.num_cotangents), found_(task.inputs.size()) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> given) {
     go_below();
     for (size_t i = 0; i < task_.outputs.size(); ++i) {
       const at::Tensor output = value_of(task_.outputs[i]);
       at::Tensor cotangent = given.empty() ? at::ones_like(output) : std::move(given[i]);
-      if (plan_.has_nodes_of_torchs()) {
+      if (plan_.has_nodes_of_torchs) {
         cotangent = batched_like(cotangent, output);
       }
-      deliver(plan_.root_goal(i), plan_.root(i), std::move(cotangent));
+      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent));
     }
-    for (uint32_t i : plan_.order()) {
-      const Step& step = plan_.step(i);
+    for (uint32_t i : plan_.order) {
+      const Step& step = plan_.steps[i];
       if (step.is_needed) {
         run(step);
       }
@@ -89,7 +89,8 @@ class Pass {
       accumulate(found_[goal.index], std::move(gradient));
     } else if (goal.kind == Goal::Step) {
       accumulate(
-          cotangents_[plan_.step(goal.index).first_cotangent + edge.input_nr], std::move(gradient));
+          cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
+          std::move(gradient));
     }
   }
 

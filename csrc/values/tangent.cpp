@@ -45,16 +45,8 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
 // What autograd knows of a tensor, and the tangent that a rule gave it.
 // NOTE [Tangents of rules].
 template <class Meta>
-class WithTangent final : public Meta {
- public:
+struct WithTangent final : Meta {
   using Meta::Meta;
-
-  void hold(at::Tensor tangent) {
-    tangent_ = std::move(tangent);
-  }
-  const at::Tensor& held() const {
-    return tangent_;
-  }
 
   const at::Tensor& fw_grad(uint64_t level, const at::TensorBase& self) const override {
     let_go(self);
@@ -69,15 +61,14 @@ class WithTangent final : public Meta {
     Meta::set_fw_grad(tangent, self, level, is_inplace_op);
   }
 
- private:
   void let_go(const at::TensorBase& self) const {
     std::lock_guard<std::mutex> lock(this->mutex_);
-    if (tangent_.defined() && hand_over(*this, self, tangent_)) {
-      tangent_.reset();
+    if (tangent.defined() && hand_over(*this, self, tangent)) {
+      tangent.reset();
     }
   }
 
-  mutable at::Tensor tangent_;
+  mutable at::Tensor tangent;
 };
 
 using TensorMeta = WithTangent<AutogradMeta>;
@@ -85,7 +76,7 @@ using ViewMeta = WithTangent<DifferentiableViewMeta>;
 
 template <class Meta>
 const at::Tensor* held_by(const AutogradMeta& meta) {
-  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).held() : nullptr;
+  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).tangent : nullptr;
 }
 
 bool is_symbolic(const at::Tensor& tensor) {
@@ -149,7 +140,7 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
 
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent) {
   auto meta = std::make_unique<TensorMeta>();
-  meta->hold(std::move(tangent));
+  meta->tangent = std::move(tangent);
   wrapper.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
 }
 
@@ -173,7 +164,7 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
       std::nullopt,
       /*shared_view_info=*/true,
       above == nullptr ? creation : propagate_creation_meta(above->get_creation_meta(), creation));
-  meta->hold(std::move(tangent));
+  meta->tangent = std::move(tangent);
   view->set_autograd_meta(std::move(meta));
 }
 

@@ -36,7 +36,7 @@ class _Written:
 @custom_function_call.py_impl(TransformType.Functionalize)
 def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
     level = interpreter.level()
-    keeps_views = _C.keeps_views()
+    keeps_views = interpreter.functionalize_add_back_views()
     values = tree.map_all_tensors(lambda operand: unwrapped(operand, level, keeps_views), operands)
     made = generated.of(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)

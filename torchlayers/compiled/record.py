@@ -18,6 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, tree
+from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import DATA_DEPENDENT, ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
@@ -127,7 +128,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with _Captures(self):
+            with _Captures(self), Branches():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
