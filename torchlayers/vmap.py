@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
+from torchlayers.distributed.axes import naming_samples
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import transformed
 
@@ -33,6 +34,7 @@ def vmap(
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
+    axis_name: str | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -52,6 +54,8 @@ def vmap(
         memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
             earlier chunks not counted. None is half of what is free on the device.
         progress: show a progress bar over the chunks (needs tqdm).
+        axis_name: what the samples are called inside func by collectives,
+            ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -59,7 +63,7 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness.
+        TransformError: no such randomness, or an axis_name with chunks.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
     Example:
@@ -76,12 +80,21 @@ def vmap(
             f"{randomness!r}."
         )
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
-    given = Vmap(func, in_dims, out_dims, randomness)
     at_once = chunk_size is None and not progress
+    if axis_name is not None and not at_once:
+        raise TransformError(
+            f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
+            "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
+            "one of them out."
+        )
+    named = func if axis_name is None else naming_samples(func, axis_name)
+    given = Vmap(named, in_dims, out_dims, randomness)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
-            torch_compile.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
+            torch_compile.refuse(
+                "vmap", auto_chunks=chunk_size == "auto", progress=progress, axis_name=axis_name
+            )
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )

@@ -9,6 +9,7 @@ constinit Hooks hooks{
     .hold_dual_level = [] {},
     .release_dual_level = [] {},
     .decompose = [](const Operator&, Args&) { return false; },
+    .rank_in_group = [](const c10::IValue&) -> int64_t { return 0; },
     .name_type_of_nodes = [](const std::type_info&, const std::string&) {},
     .find_rules = [](const c10::OperatorName&) { return OperatorRules(); },
 };

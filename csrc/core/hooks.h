@@ -20,6 +20,8 @@ struct Hooks {
   void (*release_dual_level)();
   // Calls what the operator is made of instead of it; false where nothing is known of that.
   bool (*decompose)(const Operator& op, Args& args);
+  // The rank that this process has in a process group, or in one of this name.
+  int64_t (*rank_in_group)(const c10::IValue& group);
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name);
   // What rules/ has for an operator of this name.

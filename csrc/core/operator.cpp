@@ -108,6 +108,11 @@ bool is_users(const c10::OperatorHandle& op) {
   return name != "aten" && name != "prims";
 }
 
+bool is_of_distributed(const c10::OperatorHandle& op) {
+  const auto name = op.schema().getNamespace();
+  return name == "c10d" || name == "_c10d_functional";
+}
+
 bool has_autograd_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
          op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
@@ -204,6 +209,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
       lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
+      is_collective(is_of_distributed(op)),
       is_pointwise(rules.batching == nullptr && find_pointwise(op)),
       is_constant(rules.is_constant),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),

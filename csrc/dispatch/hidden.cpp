@@ -4,6 +4,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "values/wrapper.h"
 
@@ -51,6 +52,9 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
   const Held held(op, *args, layer);
   if (held.any_hidden && !has_batching_rule(op, layer) && (op.is_composite || !held.any_seen)) {
     op.handle.redispatchBoxed(keys & c10::autograd_dispatch_keyset, args);
+    return true;
+  }
+  if (held.hidden_and_followed && op.is_collective && hooks.decompose(op, *args)) {
     return true;
   }
   if (held.hidden_and_followed && !has_batching_rule(op, layer)) {

@@ -1,6 +1,7 @@
 #include "python/operators.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
 #include <string>
@@ -113,10 +114,18 @@ bool decompose_in_python(const Operator& op, Args& args) {
   return true;
 }
 
+int64_t rank_in_group(const c10::IValue& group) {
+  const py::gil_scoped_acquire gil;
+  return py::module_::import("torchlayers.decompositions.collectives")
+      .attr("rank_in_group")(torch::jit::toPyObject(group))
+      .cast<int64_t>();
+}
+
 } // namespace
 
 void bind_operators(py::module_& m) {
   hooks.decompose = &decompose_in_python;
+  hooks.rank_in_group = &rank_in_group;
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));

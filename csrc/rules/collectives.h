@@ -1,0 +1,27 @@
+// torch.distributed's functional collectives, by their names.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <initializer_list>
+
+#include "core/operator.h"
+
+namespace torchlayers {
+
+inline constexpr const char* kCollectives = "_c10d_functional::";
+inline constexpr const char* kCollectivesOfAutograd = "_c10d_functional_autograd::";
+
+// Calls `_c10d_functional::name`.
+c10::IValue call_collective(const char* name, Args args);
+
+// A collective's result when it has arrived.
+at::Tensor waited(const at::Tensor& pending);
+
+// A collective on a tensor that somebody else may have laid out, and its result when it has
+// arrived. `rest` are the arguments behind the tensor.
+at::Tensor collective(
+    const char* name, const at::Tensor& x, std::initializer_list<c10::IValue> rest);
+
+} // namespace torchlayers
