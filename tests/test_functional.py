@@ -1,4 +1,4 @@
-"""functional: a module as a pure function; partition and combine: some of its parameters."""
+"""functional: a module as a pure function."""
 
 import copy
 
@@ -265,50 +265,3 @@ def test_it_compiles(net, training):
     compiled = torch.compile(tl.grad(loss(apply), has_aux=True), backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(params, buffers, X), expected)
     assert net.training
-
-
-# Some of the parameters
-
-PARAMS = {"encoder.0.weight": 1, "encoder.0.bias": 2, "encoder.norm.weight": 3, "head.weight": 4}
-
-
-@pytest.mark.parametrize(
-    ("which", "chosen"),
-    [
-        ("encoder.*.weight", [1, 3]),
-        ("*bias", [2]),
-        ("*", [1, 2, 3, 4]),
-        ("head.weight", [4]),
-        (("*bias", "head.*"), [2, 4]),
-        (["*.weight", "encoder*"], [1, 2, 3, 4]),
-        ([], []),
-        (lambda name, value: value > 2 or name.endswith("bias"), [2, 3, 4]),
-    ],
-)
-def test_partition_and_combine(which, chosen):
-    picked, rest = tl.partition(PARAMS, which)
-    assert [*picked.values()] == chosen
-    assert [*rest.values()] == [value for value in PARAMS.values() if value not in chosen]
-    assert tl.combine(picked, rest) == PARAMS
-
-
-@pytest.mark.parametrize("which", ["decoder.*", ("head.*", "Encoder.*"), "encoder"])
-def test_a_pattern_that_matches_nothing_is_refused(which):
-    with pytest.raises(ValueError, match=r"matches no name. The names are: encoder.0.weight,"):
-        tl.partition(PARAMS, which)
-
-
-def test_a_name_in_two_parts_is_refused():
-    with pytest.raises(ValueError, match=r"\['head.weight'\] are in several"):
-        tl.combine(PARAMS, {"head.weight": 1})
-    assert tl.combine() == {}
-
-
-def test_gradients_by_some_of_the_parameters(net):
-    apply, params, buffers = tl.functional(net)
-    chosen, rest = tl.partition(params, "*.weight")
-    some = tl.grad(lambda chosen: loss(apply)(tl.combine(chosen, rest), buffers, X)[0])(chosen)
-    everything, _ = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
-    assert some.keys() == {"0.weight", "1.weight"}
-    for name, gradient in some.items():
-        torch.testing.assert_close(gradient, everything[name])

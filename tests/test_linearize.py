@@ -253,6 +253,18 @@ def test_plain_autograd_goes_through():
     torch.testing.assert_close(gradient, T * X.exp())
 
 
+def test_a_derivative_that_is_constant_is_the_callers():
+    _, jvp_fn = tl.linearize(lambda x: torch.ones(2), X)
+    jvp_fn(T).add_(1)
+    assert not jvp_fn(T).any()
+
+
+def test_random_operators_draw_once():
+    """What is drawn does not depend on the tangents, and a linear map is one map."""
+    _, jvp_fn = tl.linearize(lambda x: torch.rand(3) * x, X)
+    assert torch.equal(jvp_fn(T), jvp_fn(T))
+
+
 # Subclasses of tensors
 
 
@@ -322,6 +334,7 @@ def test_the_point_of_a_subclass_is_kept():
 
 def test_on_several_threads():
     errors, start = [], threading.Barrier(8)
+    _, shared = tl.linearize(torch.sin, X)
 
     def work(n):
         start.wait()
@@ -329,6 +342,7 @@ def test_on_several_threads():
             for i in range(20):
                 x = X + n + i
                 torch.testing.assert_close(tl.linearize(torch.sin, x)[1](T), T * x.cos())
+                torch.testing.assert_close(shared(T + i), (T + i) * X.cos())
         except BaseException as error:
             errors.append(error)
 

@@ -10,9 +10,13 @@ from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
-from torchlayers.functional import combine as combine
+from torchlayers.compiled import compile as compile
+from torchlayers.compiled import load as load
+from torchlayers.compiled import make_graph as make_graph
+from torchlayers.ensemble import Ensemble as Ensemble
+from torchlayers.ensemble import ensemble as ensemble
+from torchlayers.ensemble import stack_module_state as stack_module_state
 from torchlayers.functional import functional as functional
-from torchlayers.functional import partition as partition
 from torchlayers.functional_call import functional_call as functional_call
 from torchlayers.functionalize import functionalize as functionalize
 from torchlayers.grad import grad as grad
@@ -29,7 +33,9 @@ from torchlayers.linearize import linearize as linearize
 from torchlayers.module import debug_unwrap as debug_unwrap
 from torchlayers.module import rearrange as rearrange
 from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
-from torchlayers.module import stack_module_state as stack_module_state
+from torchlayers.names import combine as combine
+from torchlayers.names import names as names
+from torchlayers.names import partition as partition
 from torchlayers.stack import current_stack as current_stack
 from torchlayers.trace import trace as trace
 from torchlayers.vmap import vmap as vmap
@@ -37,11 +43,14 @@ from torchlayers.vmap import vmap as vmap
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ensemble",
     "autograd_function",
     "combine",
+    "compile",
     "current_stack",
     "debug_unwrap",
     "distributed",
+    "ensemble",
     "extend",
     "functional",
     "functional_call",
@@ -56,6 +65,9 @@ __all__ = [
     "jacrev",
     "jvp",
     "linearize",
+    "load",
+    "make_graph",
+    "names",
     "partition",
     "rearrange",
     "replace_all_batch_norm_modules_",

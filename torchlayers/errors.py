@@ -16,6 +16,7 @@ __all__ = [
     "ArgnumsError",
     "AxisError",
     "CallError",
+    "DataDependentError",
     "DimensionError",
     "DtypeError",
     "FunctionError",
@@ -97,6 +98,21 @@ class CallError(TransformError, TypeError):
         torchlayers.errors.CallError: torchlayers: vjp: retain_graph must be a bool or None, got
         Tensor. vjp_fn takes one pytree of cotangents: where the function returned a tuple, pass a
         tuple, vjp_fn((a, b)).
+    """
+
+
+class DataDependentError(TransformError):
+    """A compiled function asked for a number, a branch or a shape that only a call's data decides.
+
+    Example:
+        >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x)
+        >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
+        a tensor (aten._local_scalar_dense.default), and what is compiled is recorded before there
+        is one. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`. Use
+        torch.where or torch.cond in place of a branch, name an argument that decides in
+        static_argnums, or leave that part outside.
     """
 
 
@@ -251,10 +267,10 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         )
     else:
         return
-    raise TransformError(f"torchlayers: {layer} {advice}{_location_of(error)}") from error
+    raise TransformError(f"torchlayers: {layer} {advice}{location_of(error)}") from error
 
 
-def _location_of(error: BaseException) -> str:
+def location_of(error: BaseException) -> str:
     place = ""
     trace = error.__traceback__
     while trace is not None:
@@ -265,7 +281,12 @@ def _location_of(error: BaseException) -> str:
 
 
 def _is_users(frame: types.FrameType) -> bool:
-    return not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
+    return is_users(frame.f_code.co_filename)
+
+
+def is_users(filename: str) -> bool:
+    """Whether the file is neither torch's nor ours."""
+    return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 
 def _quoted(frame: types.FrameType, number: int) -> str:

@@ -1,8 +1,7 @@
 """A module as a pure function of its parameters and buffers, which are plain values."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torchlayers import _C, torch_compile
 from torchlayers.functional_call import call_with, functional_call
 
-__all__ = ["combine", "functional", "partition"]
+__all__ = ["functional"]
 
 Named = dict[str, Tensor]
 Apply = Callable[..., tuple[Any, Named]]
@@ -75,78 +74,6 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
         {name: parameter.detach() for name, parameter in module.named_parameters()},
         {name: buffer.detach() for name, buffer in module.named_buffers()},
     )
-
-
-def partition(
-    params: Mapping[str, Any], which: str | Iterable[str] | Callable[[str, Any], bool]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a dict of parameters in two: those chosen, to differentiate by, and the rest.
-
-    Args:
-        params: values by names, as :func:`functional` or ``named_parameters()`` gives them.
-        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
-            patterns, of which one has to match; or a function of name and value.
-    Returns:
-        ``(chosen, rest)``: two dicts in the order of params. :func:`combine` undoes it.
-    Raises:
-        ValueError: a pattern matches no name.
-    Example:
-        >>> params = {"encoder.weight": 1, "encoder.bias": 2, "head.weight": 3}
-        >>> partition(params, "encoder.*")
-        ({'encoder.weight': 1, 'encoder.bias': 2}, {'head.weight': 3})
-        >>> partition(params, lambda name, value: value > 1)
-        ({'encoder.bias': 2, 'head.weight': 3}, {'encoder.weight': 1})
-
-    Source: Equinox's ``partition``, on names.
-    """
-    if callable(which):
-        is_chosen = which
-    else:
-        patterns = (which,) if isinstance(which, str) else tuple(which)
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in params):
-                raise ValueError(
-                    f"torchlayers: partition: {pattern!r} matches no name. The names are: "
-                    f"{', '.join(params) or 'none'}."
-                )
-
-        def is_chosen(name: str, _: Any) -> bool:
-            return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-    chosen: dict[str, Any] = {}
-    rest: dict[str, Any] = {}
-    for name, value in params.items():
-        (chosen if is_chosen(name, value) else rest)[name] = value
-    return chosen, rest
-
-
-def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """One dict of several that have no name in common: what :func:`partition` split.
-
-    Args:
-        parts: values by names.
-    Returns:
-        A dict of all of them.
-    Raises:
-        ValueError: a name is in two of them.
-    Example:
-        >>> params = {"weight": torch.tensor(2.0), "bias": torch.tensor(1.0)}
-        >>> chosen, rest = partition(params, "weight")
-        >>> def line(chosen):
-        ...     p = combine(chosen, rest)
-        ...     return p["weight"] * 3 + p["bias"]
-        >>> torchlayers.grad(line)(chosen)
-        {'weight': tensor(3.)}
-    """
-    together: dict[str, Any] = {}
-    for part in parts:
-        if repeated := [name for name in part if name in together]:
-            raise ValueError(
-                f"torchlayers: combine: {repeated} are in several of the dicts; leave one value "
-                "for each name."
-            )
-        together.update(part)
-    return together
 
 
 # In which mode

@@ -8,6 +8,7 @@ its second result is called. csrc/python/call_grad.cpp does it.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -24,6 +25,7 @@ from torchlayers.errors import (
     TransformError,
     instead,
 )
+from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
 
 
@@ -81,14 +83,15 @@ class Grad(NamedTuple):
 
 
 def grad(
-    func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
     Args:
         func: takes tensors and pytrees of tensors; returns a tensor without dimensions,
             or ``(that, aux)`` with has_aux.
-        argnums: which positional arguments to differentiate by, counted as Python counts.
+        argnums: which positional arguments to differentiate by, counted as Python counts; or
+            which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
@@ -110,6 +113,8 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if not are_numbers(argnums):
+        return by_names("grad", partial(grad, has_aux=has_aux), func, argnums)
     given = Grad("grad", func, argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -123,7 +128,7 @@ def grad(
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: int | tuple[int, ...] = 0, has_aux: bool = False
+    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -138,6 +143,8 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if not are_numbers(argnums):
+        return by_names("grad_and_value", partial(grad_and_value, has_aux=has_aux), func, argnums)
     given = Grad("grad_and_value", func, argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:

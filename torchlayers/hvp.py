@@ -1,18 +1,22 @@
 """Hessian-vector products, forward over reverse."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from torchlayers import tree
 from torchlayers.errors import StructureError
 from torchlayers.grad import grad
 from torchlayers.jvp import jvp
+from torchlayers.names import Argnums, are_numbers, by_names
 
 
 def hvp(
     func: Callable[..., Any],
     primals: tuple[Any, ...],
-    tangents: tuple[Any, ...],
+    tangents: Any,
     *,
+    argnums: Argnums | None = None,
     has_aux: bool = False,
 ) -> Any:
     """Hessian-vector product: the derivative of func's gradient along the tangents.
@@ -24,16 +28,22 @@ def hvp(
         func: takes the primals; returns a real tensor without dimensions, or ``(that, aux)``
             with has_aux.
         primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
-        tangents: the vector, of the primals' structure, shapes and dtypes.
+        tangents: the vector, of the primals' structure, shapes and dtypes; with argnums, of
+            that of the gradients.
+        argnums: which primals to differentiate by, as for :func:`grad`; None for all of them.
         has_aux: func returns a second value, which is passed through.
     Returns:
         The Hessian of func at the primals times the tangents: a tuple of the primals'
-        structure, shapes and dtypes; with has_aux ``(that, aux)``.
+        structure, shapes and dtypes; with argnums, of the gradients' that :func:`grad` gives;
+        with has_aux ``(that, aux)``.
     Raises:
         What :func:`grad` and :func:`jvp` raise.
     Example:
         >>> hvp(lambda x: (x**3).sum(), (torch.tensor([1.0, 2.0]),), (torch.tensor([1.0, 0.0]),))
         (tensor([6., 0.]),)
+        >>> hvp(lambda x, y: x * x * y, (torch.tensor(1.0), torch.tensor(2.0)), torch.tensor(1.0),
+        ...     argnums=0)
+        tensor(4.)
 
     Source: Pearlmutter, "Fast exact multiplication by the Hessian" (1994).
     """
@@ -42,6 +52,36 @@ def hvp(
             "torchlayers: hvp: primals must be a tuple, so that func(*primals) can be called; "
             f"got {type(primals).__name__}. For one argument write (x,)."
         )
-    gradient = grad(func, argnums=tuple(range(len(primals))), has_aux=has_aux)
+    if argnums is None:
+        everything = tuple(range(len(primals)))
+        return _product(grad(func, everything, has_aux), primals, tangents, has_aux)
+    if not are_numbers(argnums):
+        return by_names("hvp", partial(_by_some, tangents, has_aux), func, argnums)(*primals)
+    return _by_some(tangents, has_aux, func, argnums)(*primals)
+
+
+def _by_some(
+    tangents: Any, has_aux: bool, func: Callable[..., Any], argnums: int | tuple[int, ...]
+) -> Callable[..., Any]:
+    """The product as a function of the primals."""
+
+    def product(*primals: Any) -> Any:
+        places = tree.positions("hvp", argnums, len(primals))
+
+        def gradient(*chosen: Any) -> Any:
+            args = [*primals]
+            for place, value in zip(places, chosen, strict=True):
+                args[place] = value
+            return grad(func, argnums, has_aux)(*args)
+
+        along = (tangents,) if isinstance(argnums, int) else tangents
+        return _product(gradient, tree.pick(primals, places), along, has_aux)
+
+    return product
+
+
+def _product(
+    gradient: Callable[..., Any], primals: tuple[Any, ...], tangents: Any, has_aux: bool
+) -> Any:
     _, product, *aux = jvp(gradient, primals, tangents, has_aux=has_aux)
     return (product, *aux) if has_aux else product

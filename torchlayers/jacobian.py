@@ -22,6 +22,7 @@ from torchlayers.chunks import ChunkSize
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import Grad, by_argnums
 from torchlayers.jvp import Jvp
+from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
 from torchlayers.vmap import Vmap
 
@@ -31,7 +32,7 @@ _ENOUGH = 256
 
 def jacrev(
     func: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: Argnums = 0,
     *,
     has_aux: bool = False,
     chunk_size: ChunkSize = None,
@@ -45,7 +46,8 @@ def jacrev(
     Args:
         func: takes tensors and pytrees of tensors; returns a tensor or a pytree of tensors,
             or ``(that, aux)`` with has_aux. All of them real.
-        argnums: which positional arguments to differentiate by, counted as Python counts.
+        argnums: which positional arguments to differentiate by, counted as Python counts; or
+            which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
         chunk_size: how many rows of the Jacobian at a time, to save memory: an int, None for
             all at once, or "auto" for as many as the memory budget allows. With 1, the rows
@@ -71,6 +73,17 @@ def jacrev(
     Source: torch.func.jacrev.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
+    if not are_numbers(argnums):
+        transform = partial(
+            jacrev,
+            has_aux=has_aux,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            _preallocate_and_copy=_preallocate_and_copy,
+            _api=_api,
+        )
+        return by_names(_api, transform, func, argnums)
     given = Grad(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
@@ -140,7 +153,7 @@ def jacrev(
 
 def jacfwd(
     func: Callable[..., Any],
-    argnums: int | tuple[int, ...] | None = 0,
+    argnums: Argnums | None = 0,
     has_aux: bool = False,
     *,
     randomness: str = "error",
@@ -173,6 +186,17 @@ def jacfwd(
     Source: torch.func.jacfwd.
     """
     chunks.check_chunk_size(_api, chunk_size, memory_budget)
+    if argnums is not None and not are_numbers(argnums):
+        transform = partial(
+            jacfwd,
+            has_aux=has_aux,
+            randomness=randomness,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            _api=_api,
+        )
+        return by_names(_api, transform, func, argnums)
     given = Jvp(_api, func, argnums, has_aux)
 
     def wrapper(*args: Any) -> Any:
@@ -237,7 +261,7 @@ def jacfwd(
 
 def hessian(
     func: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: Argnums = 0,
     *,
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
@@ -263,6 +287,11 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
+    if not are_numbers(argnums):
+        transform = partial(
+            hessian, chunk_size=chunk_size, memory_budget=memory_budget, progress=progress
+        )
+        return by_names("hessian", transform, func, argnums)
     forward_over_reverse = jacfwd(
         jacrev(func, argnums, _api="hessian"),
         argnums,

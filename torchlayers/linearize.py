@@ -1,30 +1,28 @@
 """A function's linear map at a point: linearize.
 
 The function runs once under jvp on symbolic tangents while make_fx records; what does not
-depend on the tangents is folded to constants, and the graph that is left is the linear map.
+depend on the tangents is folded to constants, and the graph that is left, replayed in C++, is the
+linear map.
 """
 
-import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule
-from torch.fx.experimental import const_fold
+from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, torch_func, tree
+from torchlayers.compiled.record import recording
+from torchlayers.compiled.replay import replay
 from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import Jvp
 from torchlayers.stack import current_stack
-
-# torch.fx patches modules for as long as it records or folds, for all threads.
-_recording = threading.RLock()
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
@@ -119,16 +117,16 @@ def _linear_map(
         recorded = _record(jvp_at(kept), leaves)
     except _SubclassSeen:
         return jvp_at(kept)
-    if not _can_fold(recorded):
-        return recorded
-    with _recording, warnings.catch_warnings():  # filters are every thread's, too
-        warnings.simplefilter("ignore")  # of attributes that the folded graph does without
-        folded = const_fold.split_const_subgraphs(recorded)
-        folded.run_folding()
-    # Where a tangent is constant the folded graph returns it as the Parameter it keeps it in.
-    return lambda *flat: tree.map_tensors(
-        lambda leaf: leaf.detach() if isinstance(leaf, Parameter) else leaf, folded(*flat)
-    )
+    if _can_fold(recorded):
+        _fold(recorded)
+    program = replay(recorded)
+
+    def by_program(*flat: Tensor) -> list[Any]:
+        if torch_compile.is_tracing():
+            return recorded(*flat)  # type: ignore[no-any-return]
+        return program(flat)
+
+    return by_program
 
 
 def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModule:
@@ -144,7 +142,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         with _Watch():  # type: ignore[no-untyped-call]
             return linear(*flat)
 
-    with _recording, torch_compile.run_eagerly():
+    with recording, torch_compile.run_eagerly():
         return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
 
 
@@ -174,3 +172,37 @@ def _can_fold(recorded: GraphModule) -> bool:
         if node.op == "get_attr" and getattr(recorded, str(node.target)).requires_grad:
             return False
     return True
+
+
+def _fold(recorded: GraphModule) -> None:
+    """Computes what does not depend on the inputs, once and for good."""
+    known: dict[Node, Any] = {}
+    graph = recorded.graph
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                known[node] = getattr(recorded, str(node.target))
+            elif node.op == "call_function" and all(map(known.__contains__, node.all_input_nodes)):
+                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*args, **kwargs)
+    for node in [node for node in known if node.op == "call_function"]:
+        if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
+            name = f"_folded_{node.name}"
+            recorded.register_buffer(name, known[node])
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            node.replace_all_uses_with(constant)
+            known[constant] = known[node]
+    # Who gets a constant may write to it.
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        output.args = map_arg(
+            output.args,
+            lambda node: (
+                graph.call_function(torch.ops.aten.clone.default, (node,))
+                if node in known
+                else node
+            ),
+        )
+    graph.eliminate_dead_code()
+    recorded.recompile()

@@ -1,9 +1,8 @@
-"""What is not about the dispatcher is torch's own, re-exported: stacking and replacing modules,
+"""What is not about the dispatcher is torch's own, re-exported: replacing batch norms,
 looking inside a wrapped tensor, and einops' rearrange."""
 
 from torch.func import debug_unwrap as debug_unwrap
 from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
-from torch.func import stack_module_state as stack_module_state
 
 from torchlayers.torch_versions import rearrange as rearrange
 
@@ -11,5 +10,4 @@ __all__ = [
     "debug_unwrap",
     "rearrange",
     "replace_all_batch_norm_modules_",
-    "stack_module_state",
 ]

@@ -45,3 +45,13 @@ def applied_function(frame: FrameType) -> Any:
     first, *attributes = called[1].split(".")
     found = frame.f_locals.get(first, frame.f_globals.get(first))
     return functools.reduce(lambda owner, name: getattr(owner, name, None), attributes, found)
+
+
+def is_no_compiler(error: BaseException | None) -> bool:
+    """Whether inductor ended with this because the machine has no C++ compiler."""
+    while error is not None:
+        if type(error).__name__ in ("InvalidCxxCompiler", "CppCompilerNotFound"):
+            return True
+        inner: Any = getattr(error, "inner_exception", None)
+        error = inner or error.__cause__ or error.__context__
+    return False

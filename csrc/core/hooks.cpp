@@ -6,6 +6,7 @@ namespace torchlayers {
 constinit Hooks hooks{
     .python_is_running = [] { return true; },
     .python_location = [] { return std::string(); },
+    .raise_if_interrupted = [] {},
     .hold_dual_level = [] {},
     .release_dual_level = [] {},
     .decompose = [](const Operator&, Args&) { return false; },

@@ -15,6 +15,8 @@ struct Hooks {
   // " In train.py:41, `loss.item()`." for the user's innermost line, or "" where no Python is
   // running.
   std::string (*python_location)();
+  // Lets Python's signal handlers run, and throws what they raise.
+  void (*raise_if_interrupted)();
   // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].
   void (*hold_dual_level)();
   void (*release_dual_level)();

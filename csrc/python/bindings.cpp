@@ -16,10 +16,12 @@
 #include "layers/transforms.h"
 #include "layers/vmap.h"
 #include "python/calls.h"
+#include "python/compiled_call.h"
 #include "python/entry.h"
 #include "python/modules.h"
 #include "python/nodes.h"
 #include "python/operators.h"
+#include "python/program.h"
 #include "python/steps.h"
 #include "values/wrapper.h"
 
@@ -143,6 +145,12 @@ void supply_python() {
       return std::string();
     }
   };
+  hooks.raise_if_interrupted = [] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  };
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
 }
@@ -221,6 +229,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_calls(m);
   bind_steps(m);
   bind_modules(m);
+  bind_programs(m);
+  bind_compiled_call(m);
 
   py::class_<LayerView>(m, "Layer", "A layer of the stack, as it was when asked for.")
       .def_readonly("owner", &LayerView::owner)

@@ -17,20 +17,58 @@ auto deeper() {
   return c10::make_scope_exit(&Py_LeaveRecursiveCall);
 }
 
-// Whether torch.utils._pytree takes it for one, which knows namedtuples without a list of them.
-bool is_leaf(PyObject* object) {
+// torch.utils._pytree's.
+py::handle containers() {
   static auto* containers =
       new py::object(imported("torch.utils._pytree", "SUPPORTED_NODES")); // Python ends before this
+  return *containers;
+}
+
+// Whether torch.utils._pytree takes it for one, which knows named tuples without a list of them.
+bool is_leaf(PyObject* object) {
   if (THPVariable_CheckExact(object) || object == Py_None) {
     return true;
   }
   return !PyTuple_Check(object) &&
-         PyDict_Contains(containers->ptr(), reinterpret_cast<PyObject*>(Py_TYPE(object))) == 0;
+         PyDict_Contains(containers().ptr(), reinterpret_cast<PyObject*>(Py_TYPE(object))) == 0;
 }
 
 // Comparing and hashing these runs no Python code.
 bool is_key(PyObject* object) {
   return PyUnicode_CheckExact(object) || PyLong_CheckExact(object);
+}
+
+// As torch.utils._pytree tells a named tuple.
+bool is_named_tuple(PyTypeObject* type) {
+  const auto get = [&](const char* name) {
+    auto found = py::reinterpret_steal<py::object>(
+        PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), name));
+    if (!found) {
+      PyErr_Clear();
+    }
+    return found;
+  };
+  const py::object fields = get("_fields"), make = get("_make"), as_dict = get("_asdict");
+  if (!fields || !make || !as_dict || !PyTuple_Check(fields.ptr())) {
+    return false;
+  }
+  for (const auto& field : py::reinterpret_borrow<py::tuple>(fields)) {
+    if (!PyUnicode_CheckExact(field.ptr())) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// What torch.max returns, for one: a tuple whose type is made in C.
+bool is_sequence_of_c(PyTypeObject* type) {
+  return type->tp_base == &PyTuple_Type && (type->tp_flags & Py_TPFLAGS_BASETYPE) == 0 &&
+         PyDict_Contains(containers().ptr(), reinterpret_cast<PyObject*>(type)) == 1;
+}
+
+bool is_same_key(PyObject* one, PyObject* other) {
+  return one == other ||
+         (is_key(one) && is_key(other) && PyObject_RichCompareBool(one, other, Py_EQ) == 1);
 }
 
 } // namespace
@@ -61,10 +99,27 @@ bool Tree::add(PyObject* object) {
   if (PyDict_CheckExact(object)) {
     const auto guard = deeper();
     structure.nodes_.push_back({Kind::Dict, PyDict_GET_SIZE(object)});
-    structure.keys_.push_back(py::reinterpret_steal<py::object>(PyDict_Keys(object)));
+    structure.details_.push_back(py::reinterpret_steal<py::object>(PyDict_Keys(object)));
     PyObject *key = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value) != 0;) {
       if (!is_key(key) || !add(value)) {
+        return false;
+      }
+    }
+    return true;
+  }
+  if (PyTuple_Check(object)) {
+    PyTypeObject* type = Py_TYPE(object);
+    const bool is_named = is_named_tuple(type);
+    if (!is_named && !is_sequence_of_c(type)) {
+      return false;
+    }
+    const auto guard = deeper();
+    structure.nodes_.push_back({is_named ? Kind::Named : Kind::Sequence, PyTuple_GET_SIZE(object)});
+    structure.details_.push_back(
+        py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type)));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+      if (!add(PyTuple_GET_ITEM(object, i))) {
         return false;
       }
     }
@@ -100,7 +155,7 @@ py::object Structure::with(const Leaves& leaves) const {
   if (spec_) {
     return imported("torchlayers.tree", "unflatten")(py::cast(leaves), spec_);
   }
-  Rest rest{nodes_.data(), keys_.data(), leaves.data()};
+  Rest rest{nodes_.data(), details_.data(), leaves.data()};
   return build(rest);
 }
 
@@ -110,14 +165,16 @@ py::object Structure::build(Rest& rest) {
     return *rest.leaf++;
   }
   if (root.kind == Kind::Dict) {
-    const py::handle keys = *rest.keys++;
+    const py::handle keys = *rest.detail++;
     py::dict dict;
     for (Py_ssize_t i = 0; i < root.size; ++i) {
       dict[py::handle(PyList_GET_ITEM(keys.ptr(), i))] = build(rest);
     }
     return dict;
   }
-  const bool is_tuple = root.kind == Kind::Tuple;
+  const bool is_tuple = root.kind != Kind::List;
+  const bool has_type = root.kind == Kind::Named || root.kind == Kind::Sequence;
+  const py::object type = has_type ? *rest.detail++ : py::object();
   auto sequence =
       py::reinterpret_steal<py::object>(is_tuple ? PyTuple_New(root.size) : PyList_New(root.size));
   for (Py_ssize_t i = 0; i < root.size; ++i) {
@@ -128,7 +185,70 @@ py::object Structure::build(Rest& rest) {
       PyList_SET_ITEM(sequence.ptr(), i, item);
     }
   }
+  if (has_type) {
+    return root.kind == Kind::Named ? type(*py::reinterpret_borrow<py::tuple>(sequence))
+                                    : type(sequence);
+  }
   return sequence;
+}
+
+bool Structure::Walk::take(PyObject* object, c10::SmallVectorImpl<PyObject*>& leaves) {
+  if (is_over()) {
+    return false;
+  }
+  const Node& node = *node_++;
+  switch (node.kind) {
+    case Kind::Leaf:
+      leaves.push_back(object);
+      return true;
+    case Kind::Dict: {
+      PyObject* keys = detail_++->ptr();
+      if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != node.size) {
+        return false;
+      }
+      PyObject *key = nullptr, *value = nullptr;
+      Py_ssize_t i = 0;
+      for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value) != 0; ++i) {
+        if (!is_same_key(key, PyList_GET_ITEM(keys, i)) || !take(value, leaves)) {
+          return false;
+        }
+      }
+      return true;
+    }
+    case Kind::List:
+      if (!PyList_CheckExact(object)) {
+        return false;
+      }
+      break;
+    case Kind::Tuple:
+      if (!PyTuple_CheckExact(object)) {
+        return false;
+      }
+      break;
+    case Kind::Named:
+    case Kind::Sequence:
+      if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != detail_++->ptr()) {
+        return false;
+      }
+      break;
+  }
+  if (PySequence_Fast_GET_SIZE(object) != node.size) {
+    return false;
+  }
+  for (Py_ssize_t i = 0; i < node.size; ++i) {
+    if (!take(PySequence_Fast_GET_ITEM(object, i), leaves)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int Structure::visit(visitproc visit, void* arg) const {
+  for (const auto& detail : details_) {
+    Py_VISIT(detail.ptr());
+  }
+  Py_VISIT(spec_.ptr());
+  return 0;
 }
 
 py::object Structure::spec() const {
@@ -148,7 +268,7 @@ bool Structure::operator==(const Structure& other) const {
   };
   const auto is_equal = [](const auto& one, const auto& another) { return one.equal(another); };
   return std::ranges::equal(nodes_, other.nodes_, is_alike) &&
-         std::ranges::equal(keys_, other.keys_, is_equal);
+         std::ranges::equal(details_, other.details_, is_equal);
 }
 
 } // namespace torchlayers

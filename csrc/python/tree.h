@@ -27,8 +27,9 @@ inline pybind11::object object_of(const at::Tensor& tensor) {
   return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
 }
 
-// What a tree is without its leaves. Of tuples, lists and dicts it is told by nodes, in the order
-// in which they are come to; where there is another container, by torch.utils._pytree.
+// What a tree is without its leaves. Of tuples, named ones too, lists and dicts it is told by
+// nodes, in the order in which they are come to; where there is another container, by
+// torch.utils._pytree.
 class Structure {
  public:
   Structure() = default;
@@ -42,22 +43,54 @@ class Structure {
 
   bool operator==(const Structure& other) const;
 
+  // Whether nodes tell all of it.
+  bool is_known() const {
+    return !spec_;
+  }
+
+  // Takes objects apart, one after the other: the trees of which the structure is a tuple. Runs no
+  // Python code.
+  class Walk;
+
+  // What it holds, for Python's garbage collector.
+  int visit(visitproc visit, void* arg) const;
+
  private:
   friend struct Tree;
-  enum class Kind : uint8_t { Leaf, Tuple, List, Dict };
+  enum class Kind : uint8_t { Leaf, Tuple, List, Dict, Named, Sequence };
   struct Node {
     Kind kind;
     Py_ssize_t size;
   };
   struct Rest {
     const Node* node;
-    const pybind11::object *keys, *leaf;
+    const pybind11::object *detail, *leaf;
   };
   static pybind11::object build(Rest& rest);
 
   c10::SmallVector<Node, 4> nodes_;
-  Leaves keys_; // of each dict, as a list
+  // The keys of each dict, in a list, and the type of each named tuple or sequence of C's.
+  Leaves details_;
   pybind11::object spec_;
+};
+
+class Structure::Walk {
+ public:
+  explicit Walk(const Structure& structure)
+      : node_(structure.nodes_.data() + 1),
+        end_(structure.nodes_.end()),
+        detail_(structure.details_.data()) {}
+
+  // Whether the object is as the next tree is; its leaves are borrowed.
+  bool take(PyObject* object, c10::SmallVectorImpl<PyObject*>& leaves);
+  bool is_over() const {
+    return node_ == end_;
+  }
+
+ private:
+  const Node* node_;
+  const Node* end_;
+  const pybind11::object* detail_;
 };
 
 struct Tree {

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torchlayers import tree
 from torchlayers.compiled.record import record
 from torchlayers.compiled.simplify import simplify
-from torchlayers.compiled.simplify.nodes import is_dense
+from torchlayers.compiled.simplify.nodes import is_dense, same_layout
 
 
 def operators(graph: GraphModule) -> list[str]:
@@ -34,7 +34,7 @@ def same(func: Callable[..., Any], *args: Any, exact: bool = True, **options: An
     for one, other in zip(actual, expected, strict=True):
         assert_same(one, other, exact)
         if isinstance(other, Tensor) and is_dense(other):
-            assert one.stride() == other.stride()
+            assert same_layout(one, other)
     for one, other in zip(tree.leaves(ours), tree.leaves(theirs), strict=True):
         assert_same(one, other, exact)
     return graph

@@ -1,4 +1,28 @@
 """Functions recorded through the layers, simplified, and run as compiled code.
 
-record.py writes down the plain operators that reach the bottom of the stack.
+A call goes this way: call.py finds the entry of its signature (signature.py). There is none at
+first, and api.py makes it: record.py writes down the plain operators that reach the bottom of the
+stack, simplify/ takes writes out and makes the graph smaller, split.py cuts off the reverse pass,
+and backends.py runs it, by replay.py or by inductor.py's code, held against that (compare.py).
+lowered.py shows a recording, with what it costs (costs.py), and package.py keeps it in a file.
 """
+
+from torchlayers.compiled.api import Compiled as Compiled
+from torchlayers.compiled.api import compile as compile
+from torchlayers.compiled.api import make_graph as make_graph
+from torchlayers.compiled.lowered import Lowered as Lowered
+from torchlayers.compiled.package import Package as Package
+from torchlayers.compiled.package import load as load
+from torchlayers.compiled.report import Report as Report
+from torchlayers.compiled.report import SignatureReport as SignatureReport
+
+__all__ = [
+    "Compiled",
+    "Lowered",
+    "Package",
+    "Report",
+    "SignatureReport",
+    "compile",
+    "load",
+    "make_graph",
+]

@@ -1,70 +1,283 @@
-"""A function recorded: the plain operators that reach the bottom of the stack."""
+"""A function recorded: the plain operators that reach the bottom of the stack.
+
+The function runs once, through whatever layers it has, on fake tensors. Below the layers, and
+below autograd, each operator is written down by make_fx; what arrives there that is no fake
+tensor is one that the function captured, and becomes an input of the recording.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx.experimental import proxy_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, tree
+from torchlayers.compiled.names import input_names
+from torchlayers.compiled.refused import DATA_DEPENDENT, NonLeafError, explain
+from torchlayers.torch_versions import make_fx
+
+_torch: Any = torch  # what it keeps for its own use has no types
 
 # torch.fx patches modules for as long as it records, for all threads.
-_recording = threading.RLock()
+recording = threading.RLock()
+
+
+class Output(NamedTuple):
+    """Where a leaf of the result comes from.
+
+    ``"computed"``: the graph's output of that index. ``"argument"``: the leaf of that index
+    among the arguments, the same object. ``"captured"``: likewise. ``"constant"``: the value.
+    """
+
+    source: str
+    value: Any
+
+
+class Gradients(NamedTuple):
+    """The reverse pass in a recording: a part of its inputs and outputs.
+
+    The graph's last inputs are cotangents of the computed outputs that are named here; its last
+    outputs are the gradients of the inputs that are named here, None where nothing depends on one.
+    """
+
+    of_outputs: list[int]
+    by_inputs: list[int]
 
 
 class Recording(NamedTuple):
     """What a function did to tensors of given shapes.
 
-    ``graph`` takes the arguments' tensors and then the captured ones, and returns the result's
-    leaves in a list. Each node has what it computes as a fake tensor in ``meta["val"]``.
+    ``graph`` takes the arguments' tensors, then the captured ones, then cotangents where there are
+    gradients; it returns a list: what the result is made of, and then gradients. Each node has
+    what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
+    the function made of numbers (torch.tensor), which nobody else holds.
     """
 
     graph: GraphModule
     captured: list[Tensor]
     out_spec: tree.TreeSpec
+    outputs: list[Output]
+    gradients: Gradients | None
+    constants: int  # how many of the captured tensors are the recording's own
+
+    @property
+    def computed(self) -> int:
+        """How many outputs of the graph are no gradients."""
+        return len({out.value for out in self.outputs if out.source == "computed"})
 
 
-def record(func: Callable[..., Any], args: Sequence[Any]) -> Recording:
-    """func(*args) through the layers, once, on fake tensors.
+def record(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    gradients: bool = False,
+) -> Recording:
+    """func(*args, **kwargs) through the layers, once, on fake tensors.
 
     Args:
-        func: any function of tensors.
-        args: tensors or pytrees of tensors.
+        func: any function.
+        args: tensors, or pytrees of tensors and other values.
+        kwargs: likewise.
+        gradients: record the reverse pass too, where an output requires grad.
+    Raises:
+        DataDependentError: func asked for a value that only a call's data has.
     """
-    leaves, spec = tree.flatten(tuple(args))
-    out_spec = None
-
-    def flat(*given: Any) -> list[Any]:
-        nonlocal out_spec
-        outputs, out_spec = tree.flatten(func(*tree.unflatten(given, spec)))
-        return outputs
-
-    with _recording, torch_compile.run_eagerly():
-        graph = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves)
-    assert out_spec is not None
-    return Recording(graph, _captured_as_inputs(graph), out_spec)
+    recorder = _Recorder(func, args, kwargs or {}, gradients)
+    with recording, torch_compile.run_eagerly():
+        try:
+            graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
+        except Exception as error:
+            explain(error, func)
+            raise
+        return recorder.finish(graph)
 
 
-def _captured_as_inputs(graph: GraphModule) -> list[Tensor]:
-    """The tensors that the graph holds as constants, each made an input, in this order."""
-    captured: dict[str, Tensor] = {}
-    inputs: dict[str, Node] = {}
-    last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1:]
+class _Recorder:
+    """One recording, while it is made."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        gradients: bool,
+    ) -> None:
+        self.func = func
+        self.leaves, self.spec = tree.flatten((tuple(args), kwargs))
+        self.names = input_names(func, args, kwargs)
+        self.wants_gradients = gradients
+        self.inputs: list[Node] = []
+        self.captured: dict[int, tuple[Tensor, FakeTensor]] = {}
+        self.cotangents: list[Node] = []
+        self.gradients: Gradients | None = None
+
+    def run(self) -> list[Any]:
+        self.mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
+        with self.mode:
+            given = [
+                self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
+                for leaf, name in zip(self.leaves, self.names, strict=True)
+            ]
+            self.arguments = len(self.inputs)
+            args, kwargs = tree.unflatten(given, self.spec)
+            with _Captures(self):
+                result = self.func(*args, **kwargs)
+                leaves, self.out_spec = tree.flatten(result)
+                computed = self.sort_outputs(leaves, given)
+                found = self.reverse(computed, given) if self.wants_gradients else []
+        return [*computed, *found]
+
+    def argument(self, leaf: Tensor, name: str) -> Tensor:
+        return self.input(leaf, name).requires_grad_(leaf.requires_grad)
+
+    def input(self, like: Tensor, name: str) -> FakeTensor:
+        """A new input of the graph, of this shape, for the operators that follow."""
+        mode: Any = proxy_tensor.get_proxy_mode()
+        with proxy_tensor.disable_proxy_modes_tracing():
+            fake = _fake(self.mode, like)
+            proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
+            proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
+        self.inputs.append(proxy.node)
+        return fake
+
+    def capture(self, tensor: Tensor) -> FakeTensor:
+        """The fake tensor of one that the function captured."""
+        if id(tensor) not in self.captured:
+            fake = self.input(tensor, f"captured_{len(self.captured)}")
+            self.captured[id(tensor)] = (tensor, fake)
+        return self.captured[id(tensor)][1]
+
+    def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
+        """Finds where each leaf of the result comes from; returns those that are computed."""
+        arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
+        computed: dict[int, tuple[int, Tensor]] = {}
+        self.outputs = []
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                self.outputs.append(Output("constant", leaf))
+            elif id(leaf) in arguments:
+                self.outputs.append(Output("argument", arguments[id(leaf)]))
+            elif not isinstance(leaf, FakeTensor):
+                self.capture(leaf)
+                self.outputs.append(Output("captured", [*self.captured].index(id(leaf))))
+            else:
+                index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
+                self.outputs.append(Output("computed", index))
+        return [leaf for _, leaf in computed.values()]
+
+    def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
+        """The gradients of what requires grad, recorded below the function's own operators."""
+        of_outputs = [i for i, output in enumerate(outputs) if output.requires_grad]
+        if not of_outputs:
+            return []
+        tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        tensors += [tensor for tensor, _ in self.captured.values()]
+        by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        wanted = [tensors[i] for i in by_inputs]
+        captured = [tensor for tensor in wanted if not isinstance(tensor, FakeTensor)]
+        if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):
+            raise NonLeafError(self.func)
+        cotangents = [
+            self.input(outputs[i].detach(), f"cotangent_{count}")
+            for count, i in enumerate(of_outputs)
+        ]
+        self.cotangents = self.inputs[-len(cotangents) :]
+        self.gradients = Gradients(of_outputs, by_inputs)
+        with torch.autograd.set_multithreading_enabled(False):
+            return list(
+                torch.autograd.grad(
+                    [outputs[i] for i in of_outputs], wanted, cotangents, allow_unused=True
+                )
+            )
+
+    def finish(self, graph: GraphModule) -> Recording:
+        constants = _constants_as_inputs(graph)
+        captured = [tensor for tensor, _ in self.captured.values()]
+        ahead = [node for node in self.inputs if node not in self.cotangents]
+        first = next(iter(graph.graph.nodes))
+        anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
+        first.prepend(anchor)
+        for node in [*ahead, *constants, *self.cotangents]:
+            anchor.prepend(node)
+        anchor._remove_from_list()
+        graph.graph.eliminate_dead_code()
+        graph.recompile()
+        return Recording(
+            graph,
+            [*captured, *constants.values()],
+            self.out_spec,
+            self.outputs,
+            self.gradients,
+            len(constants),
+        )
+
+
+class _Captures(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Below the layers: tensors that the function captured become inputs."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor's: nobody else has it
+            args, kwargs = tree.map_tensors(self._known, (args, kwargs))
+        func, args = _said(func, args)
+        try:
+            return func(*args, **kwargs)
+        except DATA_DEPENDENT as error:
+            explain(error, self.recorder.func)
+            raise
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.recorder.capture(tensor)
+
+
+def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
+    """A tensor without data, and with memory of its own, whatever shares memory with the other."""
+    with mode, torch.no_grad():
+        if like.layout is not torch.strided or like.is_quantized:
+            fake: Any = like if isinstance(like, FakeTensor) else mode.from_tensor(like.detach())
+        else:
+            fake = torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            )
+    assert isinstance(fake, FakeTensor)
+    return fake
+
+
+def _said(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The operator by the name that says what it writes to."""
+    if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
+        return torch.ops.aten._native_batch_norm_legit.default, args
+    return func, args
+
+
+def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:
+    """The tensors that the graph holds, each made an input."""
+    uses: dict[str, list[Node]] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        if not isinstance(held := getattr(graph, name), Tensor):
-            continue
-        if name not in inputs:
-            captured[name] = held
-            after = [*last, *inputs.values()][-1:]
-            with graph.graph.inserting_after(*after) if after else graph.graph.inserting_before():
-                inputs[name] = graph.graph.placeholder(name)
-            inputs[name].meta = dict(node.meta)
-        node.replace_all_uses_with(inputs[name])
-        graph.graph.erase_node(node)
-    for name in captured:
+        if isinstance(getattr(graph, str(node.target)), Tensor):
+            uses.setdefault(str(node.target), []).append(node)
+    held: dict[Node, Tensor] = {}
+    for count, (name, nodes) in enumerate(uses.items()):
+        with graph.graph.inserting_before(nodes[0]):
+            made = graph.graph.placeholder(f"constant_{count}")
+        made.meta = dict(nodes[0].meta)
+        held[made] = getattr(graph, name)
+        for node in nodes:
+            node.replace_all_uses_with(made)
+            graph.graph.erase_node(node)
         delattr(graph, name)
-    graph.recompile()
-    return [*captured.values()]
+    return held

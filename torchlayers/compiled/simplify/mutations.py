@@ -28,7 +28,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
-        with record._recording, mode or nullcontext():
+        with record.recording, mode or nullcontext():
             functional = make_fx(torch.func.functionalize(graph))(*inputs)
     except (RuntimeError, NotImplementedError):  # a custom operator that writes, set_
         return None

@@ -81,10 +81,14 @@ def has_effect(node: Node) -> bool:
 
 
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-    """A new node in front of another, with its value."""
+    """A new node in front of another, with its value. None is left where there is an error."""
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target, args, kwargs)
-    node.meta["val"] = _computed(node)
+    try:
+        node.meta["val"] = _computed(node)
+    except Exception:
+        before.graph.erase_node(node)
+        raise
     return node
 
 
@@ -131,12 +135,10 @@ def pin(graph: Graph) -> None:
     """Marks the nodes whose memory is read by strides: they stay as they are."""
     for node in graph.nodes:
         if calls(node, *BY_STRIDES):
-            read = node.args[0]
-            while True:
+            read: Any = node.args[0]
+            while read is not None:
                 read.meta[_PINNED] = True
-                if (viewed := viewed_by(read)) is None:
-                    break
-                read = viewed
+                read = viewed_by(read)
 
 
 def viewed_by(node: Node) -> Node | None:

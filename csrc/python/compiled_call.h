@@ -1,0 +1,10 @@
+// A call of a compiled function.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace torchlayers {
+
+void bind_compiled_call(pybind11::module_& m);
+
+} // namespace torchlayers

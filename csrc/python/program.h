@@ -1,0 +1,23 @@
+// Programs as Python writes and calls them.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <memory>
+
+#include "compiled/program.h"
+
+namespace torchlayers {
+
+c10::IValue value_of(pybind11::handle object);
+pybind11::object object_of_value(c10::IValue&& value);
+
+// Runs it without the GIL.
+void run_program(const compiled::Program& program, torch::jit::Stack& stack);
+
+// Null where the object is none.
+std::shared_ptr<const compiled::Program> program_of(pybind11::handle object);
+
+void bind_programs(pybind11::module_& m);
+
+} // namespace torchlayers

@@ -1,0 +1,232 @@
+"""Compiled functions saved, loaded, and run by C++ without Python."""
+
+import json
+import shutil
+import subprocess
+import textwrap
+import threading
+import zipfile
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import cpp_extension
+
+import torchlayers as tl
+from torchlayers.errors import StructureError, TransformError
+
+# torch's own, of what its exporter does.
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+
+WEIGHT = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
+SEEN = torch.zeros(())
+
+
+def slopes(x, options, running, power):
+    """All that a package has to hold: captured tensors, a constant, a write, noise, aliases."""
+    running.mul_(0.9).add_(x.detach().mean(), alpha=0.1)
+    SEEN.add_(1)
+    noise = torch.randn(3)
+
+    def energy(x):
+        return ((x @ WEIGHT).tanh() * options["scale"]).pow(power).sum()
+
+    slope = tl.vmap(tl.grad(energy))(x)
+    return {"slope": slope, "noise": noise, "given": x}, power, WEIGHT.detach()
+
+
+def arguments():
+    x = torch.linspace(-1, 1, 20, dtype=torch.float32).reshape(5, 4)
+    return x, {"scale": torch.tensor(2.0), "unused": 3}, torch.ones(()), 2
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("package") / "slopes.pt2"
+    SEEN.zero_()
+    tl.compile(slopes, static_argnums=3).lower(*arguments()).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def loaded(path):
+    return tl.load(path)
+
+
+def test_a_loaded_function_returns_what_the_saved_one_did(loaded):
+    mine, theirs = arguments(), arguments()
+    torch.manual_seed(0)
+    expected = slopes(*mine)
+    torch.manual_seed(0)
+    got = loaded(*theirs[:3])
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(theirs[2], mine[2])  # the running mean
+    assert got[0]["given"] is theirs[0]
+
+
+def test_saving_computes_and_writes_nothing(path):
+    SEEN.zero_()
+    running = torch.ones(())
+    x, options, _, power = arguments()
+    tl.compile(slopes, static_argnums=3).lower(x, options, running, power)
+    assert (SEEN, running) == (0, 1)
+
+
+def test_another_layout_of_memory_is_brought_into_the_one_it_was_saved_for(loaded):
+    x, options, running, _ = arguments()
+    torch.manual_seed(0)
+    expected = loaded(x, options, running)
+    other = x.t().contiguous().t()
+    assert other.stride() != x.stride()
+    torch.manual_seed(0)
+    torch.testing.assert_close(loaded(other, options, torch.ones(())), expected)
+
+
+def test_threads_share_a_package(loaded):
+    x, options, _, _ = arguments()
+    expected = loaded(x, options, torch.ones(()))[0]["slope"]
+    found = []
+
+    def run():
+        found.append(loaded(x, options, torch.ones(()))[0]["slope"])
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    for slope in found:
+        torch.testing.assert_close(slope, expected)
+
+
+WRONG = {
+    "a shape": (
+        lambda x, options, running: (x[:4], options, running),
+        r"a tensor of shape \(5, 4\), dtype float32 on cpu as leaf 0 .*got \(4, 4\)",
+    ),
+    "a dtype": (lambda x, options, running: (x.double(), options, running), "got .*float64"),
+    "a constant": (
+        lambda x, options, running: (x, {**options, "unused": 4}, running),
+        "was saved with 3 as leaf 2",
+    ),
+    "a structure": (lambda x, options, running: (x, options), "arguments of the structure"),
+    "no tensor": (
+        lambda x, options, running: (x, options, 1.0),
+        "leaf 3 of the arguments must be a tensor, got float",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
+def test_other_arguments_are_refused_in_words(loaded, change, words):
+    with pytest.raises(StructureError, match=words):
+        loaded(*change(*arguments()[:3]))
+
+
+def test_it_has_no_derivatives_and_says_so(loaded):
+    x, options, running, _ = arguments()
+    with pytest.raises(TransformError, match="has no derivatives, and leaf 0"):
+        loaded(x.requires_grad_(), options, running)
+    with torch.no_grad():
+        loaded(x, options, running)
+    with pytest.raises(TransformError, match="can't be called inside a transform"):
+        tl.vmap(lambda x: loaded(x, options, running)[0]["slope"])(x.detach()[None])
+    assert tl.current_stack() == ()
+
+
+def rewritten(path, folder, change):
+    """The package with other notes beside its code."""
+    other = folder / path.name
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
+        for item in source.infolist():
+            data = source.read(item)
+            if item.filename.endswith("wrapper_metadata.json"):
+                notes = json.loads(data)
+                change(notes)
+                data = json.dumps(notes).encode()
+            target.writestr(item, data)
+    return other
+
+
+def of_another_torch(notes):
+    notes["torchlayers"] = json.dumps({**json.loads(notes["torchlayers"]), "torch": "1.0"})
+
+
+OTHERS = {
+    "another torch": (of_another_torch, "was compiled for torch 1.0, and this is"),
+    "another processor": (
+        lambda notes: notes.update(AOTI_MACHINE="aarch64"),
+        "was compiled for aarch64 .* and this processor is",
+    ),
+    "a processor that can more": (
+        lambda notes: notes.update(AOTI_CPU_ISA="AVX4096"),
+        "compiled for .* with AVX4096",
+    ),
+    "somebody else": (lambda notes: notes.pop("torchlayers"), "no package that torchlayers"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), OTHERS.values(), ids=OTHERS)
+def test_a_package_for_another_place_is_refused_before_it_runs(path, tmp_path, change, words):
+    with pytest.raises(TransformError, match=words):
+        tl.load(rewritten(path, tmp_path, change))
+
+
+def test_what_is_no_package_is_refused(tmp_path):
+    (tmp_path / "text.pt2").write_text("no package")
+    with pytest.raises(TransformError, match="no package that torchlayers has saved"):
+        tl.load(tmp_path / "text.pt2")
+
+
+def test_what_a_file_cannot_hold_is_refused_before_anything_is_compiled(tmp_path):
+    lowered = tl.compile(lambda x: (x, object)).lower(torch.ones(2))
+    with pytest.raises(TransformError, match="takes or returns what a file can't hold"):
+        lowered.save(tmp_path / "f.pt2")
+    with pytest.raises(TransformError, match=r"must end in \.pt2"):
+        lowered.save(tmp_path / "f.so")
+
+
+MAIN = """
+#include <torch/torch.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+#include <iostream>
+
+int main(int, char** arguments) {
+  c10::InferenceMode mode;
+  torch::inductor::AOTIModelPackageLoader package(arguments[1]);
+  std::vector<at::Tensor> inputs = {
+      torch::linspace(-1, 1, 20).reshape({5, 4}), torch::tensor(2.0f), torch::ones({})};
+  std::vector<at::Tensor> outputs = package.run(inputs);
+  std::cout << outputs[0].sum().item<double>() << " " << inputs[2].item<double>() << "\\n";
+}
+"""
+
+
+@pytest.mark.full
+def test_a_cpp_program_runs_a_package_without_python(path, tmp_path, loaded):
+    source, program = tmp_path / "main.cpp", tmp_path / "main"
+    source.write_text(textwrap.dedent(MAIN))
+    libraries = cpp_extension.library_paths()
+    flags = [
+        *(f"-I{folder}" for folder in cpp_extension.include_paths()),
+        *(f"-L{folder}" for folder in libraries),
+        *(f"-Wl,-rpath,{folder}" for folder in libraries),
+        *("-std=c++20", "-O0", "-ltorch", "-ltorch_cpu", "-lc10"),
+    ]
+    compiler = shutil.which("c++") or shutil.which("g++")
+    assert compiler
+    subprocess.run([compiler, source, "-o", program, *flags], check=True)
+    run = subprocess.run([program, path], check=True, capture_output=True, text=True)
+    x, options, running, _ = arguments()
+    slope = loaded(x, options, running)[0]["slope"]
+    numbers = [float(word) for word in run.stdout.split()]
+    assert numbers == pytest.approx([slope.sum().item(), running.item()], rel=1e-5)
+
+
+def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
+    x = torch.randn(6, 3)
+    tl.compile(net).lower(x).save(tmp_path / "net.pt2")
+    with torch.no_grad():
+        torch.testing.assert_close(tl.load(tmp_path / "net.pt2")(x), net(x))

@@ -1,0 +1,108 @@
+"""op_db recorded under transforms and replayed: bit by bit what the graph gives, as eager does.
+
+The quick run takes the first sample of every operator, as it is and under one of the transforms,
+which take turns; ``--full`` takes all of both.
+"""
+
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+from tests.compiled.results import results
+from tests.opinfo.cases import cases, full_name, ops
+from tests.opinfo.transforms import BASIC
+from torchlayers.compiled.record import record
+from torchlayers.compiled.replay import replay
+
+
+def hessian(tf, case):
+    return tf.hessian(case.scalar)(*case.inputs)
+
+
+TRANSFORMS = {**BASIC, "hessian": hessian}
+OPS = ops(torch.float32)
+
+# Shapes, or branches, that depend on data: no recording can hold them.
+DEPENDS_ON_DATA = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+)
+NOT_RECORDED = {
+    "combinations",
+    "corrcoef",
+    "cov",
+    "linalg.lstsq",
+    "linalg.lstsq.grad_oriented",
+    "nn.functional.ctc_loss",
+    "nn.functional.gaussian_nll_loss",
+}
+
+
+def forward(tf, case):
+    return case.func(*case.inputs)
+
+
+def draws(graph):
+    tags = [getattr(node.target, "tags", ()) for node in graph.graph.nodes]
+    return any(torch.Tag.nondeterministic_seeded in given for given in tags)
+
+
+def check(op, case, run):
+    tangents = case.tangents()
+
+    def f(*inputs):
+        given = type(case)(case.func, list(inputs))
+        given.tangents = lambda: tangents
+        return run(tl, given)
+
+    torch.manual_seed(0)
+    try:
+        eager = f(*case.inputs)
+    except Exception:
+        return  # which the sweep over op_db looks at
+    try:
+        recording = record(f, case.inputs)
+    except DEPENDS_ON_DATA:
+        assert full_name(op) in NOT_RECORDED
+        return
+    inputs = [*case.inputs, *recording.captured]
+    torch.manual_seed(0)
+    expected = recording.graph(*inputs)
+    torch.manual_seed(0)
+    replayed = replay(recording.graph)(inputs)
+    torch.testing.assert_close(replayed, [*expected], rtol=0, atol=0, equal_nan=True)
+    if not draws(recording.graph):  # op_db sets a seed inside some functions
+        ours = results(recording, case.inputs, replayed)
+        torch.testing.assert_close(ours, pytree.tree_leaves(eager), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
+)
+def test_a_sample_replayed(op, turn):
+    transform = [*TRANSFORMS.values()][turn % len(TRANSFORMS)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases(op, torch.float32, 1):
+            check(op, case, forward)
+            check(op, case, transform)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("run", [forward, *TRANSFORMS.values()], ids=["forward", *TRANSFORMS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("op", OPS, ids=full_name)
+def test_every_sample_replayed(op, dtype, run):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for case in cases(op, dtype, None):
+            check(op, case, run)

@@ -1,0 +1,167 @@
+"""How a graph is run: replayed, by inductor's code, or by both in turn."""
+
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.compiled import inductor
+from torchlayers.compiled.compare import difference, sensitivity
+from torchlayers.compiled.graphs import draws, writes
+from torchlayers.compiled.replay import replay
+from torchlayers.device import RandomState
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+BACKENDS = ("inductor", "replay", "auto")
+
+# Inductor is no more than one thread's at a time.
+_compiling = threading.RLock()
+
+
+class Settings(NamedTuple):
+    """What compile was given."""
+
+    backend: str
+    options: dict[str, Any] | None
+    check: bool
+
+
+class Runner:
+    """A graph and what runs it, which may become something else.
+
+    ``adopt`` is called with what runs it, and again whenever that is replaced.
+    """
+
+    def __init__(
+        self, graph: GraphModule, settings: Settings, name: str, adopt: Callable[[Run], None]
+    ) -> None:
+        self.graph = graph
+        self.seconds = 0.0
+        self.how = "replay"
+        self._settings = settings
+        self._name = name
+        self._adopt = adopt
+        self._replayed: Run = replay(graph)
+        self._code: Run | None = None
+        self._settled = False
+        self._threads = torch.get_num_threads()
+        if settings.backend == "inductor":
+            self.how = "not compiled yet"
+            adopt(self._compile_first)
+            return
+        adopt(self._replayed)
+        if settings.backend == "auto":
+            self.how = "replay, until compiled"
+            threading.Thread(target=self._compile_aside, daemon=True).start()
+
+    def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """The first call: compiles, and holds the result against the replayed one.
+
+        Where that is interrupted, the next call is the first.
+        """
+        with _compiling:
+            if not self._settled:
+                if self._code is None:
+                    self._compile()
+                return self._first_result(tensors)
+        return (self._code or self._replayed)(tensors)
+
+    def _compile_aside(self) -> None:
+        with _compiling:
+            self._compile()
+        if self._code is not None:
+            self._adopt(self._compile_first)
+
+    def _compile(self) -> None:
+        """Sets the code, or says why there is none."""
+        start = time.perf_counter()
+        options = self._settings.options
+        try:
+            self._code = inductor.compile_graph(self.graph, self._threads, options)
+            self.how = "inductor"
+        except inductor.NoCompilerError:
+            inductor.say_no_compiler()
+            self._go_on_replaying("no C++ compiler")
+        except Exception as error:
+            text = str(error).strip().splitlines()
+            reason = f"{type(error).__name__}: {text[0] if text else ''}"
+            self._go_on_replaying(reason)
+            warnings.warn(
+                f"torchlayers: compile: inductor did not compile {self._name}, whose graph is "
+                f"replayed instead ({reason}). Where the cause is no full disk or the like, please "
+                "report it with what torchlayers.make_graph gives for these arguments.",
+                stacklevel=2,
+            )
+        self.seconds += time.perf_counter() - start
+
+    def _first_result(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        run = self._code
+        if run is None:
+            result = self._replayed(tensors)
+        elif not self._settings.check:
+            result = run(tensors)
+        else:
+            result, problem = self._checked(run, tensors)
+            if problem is not None:
+                self._go_on_replaying(f"inductor's {problem}")
+                warnings.warn(
+                    f"torchlayers: compile: what inductor made of {self._name} is wrong: {problem}."
+                    " Its graph is replayed instead. Please report it to PyTorch, with the graph "
+                    "that torchlayers.make_graph gives for these arguments.",
+                    stacklevel=2,
+                )
+        self._settled = True
+        if self._code is not None:
+            self._adopt(self._code)
+        return result
+
+    def _go_on_replaying(self, why: str) -> None:
+        self._code = None
+        self._settled = True
+        self.how = f"replay ({why})"
+        self._adopt(self._replayed)
+
+    def _checked(self, run: Run, tensors: list[Tensor]) -> tuple[Sequence[Tensor], str | None]:
+        """The code's result, and None; or the replayed one, and what is wrong with the code's."""
+        written = sorted({*writes(self.graph).values()})
+        with torch.no_grad():
+            before = [tensors[i].clone() for i in written]
+            copies = [*tensors]
+            for i, copy in zip(written, before, strict=True):
+                copies[i] = copy.clone()
+            state = RandomState() if draws(self.graph) else None
+            expected = [*self._replayed([*copies])]
+            if state is not None:
+                state.restore()
+            result = run([*tensors])
+            ours = [*expected, *(copies[i] for i in written)]
+            theirs = [*result, *(tensors[i] for i in written)]
+            if (problem := _first_difference(ours, theirs)) is not None and state is None:
+                inputs = [*tensors]
+                for i, copy in zip(written, before, strict=True):
+                    inputs[i] = copy.clone()
+                allowed = sensitivity(self._replayed, inputs, expected)
+                allowed += [0.0] * len(written)
+                problem = _first_difference(ours, theirs, allowed)
+            if problem is None:
+                return result, None
+            for i in written:
+                tensors[i].copy_(copies[i])
+            return expected, problem
+
+
+def _first_difference(
+    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[Any] | None = None
+) -> str | None:
+    for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+        if isinstance(one, Tensor):
+            problem = difference(one, other, allowed[i] if allowed else 0.0)
+            if problem is not None:
+                return f"result {i} {problem}"
+    return None

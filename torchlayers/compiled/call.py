@@ -1,0 +1,121 @@
+"""A call of a compiled function: from the arguments to the entry that runs them, and back.
+
+Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
+that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
+for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
+(api.py).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+from torchlayers.compiled.record import Output
+from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class Entry(_C.CompiledEntry):
+    """What runs for one signature.
+
+    ``run`` takes the arguments' tensors and the captured ones, in one list that it may keep or
+    clear, and returns a list of tensors, of which ``outputs`` tells what becomes of them. ``run``
+    may be replaced at any time. It is called without autograd, unless ``is_recorded``.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        captured: list[Tensor],
+        outputs: list[Output],
+        out_spec: tree.TreeSpec,
+        run: Callable[[list[Tensor]], Sequence[Tensor]],
+    ) -> None:
+        self.signature = signature
+        self.captured = captured
+        self.captured_like: list[Like] = [like(tensor) for tensor in captured]
+        self.outputs = outputs
+        self.out_spec = out_spec
+        self.run = run
+
+    def fits(self) -> bool:
+        """Whether the captured tensors are what they were when this was recorded."""
+        return all(map(_is_like, self.captured, self.captured_like))
+
+    def call(self, leaves: list[Any]) -> Any:
+        self.calls += 1
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
+            computed = self.run([*tensors, *self.captured])
+        results = []
+        for source, value in self.outputs:
+            if source == "computed":
+                results.append(computed[value])
+            elif source == "argument":
+                results.append(leaves[value])
+            elif source == "captured":
+                results.append(self.captured[value])
+            else:
+                results.append(value)
+        return tree.unflatten(results, self.out_spec)
+
+
+def _is_like(tensor: Tensor, expected: Like) -> bool:
+    return like(tensor) == expected
+
+
+class Entries:
+    """The entries of one function, by signature."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, list[Entry]] = {}
+        self.all: list[Entry] = []
+
+    def find(self, given: Signature) -> Entry | None:
+        for entry in self._found.get(given.key(), ()):
+            if entry.signature.spec == given.spec and entry.fits():
+                return entry
+        return None
+
+    def add(self, entry: Entry) -> None:
+        self._found.setdefault(entry.signature.key(), []).append(entry)
+        self.all.append(entry)
+
+
+def inlined(leaves: Sequence[Any]) -> bool:
+    """Whether somebody looks at each operator: a layer, a recording, a mode, a tensor's class."""
+    return (
+        _C.any_layer()
+        or _torch._C._functorch.peek_interpreter_stack() is not None
+        or _torch._C._len_torch_dispatch_stack() > 0
+        or _torch._C._len_torch_function_stack() > 0
+        or _torch._C._get_tracing_state() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(isinstance(leaf, Tensor) and type(leaf) not in PLAIN for leaf in leaves)
+    )
+
+
+def call(
+    entries: Entries,
+    make: Callable[[Signature, Sequence[Any], dict[str, Any]], Entry],
+    func: Callable[..., Any],
+    static: Sequence[int],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """func(*args, **kwargs), by the entry that fits, or one that make adds."""
+    dynamic = args
+    if static:
+        dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
+    leaves, spec = tree.flatten((dynamic, kwargs))
+    if inlined(leaves):
+        return func(*args, **kwargs)
+    given = signature(leaves, spec, [args[i] for i in static if i < len(args)])
+    entry = entries.find(given)
+    if entry is None:
+        entry = make(given, args, kwargs)
+    return entry.call(leaves)

@@ -1,0 +1,50 @@
+"""What there is to know about a recording's graph."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+_COPY = torch.ops.aten.copy_.default
+
+
+def inputs_of(graph: GraphModule) -> list[Node]:
+    return [*graph.graph.find_nodes(op="placeholder")]
+
+
+def writes(graph: GraphModule) -> dict[Node, int]:
+    """The copies that end a functional graph, each with the input that it writes to."""
+    places = {node: i for i, node in enumerate(inputs_of(graph))}
+    return {
+        node: places[node.args[0]]
+        for node in graph.graph.find_nodes(op="call_function", target=_COPY)
+        if node.args[0] in places
+    }
+
+
+def outputs_of(graph: GraphModule) -> list[Any]:
+    """What it returns: nodes, and None where there is no gradient."""
+    returned: Any = graph.graph.output_node().args[0]
+    return [*returned]
+
+
+def operators(graph: GraphModule) -> Iterator[Node]:
+    return (node for node in graph.graph.nodes if node.op == "call_function")
+
+
+def draws(graph: GraphModule) -> bool:
+    """Whether an operator draws random numbers."""
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in operators(graph)
+    )
+
+
+def is_functional(graph: GraphModule) -> bool:
+    """Whether no operator writes to an argument."""
+    return not any(
+        node.target._schema.is_mutable
+        for node in operators(graph)
+        if isinstance(node.target, torch._ops.OpOverload)
+    )

@@ -1,0 +1,82 @@
+"""The door to PyTorch's compiler: a graph becomes compiled code."""
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule
+
+from torchlayers.compiled.graphs import outputs_of
+from torchlayers.torch_versions import is_no_compiler
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+class NoCompilerError(Exception):
+    """This machine has no C++ compiler."""
+
+
+def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | None = None) -> Run:
+    """The graph's compiled code. It takes a list of tensors, which it clears.
+
+    Args:
+        graph: of ATen operators that write to nothing but, at its end and by copy_, its inputs;
+            its nodes have fake tensors in ``meta["val"]``.
+        threads: how many threads the code uses.
+        options: what inductor is configured with, by the names in torch._inductor.config.
+    Raises:
+        NoCompilerError: this machine has no C++ compiler.
+        Exception: whatever inductor ends with.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+
+    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    settings = {
+        # The numbers that torch draws, from torch's generators.
+        "fallback_random": True,
+        "cpp.threads": threads,
+        **(options or {}),
+    }
+    fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
+    if fake is None:
+        fake = torch._subclasses.FakeTensorMode()
+    try:
+        with config.patch(settings), torch.no_grad(), tracing(TracingContext(fake)):
+            lowered = _decomposed(graph, inputs, fake)
+            output = lowered.graph.output_node()
+            output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
+            record_original_output_strides(lowered)
+            code: Any = compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+    except Exception as error:
+        if is_no_compiler(error):
+            raise NoCompilerError from error
+        raise
+    return code  # type: ignore[no-any-return]
+
+
+def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
+    """The graph in the operators that inductor knows."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fake:
+        return make_fx(
+            lambda *given: graph(*given),
+            decomposition_table=select_decomp_table(),
+            tracing_mode="real",
+        )(*inputs)
+
+
+@functools.cache
+def say_no_compiler() -> None:
+    warnings.warn(
+        "torchlayers: compile: this machine has no C++ compiler, which inductor needs. Compiled "
+        "functions replay their graphs instead (backend='replay').",
+        stacklevel=3,
+    )

@@ -1,0 +1,44 @@
+"""What the inputs of a recording are called: as the function's arguments are."""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
+    """A name for each leaf of ``(args, kwargs)``: ``x``, ``params_weight``, ``xs_0``."""
+    names = _argument_names(func, len(args))
+    found = []
+    for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
+        found += [_identifier(name + pytree.keystr(path)) for path, _ in _with_paths(value)]
+    return found
+
+
+def _with_paths(value: Any) -> list[tuple[Any, Any]]:
+    try:
+        return pytree.tree_flatten_with_path(value)[0]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [((), leaf) for leaf in pytree.tree_leaves(value)]
+
+
+def _argument_names(func: Callable[..., Any], count: int) -> list[str]:
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        parameters = []  # type: ignore[assignment]
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{i}" for i in range(count - len(names))]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+    names = names[:count]
+    return [*names, *(f"arg_{i}" for i in range(len(names), count))]
+
+
+def _identifier(path: str) -> str:
+    name = re.sub(r"\W+", "_", path).strip("_") or "arg"
+    return f"arg_{name}" if name[0].isdigit() else name

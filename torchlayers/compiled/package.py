@@ -1,0 +1,267 @@
+"""Compiled functions as files: AOTInductor's packages, which C++ runs without Python.
+
+Beside the code a package has a line of JSON: what torch and processor it is for, the shapes of
+its arguments, and how its tensors become the function's arguments and result.
+"""
+
+import json
+import os
+import platform
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from torchlayers import _C, tree
+from torchlayers.compiled.graphs import writes
+from torchlayers.compiled.record import Recording
+from torchlayers.compiled.signature import Like
+from torchlayers.errors import StructureError, TransformError
+from torchlayers.torch_versions import is_no_compiler
+
+_KEY = "torchlayers"
+_Loader: Any = torch._C._aoti.AOTIModelPackageLoader
+
+
+class Content(NamedTuple):
+    """What goes into a package: a graph, where its tensors come from, where its results go."""
+
+    name: str
+    graph: GraphModule
+    recorded: Recording
+    leaves: list[Any]  # of (args, kwargs): a Like for each tensor, and other values
+    spec: tree.TreeSpec
+
+
+class _Held(nn.Module):
+    """The graph with the captured tensors as buffers, for torch.export."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__()
+        self.graph = content.graph
+        self.returned = [
+            value for source, value in content.recorded.outputs if source == "captured"
+        ]
+        self.held = [f"captured_{i}" for i in range(len(content.recorded.captured))]
+        for name, tensor in zip(self.held, content.recorded.captured, strict=True):
+            self.register_buffer(name, tensor.detach().clone())
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        held = [getattr(self, name) for name in self.held]
+        return (*self.graph(*arguments, *held), *(held[i].clone() for i in self.returned))
+
+
+def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
+    """See Lowered.save."""
+    if not path.endswith(".pt2"):
+        raise TransformError(f"torchlayers: save: the path must end in .pt2, got {path!r}.")
+    examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
+    settings = {
+        "fallback_random": True,  # the numbers that torch draws
+        "aot_inductor.metadata": {_KEY: _described(content)},
+        **(options or {}),
+    }
+    try:
+        with torch.no_grad():
+            exported = torch.export.export(_Held(content), examples)
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=path, inductor_configs=settings
+            )
+    except Exception as error:
+        if is_no_compiler(error):
+            raise TransformError(
+                "torchlayers: save: this machine has no C++ compiler, which AOTInductor needs."
+            ) from error
+        raise
+
+
+def _empty(like: Like) -> Tensor:
+    if like.stride is None:
+        raise TransformError(f"torchlayers: save: an argument has the layout {like.layout}.")
+    return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
+
+
+def _described(content: Content) -> str:
+    recorded = content.recorded
+    computed, captured = recorded.computed, 0
+    outputs: list[list[Any]] = []
+    for source, value in recorded.outputs:
+        if source == "captured":
+            outputs.append(["computed", computed + captured])
+            captured += 1
+        else:
+            outputs.append([source, value])
+    try:
+        return json.dumps(
+            {
+                "name": content.name,
+                "torch": torch.__version__,
+                "leaves": [
+                    {
+                        "shape": leaf.shape,
+                        "stride": leaf.stride,
+                        "dtype": str(leaf.dtype).removeprefix("torch."),
+                        "device": str(leaf.device),
+                    }
+                    if isinstance(leaf, Like)
+                    else ["constant", leaf]
+                    for leaf in content.leaves
+                ],
+                "spec": pytree.treespec_dumps(content.spec),
+                "outputs": outputs,
+                "written": _written(content),
+                "out_spec": pytree.treespec_dumps(recorded.out_spec),
+            }
+        )
+    except (TypeError, NotImplementedError) as error:
+        raise TransformError(
+            f"torchlayers: save: {content.name} takes or returns what a file can't hold ({error}). "
+            "Tensors, numbers, strings and None can be saved, in tuples, lists and dicts, and in "
+            "classes registered as pytrees with a serialized_type_name."
+        ) from error
+
+
+def _written(content: Content) -> list[int]:
+    """The leaves of the arguments that the function writes to."""
+    tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, Like)]
+    inputs = {*writes(content.graph).values()}
+    return [tensors[i] for i in sorted(inputs) if i < len(tensors)]
+
+
+def load(path: str | os.PathLike[str]) -> "Package":
+    """A function that ``compile(f).lower(*args).save(path)`` has saved.
+
+    A package is native code: loading one runs whatever is in it. Load what you trust.
+
+    Args:
+        path: the file.
+    Returns:
+        A :class:`Package`, called with arguments like those it was made for. What was named in
+        static_argnums is left out.
+    Raises:
+        FileNotFoundError: there is no such file.
+        TransformError: it is no package of torchlayers, or was made for another torch or processor.
+    Example:
+        >>> torchlayers.load("missing.pt2")
+        Traceback (most recent call last):
+        FileNotFoundError: torchlayers: load: there is no file 'missing.pt2'.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"torchlayers: load: there is no file {path!r}.")
+    try:
+        found = _Loader.load_metadata_from_package(path, "model")  # runs nothing
+        described = json.loads(found[_KEY])
+    except (RuntimeError, KeyError, ValueError) as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is no package that torchlayers has saved."
+        ) from error
+    if described["torch"] != torch.__version__:
+        raise TransformError(
+            f"torchlayers: load: {path!r} was compiled for torch {described['torch']}, and this is "
+            f"{torch.__version__}. Save it again with this torch."
+        )
+    _check_processor(path, found)
+    return Package(described, _Loader(path, "model", False, 1, -1))
+
+
+def _check_processor(path: str, found: dict[str, str]) -> None:
+    if found.get("AOTI_DEVICE_KEY") != "cpu":
+        return  # AOTInductor asks the driver
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    here = {word for isa in valid_vec_isa_list() for word in str(isa).upper().split()}
+    wanted = set(found.get("AOTI_CPU_ISA", "").upper().split())
+    machine = found.get("AOTI_MACHINE")
+    if machine != platform.machine() or not wanted <= here:
+        raise TransformError(
+            f"torchlayers: load: {path!r} was compiled for {machine} with "
+            f"{' '.join(sorted(wanted))}, and this processor is {platform.machine()} with "
+            f"{' '.join(sorted(here))}. Save it again on such a processor."
+        )
+
+
+class Package:
+    """A function loaded from a file by :func:`load`. It has no derivatives.
+
+    Args:
+        args, kwargs: of the structure, shapes, dtypes and devices that it was saved for.
+    Returns:
+        What the function returned when it was saved, from these arguments.
+    Raises:
+        StructureError: arguments of another structure or shape.
+        TransformError: inside a transform, or with arguments that require grad.
+    """
+
+    def __init__(self, described: dict[str, Any], loader: Any) -> None:
+        self.name: str = described["name"]
+        self._leaves = described["leaves"]
+        self._spec = pytree.treespec_loads(described["spec"])
+        self._outputs = described["outputs"]
+        self._written: list[int] = described["written"]
+        self._out_spec = pytree.treespec_loads(described["out_spec"])
+        self._run: Callable[[list[Tensor]], list[Tensor]] = loader.run
+
+    def __repr__(self) -> str:
+        return f"Package({self.name})"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _C.any_layer():
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package: it is native code without "
+                "derivatives or batching, and can't be called inside a transform. Transform the "
+                "function first, and save what comes of it."
+            )
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec != self._spec:
+            raise StructureError(
+                f"torchlayers: {self.name} was saved for arguments of the structure "
+                f"{tree.describe(self._spec)}, got {tree.describe(spec)} (* stands for a leaf)."
+            )
+        pairs = enumerate(zip(leaves, self._leaves, strict=True))
+        given = [self._checked(i, leaf, expected) for i, (leaf, expected) in pairs]
+        computed = self._run([tensor for tensor in given if tensor is not None])
+        for i in self._written:
+            if given[i] is not leaves[i]:  # a copy, laid out anew
+                leaves[i].copy_(given[i])
+        found = {"computed": computed, "argument": leaves}
+        return tree.unflatten(
+            [found[source][value] if source in found else value for source, value in self._outputs],
+            self._out_spec,
+        )
+
+    def _checked(self, place: int, leaf: Any, expected: Any) -> Tensor | None:
+        if isinstance(expected, list):
+            if type(leaf) is not type(expected[1]) or leaf != expected[1]:
+                raise StructureError(
+                    f"torchlayers: {self.name} was saved with {expected[1]!r} as leaf {place} of "
+                    f"its arguments, a constant; got {leaf!r}."
+                )
+            return None
+        if not isinstance(leaf, Tensor):
+            raise StructureError(
+                f"torchlayers: {self.name}: leaf {place} of the arguments must be a tensor, got "
+                f"{type(leaf).__name__}."
+            )
+        dtype, device = str(leaf.dtype).removeprefix("torch."), str(leaf.device)
+        if [list(leaf.shape), dtype, device] != [expected[k] for k in ("shape", "dtype", "device")]:
+            raise StructureError(
+                f"torchlayers: {self.name} was saved for a tensor of shape "
+                f"{tuple(expected['shape'])}, dtype {expected['dtype']} on {expected['device']} as "
+                f"leaf {place} of its arguments; got {tuple(leaf.shape)}, {dtype}, {device}."
+            )
+        if leaf.requires_grad and torch.is_grad_enabled():
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
+                f"and leaf {place} of its arguments requires grad. Detach it, or save the gradient "
+                "as a function of its own."
+            )
+        if list(leaf.stride()) == expected["stride"]:
+            return leaf
+        laid_out = torch.empty_strided(
+            expected["shape"], expected["stride"], dtype=leaf.dtype, device=leaf.device
+        )
+        return laid_out.copy_(leaf)

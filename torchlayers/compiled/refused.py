@@ -1,0 +1,73 @@
+"""What a recording can't hold, said in words."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn import Module
+
+from torchlayers import tree
+from torchlayers.errors import DataDependentError, TransformError, location, location_of
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+_WAYS_OUT = (
+    "Use torch.where or torch.cond in place of a branch, name an argument that decides in "
+    "static_argnums, or leave that part outside."
+)
+
+
+class NonLeafError(TransformError):
+    """A function captured several tensors that require grad, and some are results of others."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} captures tensors that require grad, some "
+            "of them computed of others: which gradient goes to which can't be told. Pass them as "
+            "arguments."
+        )
+
+
+def explain(error: BaseException, func: Callable[..., Any]) -> None:
+    """Raises DataDependentError where the function asked for what only a call's data has."""
+    name = name_of(func)
+    if isinstance(error, DynamicOutputShapeException):
+        what = f"has a result whose shape depends on data ({error.func})"
+    elif isinstance(error, DataDependentOutputException):
+        what = f"asks for the value of a tensor ({error.func})"
+    elif "get value out of a tracing tensor" in str(error) or _reads_memory(error):
+        what = f"asks for the value of a tensor ({str(error).splitlines()[0]})"
+    else:
+        return
+    raise DataDependentError(
+        f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
+        f"one.{location_of(error) or location()} {_WAYS_OUT}"
+    ) from error
+
+
+def _reads_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "Cannot access data pointer" in text
+        or "not supported for tensor subclasses" in text
+        or "data is not allocated yet" in text
+    )
+
+
+def unhashable(where: str, value: Any) -> TransformError:
+    """An argument that can't be a part of a signature."""
+    kind = type(value).__name__
+    advice = (
+        "Make it a tensor (torch.as_tensor)"
+        if kind == "ndarray"
+        else "Give its class __hash__ and __eq__, or register it as a pytree"
+    )
+    return TransformError(
+        f"torchlayers: compile: {where} is {kind}, which has no hash: what is no tensor is a "
+        f"constant, by which calls are told apart. {advice}, or capture it."
+    )
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What messages call a function or module."""
+    return type(func).__name__ if isinstance(func, Module) else tree.name_of(func)

@@ -1,0 +1,111 @@
+"""A recording run by a loop in C++: csrc/compiled/program.h."""
+
+import operator
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from torchlayers import errors
+from torchlayers._C import Program, ProgramWriter, RecordedValue
+
+
+def replay(graph: GraphModule) -> Program:
+    """The graph as a program, which takes a list of the graph's inputs and returns its outputs.
+
+    What it holds, tensors and modules, is what the graph holds now. Each tensor that a run makes
+    is freed where it is read last. Runs don't disturb each other, on other threads or inside one
+    another.
+
+    Args:
+        graph: its output is a list or a tuple of nodes and constants.
+    """
+    nodes = graph.graph.nodes
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    writer = ProgramWriter(len(inputs))
+    # What each node is: a value of the program, several, or a constant.
+    env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
+    for node in nodes:
+        if node.op == "get_attr":
+            env[node] = operator.attrgetter(str(node.target))(graph)
+        elif node.op == "output":
+            return writer.finish([*map_arg(node.args[0], env.__getitem__)])
+        elif node.op != "placeholder":
+            env[node] = _step(writer, graph, node, env)
+    raise ValueError("torchlayers: replay: the graph has no output")
+
+
+def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+    """What the node is, which the writer now has a step for if it needs one."""
+    target = node.target
+    if isinstance(target, OpOverload) and _is_dispatched(target):
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        results = writer.call(*_name_of(target), args, kwargs, _description(node))
+        return results[0] if len(results) == 1 else results
+    if target is operator.getitem:
+        held, index = node.args
+        assert isinstance(held, Node)
+        if not isinstance(env[held], RecordedValue):
+            return env[held][index]
+        if isinstance(held.target, OpOverload) and isinstance(index, int):
+            return writer.item(env[held], index)
+    return _python_step(writer, graph, node, env)
+
+
+def _python_step(
+    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]
+) -> Any:
+    """Whatever the dispatcher doesn't know is called as torch.fx does it."""
+    read = node.all_input_nodes
+    flat, spec = pytree.tree_flatten([env[source] for source in read])
+    function = _function_of(graph, node)
+
+    def call(*given: Any) -> Any:
+        values = iter(given)
+        filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
+        known = dict(zip(read, pytree.tree_unflatten(filled, spec), strict=True))
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        return function(*args, **kwargs)
+
+    values = [leaf for leaf in flat if isinstance(leaf, RecordedValue)]
+    return writer.call_python(call, values, _description(node))
+
+
+def _function_of(graph: GraphModule, node: Node) -> Callable[..., Any]:
+    if node.op == "call_module":
+        return graph.get_submodule(str(node.target))
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda held, *args, **kwargs: getattr(held, name)(*args, **kwargs)
+    assert callable(node.target)
+    return node.target
+
+
+def _name_of(op: OpOverload) -> tuple[str, str]:
+    return op._schema.name, op._schema.overload_name
+
+
+def _is_dispatched(op: OpOverload) -> bool:
+    """Whether the dispatcher has it: torch.ops has operators of TorchScript's, too."""
+    name, overload = _name_of(op)
+    full = f"{name}.{overload}" if overload else name
+    return torch._C._dispatch_has_kernel(full)
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')
+
+
+def _description(node: Node) -> str:
+    """ "aten.mul.Tensor, recorded in train.py:41, `x * y`"."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [frame for frame in frames if errors.is_users(frame[0])]
+    if not users:
+        return str(node.target)
+    file, line, code = users[-1]
+    return f"{node.target}, recorded in {os.path.basename(file)}:{line}, `{code}`"

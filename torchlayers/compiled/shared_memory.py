@@ -1,0 +1,34 @@
+"""Inputs that share memory, one of them written: a graph whose writes come last is not enough."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.compiled.replay import replay
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+
+
+class UnlessShared:
+    """Runs what is adopted, or, where a written input shares memory, the recording as it is."""
+
+    def __init__(self, recorded: GraphModule, written: Sequence[int]) -> None:
+        self._recorded = recorded
+        self._written = [*written]
+        self._in_order: Run | None = None
+        self.run: Run
+
+    def adopt(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        if not self._shared(tensors):
+            return self.run(tensors)
+        if self._in_order is None:
+            self._in_order = replay(self._recorded)
+        return self._in_order(tensors)
+
+    def _shared(self, tensors: list[Tensor]) -> bool:
+        memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+        return any(memory.count(memory[i]) > 1 for i in self._written if memory[i])

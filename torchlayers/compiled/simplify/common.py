@@ -1,0 +1,30 @@
+"""What is computed twice is computed once."""
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiled.simplify.nodes import has_effect
+
+
+def share_common(graph: GraphModule) -> None:
+    """Exact: the same operator on the same arguments. Draws of random numbers are not the same."""
+    first: dict[Hashable, Node] = {}
+    for node in graph.graph.nodes:
+        if node.op != "call_function" or has_effect(node):
+            continue
+        told = (node.target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
+        earlier = first.setdefault(told, node)
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+
+
+def _key(argument: Any) -> Hashable:
+    """Equal for the same arguments only: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    if isinstance(argument, (list, tuple)):
+        return (list, *map(_key, argument))
+    if isinstance(argument, (bool, int, float, complex)):
+        return type(argument), repr(argument)
+    told: Hashable = argument  # nodes, dtypes, devices, names
+    return told

@@ -1,0 +1,76 @@
+"""Batched products whose factors do not all depend on the batch are fewer, larger products."""
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+
+
+def share_factors(graph: GraphModule) -> None:
+    """bmm by mm where a factor is the same for the whole batch; products of columns by mul.
+
+    The same multiplications and sums; a library may add in another order where sizes differ.
+    """
+    for node in graph.graph.nodes:
+        if node.target in _REWRITES and is_tensor(node):
+            product = _REWRITES[node.target](node, *node.args[:2])
+            if product is not None:
+                replace(node, product)
+        elif node.target is aten.baddbmm.default and not node.kwargs:
+            bias, *factors = node.args
+            if (product := _batched(node, *factors)) is not None:
+                replace(node, emit(node, aten.add.Tensor, product, bias))
+
+
+def _matrices(node: Node, one: Any, other: Any) -> Node | None:
+    """A column by a row."""
+    if value(one).shape[1] != 1:
+        return None
+    return emit(node, aten.mul.Tensor, one, other)
+
+
+def _batched(node: Node, one: Any, other: Any) -> Node | None:
+    (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
+    if inner == 1:
+        return emit(node, aten.mul.Tensor, one, other)
+    if 0 in (batch, rows, inner, columns):
+        return None
+    sizes = [batch, rows, columns]
+    of_one, of_other = _shared(node, one), _shared(node, other)
+    if of_one is not None and of_other is not None:
+        product = emit(node, aten.mm.default, of_one, of_other)
+        product = emit(node, aten.unsqueeze.default, product, 0)
+        return emit(node, aten.expand.default, product, sizes)
+    if of_other is not None:
+        stacked = _viewed(node, one, [batch * rows, inner])
+        if stacked is not None:
+            product = emit(node, aten.mm.default, stacked, of_other)
+            return emit(node, aten.view.default, product, sizes)
+    if of_one is not None:
+        flipped = emit(node, aten.permute.default, other, [0, 2, 1])
+        stacked = _viewed(node, flipped, [batch * columns, inner])
+        if stacked is not None:
+            right = emit(node, aten.permute.default, of_one, [1, 0])
+            product = emit(node, aten.mm.default, stacked, right)
+            product = emit(node, aten.view.default, product, [batch, columns, rows])
+            return emit(node, aten.permute.default, product, [0, 2, 1])
+    return None
+
+
+def _shared(node: Node, factor: Node) -> Node | None:
+    """The matrix that the whole batch has: the batch is expanded, or it is of one."""
+    told = value(factor)
+    if told.shape[0] != 1 and told.stride(0) != 0:
+        return None
+    return emit(node, aten.select.int, factor, 0, 0)
+
+
+def _viewed(node: Node, source: Node, sizes: list[int]) -> Node | None:
+    try:
+        return emit(node, aten.view.default, source, sizes)
+    except (RuntimeError, ValueError):
+        return None  # the batch is not outermost in memory: a copy would take longer
+
+
+_REWRITES: dict[Any, Any] = {aten.mm.default: _matrices, aten.bmm.default: _batched}

@@ -1,0 +1,77 @@
+"""Small products as multiplications and sums, which a compiler fuses with what is around them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+
+# Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
+SMALL = 1 << 14
+
+
+def expand_small(graph: GraphModule) -> None:
+    """The same sums, added in another order."""
+    for node in graph.graph.nodes:
+        if node.target in EXPANSIONS and is_tensor(node):
+            told = value(node)
+            if told.device.type != "cpu" or not (told.is_floating_point() and told.itemsize >= 4):
+                continue  # half precision adds up in float32 there
+            product = EXPANSIONS[node.target](node, *node.args)
+            if product is not None:
+                replace(node, product)
+
+
+def _matrices(node: Node, one: Any, other: Any) -> Node | None:
+    (rows, inner), columns = value(one).shape, value(other).shape[1]
+    if rows * inner * columns > SMALL:
+        return None
+    one = emit(node, aten.unsqueeze.default, one, 2)
+    other = emit(node, aten.unsqueeze.default, other, 0)
+    return _summed(node, one, other, 1)
+
+
+def _batched(node: Node, one: Any, other: Any) -> Node | None:
+    (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
+    if batch * rows * inner * columns > SMALL:
+        return None
+    one = emit(node, aten.unsqueeze.default, one, 3)
+    other = emit(node, aten.unsqueeze.default, other, 1)
+    return _summed(node, one, other, 2)
+
+
+def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:
+    return _summed(node, matrix, vector, 1) if value(matrix).numel() <= SMALL else None
+
+
+def _summed(node: Node, one: Node, other: Node, dim: int) -> Node:
+    product = emit(node, aten.mul.Tensor, one, other)
+    return emit(node, aten.sum.dim_IntList, product, [dim])
+
+
+def _with_bias(product: Callable[[Node, Any, Any], Node | None]) -> Callable[..., Node | None]:
+    def expanded(node: Node, bias: Any, one: Any, other: Any) -> Node | None:
+        if (summed := product(node, one, other)) is None:
+            return None
+        beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
+        if alpha != 1:
+            summed = emit(node, aten.mul.Tensor, summed, alpha)
+        if beta == 0:
+            return summed
+        if beta != 1:
+            bias = emit(node, aten.mul.Tensor, bias, beta)
+        return emit(node, aten.add.Tensor, summed, bias)
+
+    return expanded
+
+
+EXPANSIONS: dict[Any, Callable[..., Node | None]] = {
+    aten.mm.default: _matrices,
+    aten.bmm.default: _batched,
+    aten.mv.default: _vector,
+    aten.dot.default: lambda node, one, other: _summed(node, one, other, 0),
+    aten.addmm.default: _with_bias(_matrices),
+    aten.baddbmm.default: _with_bias(_batched),
+    aten.addmv.default: _with_bias(_vector),
+}
