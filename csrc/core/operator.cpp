@@ -110,7 +110,7 @@ bool is_users(const c10::OperatorHandle& op) {
 
 bool is_of_distributed(const c10::OperatorHandle& op) {
   const auto name = op.schema().getNamespace();
-  return name == "c10d" || name == "_c10d_functional";
+  return name == "c10d" || name == "_c10d_functional" || name == "torchlayers";
 }
 
 bool has_autograd_kernel(const c10::OperatorHandle& op) {
@@ -227,7 +227,10 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     if (is_written(schema().arguments()[i])) {
       written_args.push_back(i);
     }
-    aliased_result[i] = find_aliased_result(schema(), i);
+    // Lists may hold each other's members, says torch of any two, but these make new ones.
+    if (!is_collective || schema().is_mutable()) {
+      aliased_result[i] = find_aliased_result(schema(), i);
+    }
     aliases = aliases || aliased_result[i];
   }
   aliases = aliases || !written_args.empty();

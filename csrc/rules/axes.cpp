@@ -98,6 +98,39 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
       at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
 }
 
+std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*axis*/) {
+  std::vector<Tensor> copies;
+  for (const Tensor& x : xs) {
+    copies.push_back(x.clone());
+  }
+  return copies;
+}
+
+// Those of one dtype and device side by side, in one collective.
+std::vector<Tensor> psum_each_kernel(at::TensorList xs, const std::string& axis) {
+  std::vector<Tensor> sums(xs.size());
+  for (size_t first = 0; first < xs.size(); ++first) {
+    if (sums[first].defined()) {
+      continue;
+    }
+    std::vector<Tensor> flat;
+    std::vector<size_t> places;
+    std::vector<int64_t> sizes;
+    for (size_t i = first; i < xs.size(); ++i) {
+      if (xs[i].scalar_type() == xs[first].scalar_type() && xs[i].device() == xs[first].device()) {
+        flat.push_back(xs[i].reshape({-1}));
+        places.push_back(i);
+        sizes.push_back(xs[i].numel());
+      }
+    }
+    const auto parts = psum_kernel(at::cat(flat), axis).split_with_sizes(sizes);
+    for (size_t i = 0; i < places.size(); ++i) {
+      sums[places[i]] = parts[i].view(xs[places[i]].sizes());
+    }
+  }
+  return sums;
+}
+
 // ---- the same, called
 
 Tensor on(const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
@@ -126,6 +159,32 @@ void together(JvpCall& call) {
   call.set_tangent(0, both.select(-1, 1).contiguous());
 }
 
+// Of a list: for those members that have cotangents.
+void transposed_by(VjpCall& call, const char* name) {
+  std::vector<Tensor> cotangents;
+  std::vector<size_t> members;
+  for (size_t i = 0; i < call.cotangents().size(); ++i) {
+    if (call.cotangents()[i].defined()) {
+      cotangents.push_back(call.cotangents()[i]);
+      members.push_back(i);
+    }
+  }
+  Args args{cotangents, call.arg(1)};
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&args);
+  const std::vector<Tensor> gradients = args[0].toTensorVector();
+  for (size_t i = 0; i < members.size(); ++i) {
+    call.give(0, gradients[i], members[i]);
+  }
+}
+
+void psum_invariant_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::psum_invariant_each");
+}
+
+void pvary_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::pvary_each");
+}
+
 // Which are the largest, as parts of one.
 Tensor share_of_largest(const Tensor& x, const Tensor& y, const c10::IValue& axis) {
   const Tensor is_largest = at::eq(x, y).to(x.scalar_type());
@@ -147,6 +206,8 @@ TORCH_LIBRARY(torchlayers, library) {
   library.def("psum_scatter(Tensor x, int dim, int size, str axis) -> Tensor");
   library.def("all_to_all(Tensor x, int split, int join, int size, str axis) -> Tensor");
   library.def("ppermute(Tensor x, int[] sources, str axis) -> Tensor");
+  library.def("pvary_each(Tensor[] xs, str axis) -> Tensor[]");
+  library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("axis_index(Device? device, str axis) -> Tensor");
 }
 
@@ -159,6 +220,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("psum_scatter", psum_scatter_kernel);
   library.impl("all_to_all", all_to_all_kernel);
   library.impl("ppermute", ppermute_kernel);
+  library.impl("pvary_each", pvary_each_kernel);
+  library.impl("psum_invariant_each", psum_each_kernel);
   library.impl("axis_index", axis_index_kernel);
 }
 
@@ -170,6 +233,12 @@ void add_axes(Table& rules) {
   rules["torchlayers::pvary"].linear_in(0).vjp(VJP(0, on("psum_invariant", g, {c.arg(1)})));
   rules["torchlayers::pmax"].jvp(pmax).vjp(
       VJP(0, on("psum", g, {c.arg(1)}) * share_of_largest(x, y, c.arg(1))));
+  rules["torchlayers::pvary_each"]
+      .jvp(with_tangents_in_list)
+      .vjp(psum_invariant_each, {.by = {"xs"}});
+  rules["torchlayers::psum_invariant_each"]
+      .jvp(with_tangents_in_list)
+      .vjp(pvary_each, {.by = {"xs"}});
   rules["torchlayers::all_gather"].jvp(together).vjp(
       VJP(0, on("psum_scatter", g, {c.arg(1), c.arg(2), c.arg(3)})));
   rules["torchlayers::psum_scatter"].jvp(together).vjp(

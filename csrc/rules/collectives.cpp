@@ -39,6 +39,30 @@ at::Tensor collective(const char* name, const at::Tensor& x, std::initializer_li
   return waited(call_collective(name, std::move(args)).toTensor());
 }
 
+void with_tangents_in_list(JvpCall& call) {
+  const std::vector<at::Tensor> xs = call.arg(0).toTensorVector();
+  const auto tangents = call.tangents(0);
+  std::vector<at::Tensor> all;
+  for (const at::Tensor& x : xs) {
+    all.push_back(x.contiguous());
+  }
+  for (const at::Tensor& tangent : tangents) {
+    if (tangent.defined()) {
+      all.push_back(tangent.contiguous());
+    }
+  }
+  const auto results = call.all_with({{0, all}})[0].toTensorVector();
+  std::vector<at::Tensor> of_values(
+      results.begin(), results.begin() + static_cast<std::ptrdiff_t>(xs.size()));
+  std::vector<at::Tensor> of_tangents;
+  size_t next = xs.size();
+  for (const at::Tensor& tangent : tangents) {
+    of_tangents.push_back(tangent.defined() ? waited(results[next++]) : at::Tensor());
+  }
+  call.have_run({of_values});
+  call.set_tangents(0, of_tangents);
+}
+
 namespace {
 
 std::string name_of_reduction(const IValue& reduction) {
@@ -88,7 +112,7 @@ void as_two_of_a_list(JvpCall& call, const char* of_lists) {
   }
   const auto results = call_collective(of_lists, std::move(args)).toTensorVector();
   call.have_run({results[0]});
-  call.set_tangent(0, results[1]);
+  call.set_tangent(0, waited(results[1])); // it may be copied, to be laid out like its value
 }
 
 // Side by side in one tensor, along a new dimension.
@@ -127,34 +151,9 @@ void broadcast(JvpCall& call) {
   as_one_tensor(call, 0);
 }
 
-// A list's values, and those tangents that there are.
-void of_list(JvpCall& call) {
-  const std::vector<at::Tensor> xs = call.arg(0).toTensorVector();
-  const auto tangents = call.tangents(0);
-  std::vector<at::Tensor> all;
-  for (const at::Tensor& x : xs) {
-    all.push_back(x.contiguous());
-  }
-  for (const at::Tensor& tangent : tangents) {
-    if (tangent.defined()) {
-      all.push_back(tangent.contiguous());
-    }
-  }
-  const auto results = call.all_with({{0, all}})[0].toTensorVector();
-  std::vector<at::Tensor> of_values(
-      results.begin(), results.begin() + static_cast<std::ptrdiff_t>(xs.size()));
-  std::vector<at::Tensor> of_tangents;
-  size_t next = xs.size();
-  for (const at::Tensor& tangent : tangents) {
-    of_tangents.push_back(tangent.defined() ? results[next++] : at::Tensor());
-  }
-  call.have_run({of_values});
-  call.set_tangents(0, of_tangents);
-}
-
 void reduced_list(JvpCall& call) {
   linear_reduction("a collective of a list", call.arg(1));
-  of_list(call);
+  with_tangents_in_list(call);
 }
 
 // ---- cotangents
@@ -166,7 +165,11 @@ at::Tensor as_mean(const at::Tensor& g, const IValue& reduction, int64_t group_s
 // The sum of all ranks' cotangents, at the source; what the others gave was not read.
 at::Tensor at_source(const at::Tensor& g, int64_t source, const IValue& group) {
   const at::Tensor sum = collective("all_reduce", g, {"sum", group});
-  return hooks.rank_in_group(group) == source ? sum : at::zeros_like(sum);
+  if (hooks.rank_in_group(group) == source) {
+    return sum;
+  }
+  // Zeros that come of the sum: what is differentiated again is a collective on every rank.
+  return sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0);
 }
 
 // Of a list: for those members that have cotangents, in one collective.
@@ -247,8 +250,9 @@ void add_collectives(Table& rules) {
           0, collective("all_reduce", g, {linear_reduction("all_reduce", c.arg(1)), c.arg(2)})));
   rules[named("broadcast")].jvp(broadcast).vjp(VJP(0, at_source(g, c.integer(1), c.arg(2))));
   rules[named("all_reduce_coalesced")].jvp(reduced_list).vjp(all_reduce_each, {.by = {"inputs"}});
-  rules[named("all_gather_into_tensor_coalesced")].jvp(of_list).vjp(
-      scatter_each, {.by = {"inputs"}});
+  rules[named("all_gather_into_tensor_coalesced")]
+      .jvp(with_tangents_in_list)
+      .vjp(scatter_each, {.by = {"inputs"}});
   rules[named("reduce_scatter_tensor_coalesced")]
       .jvp(reduced_list)
       .vjp(gather_each, {.by = {"inputs"}});

@@ -6,7 +6,7 @@
 
 #include <initializer_list>
 
-#include "core/operator.h"
+#include "rules/jvp_call.h"
 
 namespace torchlayers {
 
@@ -23,5 +23,9 @@ at::Tensor waited(const at::Tensor& pending);
 // arrived. `rest` are the arguments behind the tensor.
 at::Tensor collective(
     const char* name, const at::Tensor& x, std::initializer_list<c10::IValue> rest);
+
+// The tangents of an operator that is linear in a list, its first argument: values and those
+// tangents that there are go in one call.
+void with_tangents_in_list(JvpCall& call);
 
 } // namespace torchlayers

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WAITING = ("wait_tensor", "_wrap_tensor_autograd")
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
+WAITING = ("wait_tensor", "_wrap_tensor_autograd", "pvary", "pvary_each")
 
 
 @dataclasses.dataclass
@@ -22,7 +23,7 @@ class _Count(TorchDispatchMode):
         self.calls = calls
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d"):
+        if func.namespace in NAMESPACES:
             name = func.__name__.split(".")[0]
             if name not in WAITING:
                 self.calls.names.append(name)

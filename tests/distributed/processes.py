@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 60
+SECONDS = 40
 
 
 @dataclasses.dataclass
@@ -61,7 +61,7 @@ class Ranks:
             rank.send([module, name, *args])
         deadline = time.time() + seconds
         answers = [rank.receive(deadline) for rank in self._ranks]
-        if any(answer is None or answer.startswith("it ended") for answer in answers):
+        if any(answer != "" for answer in answers):  # the ranks may wait for each other in different places
             self.close()
         failures = [
             f"rank {i}: {'no answer in time' if answer is None else answer}"

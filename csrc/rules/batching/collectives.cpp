@@ -103,7 +103,11 @@ void add_batched_collectives(BatchingTable& rules) {
        "_c10d_functional_autograd::reduce_scatter_tensor",
        "_c10d_functional_autograd::all_to_all_single"},
       {along_first});
-  rules.add({"_c10d_functional::all_reduce_coalesced"}, {list_of_elements});
+  rules.add(
+      {"_c10d_functional::all_reduce_coalesced",
+       "torchlayers::pvary_each",
+       "torchlayers::psum_invariant_each"},
+      {list_of_elements});
   rules.add(
       {"_c10d_functional::all_gather_into_tensor_coalesced",
        "_c10d_functional::reduce_scatter_tensor_coalesced"},
