@@ -54,7 +54,7 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
     op.handle.redispatchBoxed(keys & c10::autograd_dispatch_keyset, args);
     return true;
   }
-  if (held.hidden_and_followed && op.is_collective && hooks.decompose(op, *args)) {
+  if (held.any_followed && op.is_collective && hooks.decompose(op, *args)) {
     return true;
   }
   if (held.hidden_and_followed && !has_batching_rule(op, layer)) {

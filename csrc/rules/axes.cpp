@@ -149,7 +149,7 @@ void together(JvpCall& call) {
   const Tensor x = call[0];
   const Tensor t = call.tangent(0);
   const std::string& axis = call.arg(call.op().num_args - 1).toStringRef();
-  if (is_of_vmap(axis) || x.scalar_type() != t.scalar_type()) {
+  if (is_of_vmap(axis) || !may_be_stacked(x, t)) {
     call.run();
     call.set_tangent(0, on_first(t, call));
     return;

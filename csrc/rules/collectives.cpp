@@ -15,6 +15,7 @@
 #include "core/hooks.h"
 #include "rules/families.h"
 #include "rules/forms.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
@@ -39,6 +40,10 @@ at::Tensor collective(const char* name, const at::Tensor& x, std::initializer_li
   return waited(call_collective(name, std::move(args)).toTensor());
 }
 
+bool have_one_dtype_and_shape(const at::Tensor& value, const at::Tensor& tangent) {
+  return value.scalar_type() == tangent.scalar_type() && value.sizes() == tangent.sizes();
+}
+
 void with_tangents_in_list(JvpCall& call) {
   const std::vector<at::Tensor> xs = call.arg(0).toTensorVector();
   const auto tangents = call.tangents(0);
@@ -61,6 +66,11 @@ void with_tangents_in_list(JvpCall& call) {
   }
   call.have_run({of_values});
   call.set_tangents(0, of_tangents);
+}
+
+bool may_be_stacked(const at::Tensor& value, const at::Tensor& tangent) {
+  return have_one_dtype_and_shape(value, tangent) &&
+         holder_of(value).numel() == holder_of(tangent).numel();
 }
 
 namespace {
@@ -88,10 +98,6 @@ std::string linear_reduction(const char* collective, const IValue& reduction) {
 
 // ---- tangents: a value and its tangent go in one collective, where they are alike
 
-bool alike(const at::Tensor& value, const at::Tensor& tangent) {
-  return value.scalar_type() == tangent.scalar_type() && value.sizes() == tangent.sizes();
-}
-
 // One by one, or on what an in-place collective writes to.
 void apart(JvpCall& call) {
   call.run();
@@ -102,7 +108,7 @@ void apart(JvpCall& call) {
 void as_two_of_a_list(JvpCall& call, const char* of_lists) {
   const at::Tensor x = call[0];
   const at::Tensor t = call.tangent(0);
-  if (call.writes() || !alike(x, t)) {
+  if (call.writes() || !have_one_dtype_and_shape(x, t)) {
     apart(call);
     return;
   }
@@ -119,7 +125,7 @@ void as_two_of_a_list(JvpCall& call, const char* of_lists) {
 void as_one_tensor(JvpCall& call, int64_t dim) {
   const at::Tensor x = call[0];
   const at::Tensor t = call.tangent(0);
-  if (call.writes() || !alike(x, t)) {
+  if (call.writes() || !may_be_stacked(x, t)) {
     apart(call);
     return;
   }

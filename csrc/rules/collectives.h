@@ -24,6 +24,10 @@ at::Tensor waited(const at::Tensor& pending);
 at::Tensor collective(
     const char* name, const at::Tensor& x, std::initializer_list<c10::IValue> rest);
 
+bool have_one_dtype_and_shape(const at::Tensor& value, const at::Tensor& tangent);
+// Whether both are of as many samples, so that neither is repeated for the other.
+bool may_be_stacked(const at::Tensor& value, const at::Tensor& tangent);
+
 // The tangents of an operator that is linear in a list, its first argument: values and those
 // tangents that there are go in one call.
 void with_tangents_in_list(JvpCall& call);

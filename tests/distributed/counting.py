@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")

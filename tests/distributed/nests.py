@@ -1,8 +1,8 @@
 """Nests of transforms, of one rank's function and of all ranks' at once.
 
 Each is a pair: what a rank does with its own function, and what torch.func makes of the function
-that maps all ranks' tensors to all results. The second one's results, a rank's in each row, are what
-the first one has to come to on each rank, or on each sample of a vmap.
+that maps all ranks' tensors to all results. A row of the second one's result is what the first one
+has to come to on that rank, or on that sample of a vmap.
 
 What is differentiated over ranks is the sum of what they return.
 """

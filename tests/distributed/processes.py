@@ -61,7 +61,9 @@ class Ranks:
             rank.send([module, name, *args])
         deadline = time.time() + seconds
         answers = [rank.receive(deadline) for rank in self._ranks]
-        if any(answer != "" for answer in answers):  # the ranks may wait for each other in different places
+        if any(
+            answer != "" for answer in answers
+        ):  # the ranks may wait for each other in different places
             self.close()
         failures = [
             f"rank {i}: {'no answer in time' if answer is None else answer}"

@@ -104,19 +104,21 @@ COLLECTIVES = {
     "all_to_all of uneven parts": Collective(
         lambda x: fc.all_to_all_single(x, *uneven(), world()), lambda x: unevenly(x), shape=(5, 2)
     ),
-    "broadcast": Collective(
-        lambda x: fc.broadcast(x, 1, world()), lambda x: x[1].expand_as(x)
-    ),
+    "broadcast": Collective(lambda x: fc.broadcast(x, 1, world()), lambda x: x[1].expand_as(x)),
     "permute": Collective(
-        lambda x: fc.permute_tensor(x, [(i + 1) % world_size() for i in range(world_size())], world()),
+        lambda x: fc.permute_tensor(
+            x, [(i + 1) % world_size() for i in range(world_size())], world()
+        ),
         lambda x: x.roll(1, 0),
         shape=(3,),
     ),
     "all_reduce of a list": Collective(
         lambda x: joined(fc.all_reduce_coalesced([x.sin(), x[0], torch.ones(2)], "sum", world())),
-        lambda x: torch.cat(
-            [x.sin().flatten(1), x[:, 0].flatten(1), torch.ones(x.shape[0], 2)], 1
-        ).sum(0).expand(x.shape[0], -1),
+        lambda x: (
+            torch.cat([x.sin().flatten(1), x[:, 0].flatten(1), torch.ones(x.shape[0], 2)], 1)
+            .sum(0)
+            .expand(x.shape[0], -1)
+        ),
     ),
     "all_gather of a list": Collective(
         lambda x: joined(gather_list([x.sin(), x[0]], world())),
@@ -124,9 +126,7 @@ COLLECTIVES = {
     ),
     "reduce_scatter of a list": Collective(
         lambda x: joined(scatter_list([x.sin(), x[:, 0]], "sum", [0, 0], world())),
-        lambda x: torch.cat(
-            [blocks(x.sin()).sum(1).flatten(1), blocks(x[:, :, 0]).sum(1)], 1
-        ),
+        lambda x: torch.cat([blocks(x.sin()).sum(1).flatten(1), blocks(x[:, :, 0]).sum(1)], 1),
     ),
 }
 

@@ -213,7 +213,7 @@ def a_value_and_its_tangent_go_together():
 
 @case
 def plain_autograd_has_the_same_derivatives():
-    for name, along in ALONG.items():
+    for along in ALONG.values():
         x = everybodys(along.shape, dist.get_world_size(), "grad")
         own = x[dist.get_rank()].clone().requires_grad_()
         with mesh():

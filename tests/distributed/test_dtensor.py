@@ -1,6 +1,5 @@
 """DTensors under each transform, and where they lie afterwards."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh

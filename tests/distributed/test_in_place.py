@@ -87,12 +87,14 @@ def test_an_in_place_collective_is_its_functional_one(ranks, nest, name):
     ranks.run(__name__, "compare", nest, name)
 
 
+def parts_at_the_first(x):
+    return [x] * dist.get_world_size() if dist.get_rank() == 0 else None
+
+
 REFUSED = {
     "reduce": lambda x: dist.reduce(x, 0),
-    "gather": lambda x: dist.gather(x, [x] * dist.get_world_size() if not dist.get_rank() else None),
-    "scatter": lambda x: dist.scatter(
-        x, [x] * dist.get_world_size() if not dist.get_rank() else None
-    ),
+    "gather": lambda x: dist.gather(x, parts_at_the_first(x)),
+    "scatter": lambda x: dist.scatter(x, parts_at_the_first(x)),
     "send": lambda x: dist.send(x, 1 - dist.get_rank()),
     "recv": lambda x: dist.recv(x, 1 - dist.get_rank()),
 }

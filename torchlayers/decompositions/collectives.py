@@ -16,7 +16,7 @@ Results = tuple[Any, Any]
 
 
 def _functional(name: str, *args: Any) -> Any:
-    import torch.distributed._functional_collectives  # defines the operators  # noqa: F401
+    import torch.distributed._functional_collectives  # defines the operators
 
     ops = torch.ops._c10d_functional
     result = getattr(ops, name)(*args)
@@ -32,17 +32,17 @@ def _group(boxed: Any) -> Any:
     return boxed if isinstance(boxed, str) else ProcessGroup.unbox(boxed).group_name
 
 
-def _reduction(boxed: Any) -> str:
+def _reduction(op: int) -> str:
+    """The name of a ReduceOp, which comes as its number."""
     from torch.distributed import ReduceOp
 
-    op = ReduceOp.unbox(boxed)
-    for name in ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR"):
-        if op == getattr(ReduceOp, name):
-            return name.lower()
-    raise NotImplementedError(
-        f"torchlayers: all_reduce with {op} can't run inside a transform. Multiply, and reduce "
-        "with ReduceOp.SUM."
-    )
+    name: str = ReduceOp.RedOpType(op).name
+    if name == "PREMUL_SUM":
+        raise NotImplementedError(
+            "torchlayers: a reduction with ReduceOp.PREMUL_SUM can't run inside a transform. "
+            "Multiply, and reduce with ReduceOp.SUM."
+        )
+    return name.lower()
 
 
 def _done() -> Any:
@@ -60,21 +60,21 @@ def rank_in_group(group: Any) -> int:
     """This process's rank in a process group or in the one of this name."""
     import torch.distributed as dist
 
-    resolve = dist.distributed_c10d._resolve_process_group
+    resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
     if isinstance(group, str):
-        return dist.get_rank(resolve(group))  # type: ignore[arg-type]
+        return dist.get_rank(resolve(group))
     return dist.get_rank(
         group if isinstance(group, dist.ProcessGroup) else dist.ProcessGroup.unbox(group)
     )
 
 
-def all_reduce(xs: Sequence[Tensor], group: Any, op: Any, *rest: Any) -> Results:
+def all_reduce(xs: Sequence[Tensor], group: Any, op: int, *rest: Any) -> Results:
     for x in xs:
         x.copy_(_functional("all_reduce", x, _reduction(op), _group(group)))
     return xs, _done()
 
 
-def all_reduce_coalesced(xs: Sequence[Tensor], group: Any, op: Any, *rest: Any) -> Any:
+def all_reduce_coalesced(xs: Sequence[Tensor], group: Any, op: int, *rest: Any) -> Any:
     _copy(xs, _functional("all_reduce_coalesced", list(xs), _reduction(op), _group(group)))
     return _done()
 
@@ -110,7 +110,7 @@ def all_gather_into_each(
 
 
 def reduce_scatter(
-    outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: Any, op: Any, *rest: Any
+    outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], group: Any, op: int, *rest: Any
 ) -> Results:
     for output, parts in zip(outputs, inputs, strict=True):
         whole = torch.stack(list(parts))
@@ -120,7 +120,7 @@ def reduce_scatter(
     return outputs, _done()
 
 
-def reduce_scatter_into(output: Tensor, x: Tensor, group: Any, op: Any, *rest: Any) -> Results:
+def reduce_scatter_into(output: Tensor, x: Tensor, group: Any, op: int, *rest: Any) -> Results:
     size = x.numel() // max(output.numel(), 1)
     rows = x.reshape(size, -1)
     _fill(
@@ -131,7 +131,7 @@ def reduce_scatter_into(output: Tensor, x: Tensor, group: Any, op: Any, *rest: A
 
 
 def reduce_scatter_into_each(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: Any, op: Any, *rest: Any
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], group: Any, op: int, *rest: Any
 ) -> Any:
     for output, x in zip(outputs, inputs, strict=True):
         reduce_scatter_into(output, x, group, op)

@@ -146,7 +146,7 @@ def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -
 
     def gather(t: Tensor) -> Tensor:
         at = _dim("all_gather", t, dim, more=not tiled)
-        gathered = _ops.all_gather.default(t, at, one.size, one.keys[0])
+        gathered: Tensor = _ops.all_gather.default(t, at, one.size, one.keys[0])
         return gathered.flatten(at, at + 1) if tiled else gathered
 
     return _each(gather, x)
@@ -179,7 +179,9 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
                 f"{tuple(t.shape)} can't be dealt out to the {one.size} of axis {one.name!r}"
                 + ("." if tiled else ", one each. Parts of several go with tiled=True.")
             )
-        parts = t.unflatten(at, (one.size, t.size(at) // one.size)) if tiled else t
+        parts = t
+        if tiled:
+            parts = t.reshape(*t.shape[:at], one.size, t.size(at) // one.size, *t.shape[at + 1 :])
         scattered: Tensor = _ops.psum_scatter.default(parts, at, one.size, one.keys[0])
         return scattered
 
