@@ -81,7 +81,7 @@ format: $(VENV)/built
 NAMES := import sys; from importlib.metadata import requires; \
   print(*(name for name, _, extra in (line.partition(';') for line in requires('torchlayers')) \
           if any(wanted in extra for wanted in sys.argv[1:])))
-CURVATURE := backpack-for-pytorch curvlinops-for-pytorch
+CURVATURE := backpack-for-pytorch curvlinops-for-pytorch laplace-torch
 
 # Where a peer can't be installed the benchmarks run without it, and say so.
 $(VENV)/peers: $(VENV)/built
@@ -101,6 +101,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.reverse_mode
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.modules
+	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all

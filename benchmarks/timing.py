@@ -4,6 +4,7 @@ import statistics
 import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,19 +56,28 @@ def compare(
 
 
 def by_turns(
-    works: Mapping[str, Work], effort: Effort, timer: Timer = time.perf_counter
+    works: Mapping[str, Work],
+    effort: Effort,
+    timer: Timer = time.perf_counter,
+    inside: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
 ) -> dict[str, Timing]:
     """Seconds a call of each; by time.process_time those of the processor, if it is busy.
 
     A round times one block of calls of each, so that a machine that slows down does
-    so for all of them; every round starts with another.
+    so for all of them; every round starts with another. Each block runs inside its context, if
+    there is one.
     """
-    calls = {name: _calls_per_block(work, effort.block, timer) for name, work in works.items()}
+    within = {name: (inside or {}).get(name, nullcontext) for name in works}
+    calls = {}
+    for name, work in works.items():
+        with within[name]():
+            calls[name] = _calls_per_block(work, effort.block, timer)
     measured: dict[str, list[float]] = {name: [] for name in works}
     names = list(works)
     for _ in range(effort.rounds):
         for name in names:
-            measured[name].append(_seconds_per_call(works[name], calls[name], timer))
+            with within[name]():
+                measured[name].append(_seconds_per_call(works[name], calls[name], timer))
         names.append(names.pop(0))
     return {name: Timing.of(seconds) for name, seconds in measured.items()}
 

@@ -228,7 +228,7 @@ def test_what_the_function_raises_comes_through_as_it_was(transform, error):
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad])
 def test_an_error_of_leaving_has_the_functions_own_as_its_context(transform):
     def fails(x):
-        _C.GradEntry().__enter__()
+        _C.grad_entry().__enter__()
         raise ZeroDivisionError
 
     before = ambient()

@@ -30,6 +30,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 # comment, and inputs of a session.
 PAGES = {
     "README.md": 2,
+    "docs/compile.md": 12,
     "docs/custom-functions.md": 3,
     "docs/distributed.md": 1,
     "docs/errors.md": 14,
@@ -37,7 +38,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
-    "docs/modules.md": 4,
+    "docs/modules.md": 6,
     "docs/reverse-mode.md": 3,
 }
 

@@ -290,7 +290,17 @@ def test_it_compiles(kind):
         ((0, tl.names("b")), "name an argument twice"),
         ((tl.names("a.*"), tl.names("b")), "name an argument twice"),
     ],
-    ids=str,
+    ids=[
+        "a pattern of no name",
+        "one pattern of two",
+        "no pattern",
+        "a function that chooses nothing",
+        "no dict",
+        "no argument",
+        "no place",
+        "an argument twice",
+        "two of one argument",
+    ],
 )
 def test_names_that_choose_nothing_are_refused(kind, argnums, match):
     transform, f = TRANSFORMS[kind]

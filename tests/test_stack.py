@@ -259,7 +259,7 @@ def test_the_stack_is_rebuilt_on_the_engines_own_threads():
 
 def test_entries_left_out_of_order_are_cleaned_up_and_reported():
     before = ambient()
-    outer, inner = _C.GradEntry(), _C.VmapEntry(2, "error")
+    outer, inner = _C.grad_entry(), _C.vmap_entry(2, "error")
     outer.__enter__()
     inner.__enter__()
     with pytest.raises(RuntimeError, match=r"on leaving grad \(level 1\), 1 layer"):
@@ -384,7 +384,7 @@ def test_a_program_that_leaves_a_layer_on_the_stack_is_told_on_leaving_the_one_a
 
 
 def test_an_entry_can_not_be_left_on_another_thread():
-    entry = _C.GradEntry()
+    entry = _C.grad_entry()
     failures = []
 
     def leave():

@@ -248,10 +248,10 @@ def test_scripted_fork_inside_a_transform():
 # Generators and coroutines
 
 ENTRIES = {
-    "grad": _C.GradEntry,
-    "jvp": _C.JvpEntry,
-    "vmap": lambda: _C.VmapEntry(2, "error"),
-    "functionalize": lambda: _C.FunctionalizeEntry(True),
+    "grad": _C.grad_entry,
+    "jvp": _C.jvp_entry,
+    "vmap": lambda: _C.vmap_entry(2, "error"),
+    "functionalize": lambda: _C.functionalize_entry(True),
 }
 entries = pytest.mark.parametrize("entry", ENTRIES.values(), ids=ENTRIES)
 

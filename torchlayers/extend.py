@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from torchlayers import _C
+from torchlayers import _C, rule_calls
 from torchlayers.errors import RuleError
 
 __all__ = ["jvp_rule", "vjp_rule"]
@@ -52,7 +52,7 @@ def jvp_rule(
 
     Source: the convention of jax.custom_jvp, with None for zeros.
     """
-    return _decorator("jvp_rule", op, replace, _C.has_jvp_rule, _C.register_jvp_rule)
+    return _decorator("jvp_rule", op, replace)
 
 
 def vjp_rule(
@@ -92,16 +92,10 @@ def vjp_rule(
 
     Source: the convention of jax.custom_vjp, with None for zeros.
     """
-    return _decorator("vjp_rule", op, replace, _C.has_vjp_rule, _C.register_vjp_rule)
+    return _decorator("vjp_rule", op, replace)
 
 
-def _decorator(
-    api: str,
-    op: Any,
-    replace: bool,
-    has_rule: Callable[[str, str], bool],
-    register_rule: Callable[[str, str, Callable[..., Any]], None],
-) -> Callable[[Rule], Rule]:
+def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
     overload = _overload(api, op)
     schema = overload._schema
     if schema.is_mutable:
@@ -122,6 +116,7 @@ def _decorator(
             f"look into: {hidden}. Give a rule to an operator of Tensor and Tensor[] arguments and "
             "results, and call that from this one, registered as CompositeImplicitAutograd."
         )
+    has_rule = _C.has_jvp_rule if api == "jvp_rule" else _C.has_vjp_rule
     if has_rule(*name) and not replace:
         raise RuleError(
             f"torchlayers: {api}: {overload} has a rule already. Pass replace=True to take "
@@ -129,7 +124,12 @@ def _decorator(
         )
 
     def register(rule: Rule) -> Rule:
-        register_rule(*name, rule)
+        if api == "jvp_rule":
+            call = rule_calls.jvp_call(schema.name, len(schema.returns), rule)
+            _C.register_jvp_rule(*name, call)
+        else:
+            positional = sum(not argument.kwarg_only for argument in schema.arguments)
+            _C.register_vjp_rule(*name, rule_calls.vjp_call(schema.name, positional, rule))
         return rule
 
     return register

@@ -16,6 +16,7 @@ Named = dict[str, Tensor]
 Setting = list[Any]
 
 _RESUMED_LATER = (types.CoroutineType, types.AsyncGeneratorType)
+_UNUSUAL = {type(NotImplemented), types.GeneratorType, *_RESUMED_LATER}
 _ABSENT = object()
 
 
@@ -35,7 +36,8 @@ def functional_call(
     given. Where the module returns a generator, each of its steps has the given tensors.
 
     Two threads can't call one module at once with tensors of their own: the second gets an
-    error. A plain call, ``module(x)``, on another thread meanwhile is not kept apart.
+    error. A plain call, ``module(x)``, on another thread meanwhile may meet the tensors given
+    here: nothing of ours runs in it. There ``functional_call(module, {}, (x,))`` is refused.
 
     Args:
         module: any nn.Module, but for jitted ones and nn.DataParallel.
@@ -76,11 +78,12 @@ def functional_call(
             tie_weights=tie_weights,
             strict=strict,
         )
+    given = parameter_and_buffer_dicts
+    if type(given) is not dict:
+        given = _as_one(given)
     if type(args) is not tuple:
         args = () if args is None else args if isinstance(args, tuple) else (args,)
-    return call_with(
-        module, _as_one(parameter_and_buffer_dicts), args, kwargs, bool(tie_weights), bool(strict)
-    )
+    return call_with(module, given, args, kwargs, tie_weights, strict)
 
 
 def call_with(
@@ -97,6 +100,8 @@ def call_with(
         settings = (*settings, (vars(parametrize), "_cache", {}))
     call = _C.call_module
     result = call(module, module, given, args, kwargs, tie_weights, strict, settings)
+    if type(result) not in _UNUSUAL:
+        return result
     if result is NotImplemented and _C.unplanned_names(module, given):
         call = _call_with_attributes
         result = call(module, module, given, args, kwargs, tie_weights, strict, settings)

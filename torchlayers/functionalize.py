@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchlayers import _C, steps, torch_compile, tree
 from torchlayers.errors import TransformError
-from torchlayers.stack import FunctionalizeEntry, transformed
+from torchlayers.stack import transformed
 
 _torch: Any = torch  # what it keeps for its own use has no types
 _functorch: Any = _torch._C._functorch
@@ -58,7 +58,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         if torch_compile.is_tracing() or torch_compile.is_exporting():
             return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
         steps.replaced(steps.FUNCTIONALIZE)  # none can be, but refused
-        with FunctionalizeEntry(keeps_views) as level:
+        with _C.functionalize_entry(keeps_views) as level:
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with torch_compile.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])

@@ -1,34 +1,37 @@
 """The stack of layers as it is now, and entering one."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
 
 from torchlayers import _C, torch_compile
-from torchlayers._C import FunctionalizeEntry as FunctionalizeEntry
-from torchlayers._C import GradEntry as GradEntry
-from torchlayers._C import JvpEntry as JvpEntry
-from torchlayers._C import Layer as Layer
-from torchlayers._C import VmapEntry as VmapEntry
 from torchlayers.torch_versions import wraps
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = [
-    "FunctionalizeEntry",
-    "GradEntry",
-    "JvpEntry",
-    "Layer",
-    "VmapEntry",
-    "current_stack",
-    "transformed",
-]
+__all__ = ["Layer", "current_stack", "transformed"]
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal
 # (Ctrl-C) is handled between two bytecodes, never inside such a call, so there is
 # no moment at which the layer is on the stack and nobody is bound to take it off.
 # A call of grad, vjp, jvp or vmap is C++ from entering to leaving (csrc/python/entry.h).
+
+
+class Layer(NamedTuple):
+    """A layer of the stack, as it was when asked for."""
+
+    owner: str
+    kind: str
+    level: int
+    metadata: dict[str, Any]
+
+    def __repr__(self) -> str:
+        facts = [f"level {self.level}", self.owner]
+        facts += [f"{name}={value!r}" for name, value in self.metadata.items()]
+        return f"{self.kind} ({', '.join(facts)})"
 
 
 def current_stack() -> tuple[Layer, ...]:
@@ -50,7 +53,13 @@ def current_stack() -> tuple[Layer, ...]:
         >>> current_stack()
         ()
     """
-    return tuple(_C.current_stack())
+    entries = torch._C._functorch.get_interpreter_stack() or ()
+    return tuple(
+        Layer("torchlayers", *layer)
+        if layer
+        else Layer("torch.func", entry.key().name.lower(), entry.level(), {})
+        for layer, entry in zip(_C.current_stack(), entries, strict=True)
+    )
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:

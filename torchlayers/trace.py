@@ -2,11 +2,23 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from torchlayers import _C
-from torchlayers._C import TraceEvent as TraceEvent
 
 __all__ = ["TraceEvent", "trace"]
+
+
+class TraceEvent(NamedTuple):
+    """One step of one operator through one layer."""
+
+    step: str
+    op: str
+    layer: str
+    level: int
+
+    def __repr__(self) -> str:
+        return f"{self.layer} {self.step} {self.op}"
 
 
 @contextlib.contextmanager
@@ -35,4 +47,4 @@ def trace() -> Iterator[list[TraceEvent]]:
     try:
         yield events
     finally:
-        events.extend(_C.stop_recording())
+        events.extend(TraceEvent(*event) for event in _C.stop_recording())

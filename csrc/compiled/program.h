@@ -57,9 +57,10 @@ class TypedCall {
 };
 
 struct Step {
-  // One of the two.
+  // One of the three.
   std::optional<c10::OperatorHandle> op;
   Function function;
+  std::function<std::shared_ptr<const TypedCall>(const Step&)> make; // kernels.h
 
   std::vector<Argument> arguments;
   // Where the results go; none for one that nobody reads.
@@ -68,7 +69,7 @@ struct Step {
   std::string description;
   // ADInplaceOrView keeps account of what it writes to, or of whose view its result is.
   bool is_tracked = false;
-  std::shared_ptr<TypedCall> typed;
+  std::shared_ptr<const TypedCall> typed;
 
   // Does the work: what nobody reads any more is let go of.
   void run(Frame& frame) const;
@@ -86,6 +87,11 @@ class Recording {
   std::vector<Value> call(
       const c10::OperatorHandle& op, std::vector<Argument> arguments, std::string description);
   Value call(Function function, std::vector<Argument> arguments, std::string description);
+  // A step of compiled code (kernels.h). Where it makes none, the value is nobody's.
+  Value call(
+      std::function<std::shared_ptr<const TypedCall>(const Step&)> make,
+      std::vector<Argument> arguments,
+      std::string description);
   // A member of a list of tensors.
   Value item(Value list, int64_t index);
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "compiled/program.h"
+#include "compiled/typed_call.h"
 #include "core/args.h"
 
 namespace torchlayers::compiled {
@@ -97,6 +98,15 @@ Value Recording::call(Function function, std::vector<Argument> arguments, std::s
   are_tensors_.push_back(false);
   step.results.emplace_back(num_values_);
   return num_values_++;
+}
+
+Value Recording::call(
+    std::function<std::shared_ptr<const TypedCall>(const Step&)> make,
+    std::vector<Argument> arguments,
+    std::string description) {
+  const Value result = call(Function(), std::move(arguments), std::move(description));
+  steps_.back().make = std::move(make);
+  return result;
 }
 
 Value Recording::item(Value list, int64_t index) {
@@ -213,6 +223,9 @@ std::shared_ptr<const Program> Recording::finish(std::vector<Argument> outputs) 
   outputs_ = std::move(outputs);
   track();
   place();
+  for (Step& step : steps_) {
+    step.typed = step.make ? step.make(step) : typed_call(step);
+  }
   return std::make_shared<const Program>(std::move(*this));
 }
 

@@ -3,18 +3,13 @@
 namespace torchlayers {
 namespace {
 
-c10::IValue changed(
-    const c10::IValue& value, c10::function_ref<at::Tensor(const at::Tensor&)> change) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? c10::IValue(change(value.toTensor())) : value;
-  }
-  return is_container(value) ? change_held(value, change) : value;
-}
+using Change = c10::function_ref<at::Tensor(const at::Tensor&)>;
 
-bool holds_tensors(const c10::IValue& container) {
-  bool any = false;
-  visit_held(container, [&](const at::Tensor&) { any = true; });
-  return any;
+std::optional<c10::IValue> changed(const c10::IValue& value, Change change) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    return change(value.toTensor());
+  }
+  return is_container(value) ? changed_held(value, change) : std::nullopt;
 }
 
 } // namespace
@@ -25,43 +20,48 @@ void visit_held(const c10::IValue& container, c10::function_ref<void(const at::T
       visit_tensors_of(entry.key(), visit);
       visit_tensors_of(entry.value(), visit);
     }
-  } else if (container.isTuple()) {
-    for (const c10::IValue& member : container.toTupleRef().elements()) {
-      visit_tensors_of(member, visit);
-    }
-  } else {
-    for (const c10::IValue& member : container.toListRef()) {
-      visit_tensors_of(member, visit);
-    }
+    return;
+  }
+  const auto members =
+      container.isTuple() ? container.toTupleRef().elements().asArrayRef() : container.toListRef();
+  for (const c10::IValue& member : members) {
+    visit_tensors_of(member, visit);
   }
 }
 
-c10::IValue change_held(
-    const c10::IValue& container, c10::function_ref<at::Tensor(const at::Tensor&)> change) {
-  if (!holds_tensors(container)) {
-    return container;
-  }
+std::optional<c10::IValue> changed_held(const c10::IValue& container, Change change) {
+  bool any = false;
+  const auto change_any = [&](const c10::IValue& value) {
+    auto after = changed(value, change);
+    any = any || after.has_value();
+    return after ? std::move(*after) : value;
+  };
+  c10::IValue after;
   if (container.isGenericDict()) {
     const auto before = container.toGenericDict();
-    c10::impl::GenericDict after(before.keyType(), before.valueType());
-    after.reserve(before.size());
+    c10::impl::GenericDict entries(before.keyType(), before.valueType());
     for (const auto& entry : before) {
-      after.insert(changed(entry.key(), change), changed(entry.value(), change));
+      entries.insert(change_any(entry.key()), change_any(entry.value()));
     }
-    return after;
-  }
-  if (container.isTuple()) {
+    after = entries;
+  } else if (container.isTuple()) {
     std::vector<c10::IValue> members;
     for (const c10::IValue& member : container.toTupleRef().elements()) {
-      members.push_back(changed(member, change));
+      members.push_back(change_any(member));
     }
-    return c10::ivalue::Tuple::create(std::move(members));
+    after = c10::ivalue::Tuple::create(std::move(members));
+  } else {
+    auto members = container.toList();
+    for (size_t i = 0; i < members.size(); ++i) {
+      if (auto member = changed(container.toListRef()[i], change)) {
+        members = any ? std::move(members) : members.copy(); // somebody else may hold it
+        members.set(i, std::move(*member));
+        any = true;
+      }
+    }
+    after = std::move(members);
   }
-  auto after = container.toList().copy();
-  for (size_t i = 0; i < after.size(); ++i) {
-    after.set(i, changed(container.toListRef()[i], change));
-  }
-  return after;
+  return any ? std::optional(std::move(after)) : std::nullopt;
 }
 
 } // namespace torchlayers

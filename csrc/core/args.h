@@ -1,11 +1,12 @@
 // Visiting the tensors among an operator's arguments or results.
 #pragma once
 
-#include <ATen/core/ivalue.h>
-#include <ATen/core/stack.h>
 #include <c10/util/FunctionRef.h>
 
-#include <cstddef>
+#include <optional>
+#include <type_traits>
+
+#include "core/operator.h"
 
 namespace torchlayers {
 
@@ -14,11 +15,10 @@ inline bool is_container(const c10::IValue& value) {
   return !value.isInt() && (value.isList() || value.isGenericDict() || value.isTuple());
 }
 
-// The tensors that a container holds, those of the containers in it and a dict's keys among
-// them. The way for what is more than a list of tensors.
+// The tensors that a container holds, those of the containers in it and a dict's keys among them.
 void visit_held(const c10::IValue& container, c10::function_ref<void(const at::Tensor&)> visit);
-// A copy with changed tensors; the container itself where it holds none.
-c10::IValue change_held(
+// A copy with changed tensors; nothing where the container holds none.
+std::optional<c10::IValue> changed_held(
     const c10::IValue& container, c10::function_ref<at::Tensor(const at::Tensor&)> change);
 
 // Calls `visit(tensor)` on the tensors of one value. Undefined tensors are passed over.
@@ -28,39 +28,38 @@ void visit_tensors_of(const c10::IValue& value, const Visit& visit) {
     if (value.toTensor().defined()) {
       visit(value.toTensor());
     }
-  } else if (value.isList()) {
-    for (const c10::IValue& member : value.toListRef()) {
-      if (member.isTensor()) {
-        if (member.toTensor().defined()) {
-          visit(member.toTensor());
-        }
-      } else if (is_container(member)) {
-        visit_held(member, visit);
-      }
-    }
   } else if (is_container(value)) {
     visit_held(value, visit);
   }
 }
 
-// The same on the last `count` values on the stack.
+// The same on the last `count` values on the stack; visit(tensor, i), if it takes the place of the
+// value among them.
 template <class Visit>
-void visit_tensors(const torch::jit::Stack& values, size_t count, const Visit& visit) {
-  for (size_t i = values.size() - count; i < values.size(); ++i) {
-    visit_tensors_of(values[i], visit);
+void visit_tensors(const Args& values, size_t count, const Visit& visit) {
+  for (size_t i = 0; i < count; ++i) {
+    visit_tensors_of(peek(values, i, count), [&](const at::Tensor& tensor) {
+      if constexpr (std::is_invocable_v<Visit, const at::Tensor&, size_t>) {
+        visit(tensor, i);
+      } else {
+        visit(tensor);
+      }
+    });
   }
 }
 
-// Replaces each of these tensors by `change(tensor, i)`, where i is the place of the value among
-// the last `count`. A container is copied before it is changed: somebody else may hold it.
+template <class Test>
+bool any_tensor(const Args& values, size_t count, const Test& test) {
+  bool any = false;
+  visit_tensors(values, count, [&](const at::Tensor& tensor) { any = any || test(tensor); });
+  return any;
+}
+
+// Replaces each of these tensors by `change(tensor, i)`.
 template <class Change>
-void change_tensors(torch::jit::Stack& values, size_t count, const Change& change) {
-  const size_t first = values.size() - count;
+void change_tensors(Args& values, size_t count, const Change& change) {
   for (size_t i = 0; i < count; ++i) {
-    c10::IValue& value = values[first + i];
-    const auto change_here = [&](const at::Tensor& tensor) -> at::Tensor {
-      return change(tensor, i);
-    };
+    c10::IValue& value = peek(values, i, count);
     if (value.isTensor()) {
       const at::Tensor& tensor = value.toTensor();
       if (tensor.defined()) {
@@ -69,29 +68,13 @@ void change_tensors(torch::jit::Stack& values, size_t count, const Change& chang
           value = std::move(changed);
         }
       }
-    } else if (value.isList()) {
-      const auto before = value.toListRef();
-      std::optional<c10::List<c10::IValue>> after;
-      const auto replace = [&](size_t j, c10::IValue changed) {
-        if (!after) {
-          after = value.toList().copy();
-        }
-        after->set(j, std::move(changed));
-      };
-      for (size_t j = 0; j < before.size(); ++j) {
-        if (before[j].isTensor()) {
-          if (before[j].toTensor().defined()) {
-            replace(j, change(before[j].toTensor(), i));
-          }
-        } else if (is_container(before[j])) {
-          replace(j, change_held(before[j], change_here));
-        }
-      }
-      if (after) {
-        value = std::move(*after);
-      }
     } else if (is_container(value)) {
-      value = change_held(value, change_here);
+      const auto change_here = [&](const at::Tensor& tensor) -> at::Tensor {
+        return change(tensor, i);
+      };
+      if (auto changed = changed_held(value, change_here)) {
+        value = std::move(*changed);
+      }
     }
   }
 }

@@ -16,7 +16,7 @@ Below::Below(const Layer& layer, const Operator& op) : Below(mirror()) {
   TORCH_INTERNAL_ASSERT(processing != nullptr);
   set_keys(*processing);
   if (layer.is_autograd()) {
-    modes_.emplace(layer.modes_below(layer.modes_of_caller(op)));
+    set_modes(layer, layer.modes_of_caller(op));
   }
 }
 
@@ -24,8 +24,13 @@ Below::Below(Layer& layer, Modes here) : Below(mirror()) {
   processing_.emplace(layer);
   set_keys(*processing_);
   if (layer.is_autograd()) {
-    modes_.emplace(layer.modes_below(here));
+    set_modes(layer, here);
   }
+}
+
+void Below::set_modes(const Layer& layer, Modes here) {
+  modes_inside_ = Modes::of_thread();
+  layer.modes_below(here).set();
 }
 
 void Below::set_keys(const Processing& processing) {
@@ -47,6 +52,9 @@ Below::~Below() {
   }
   stack.push_back(std::move(entry_));
   thread_keys() = keys_inside_;
+  if (modes_inside_) {
+    modes_inside_->set();
+  }
 }
 
 void Below::skip_autograd(const Operator& op, bool are_plain) {

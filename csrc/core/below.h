@@ -29,12 +29,13 @@ class Below {
   // Takes the layer on top off the stack.
   explicit Below(std::vector<at::functorch::DynamicLayer>& stack);
   void set_keys(const Processing& processing);
+  void set_modes(const Layer& layer, Modes here);
 
   std::optional<Processing> processing_;
   at::functorch::DynamicLayer entry_;
   size_t depth_; // below
   c10::impl::PODLocalDispatchKeySet keys_inside_;
-  std::optional<WithModes> modes_;
+  std::optional<Modes> modes_inside_; // of a layer of autograd's
 };
 
 } // namespace torchlayers

@@ -37,9 +37,7 @@ int64_t Entry::enter() {
 void Entry::leave() {
   TORCH_CHECK(layer_ && is_open_, "torchlayers: this entry has not been entered");
   const bool is_open_here =
-      std::any_of(open_entries.begin(), open_entries.end(), [this](const auto& entry) {
-        return entry.get() == this;
-      });
+      std::ranges::find(open_entries, shared_from_this()) != open_entries.end();
   const bool is_taken_off =
       is_open_here && !is_on_stack(*layer_) && Processing::of(*layer_) == nullptr;
   int64_t left_behind = 0;
@@ -62,21 +60,17 @@ void Entry::leave() {
   }
   if (is_taken_off) {
     raise(
+        "{} is not on the stack any more on leaving it: the stack is {}. A kernel or program "
+        "inside has popped torch.func's stack and has not pushed back what it popped.",
         layer->name(),
-        " is not on the stack any more on leaving it: the stack is ",
-        describe_stack(),
-        ". A kernel or program inside has popped torch.func's stack and has not pushed back what "
-        "it "
-        "popped.");
+        describe_stack());
   }
   if (left_behind > 0) {
     raise(
-        "on leaving ",
+        "on leaving {}, {} layer(s) entered inside it had not been left; they were taken off the "
+        "stack. A generator or coroutine suspended inside a transform does this.",
         layer->name(),
-        ", ",
-        left_behind,
-        " layer(s) entered inside it had not been left; they were taken off the stack. A generator "
-        "or coroutine suspended inside a transform does this.");
+        left_behind);
   }
 }
 

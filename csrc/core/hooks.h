@@ -11,25 +11,30 @@ namespace torchlayers {
 
 struct Hooks {
   // Whether Python code is running on this thread.
-  bool (*python_is_running)();
+  bool (*python_is_running)() = [] { return true; };
   // " In train.py:41, `loss.item()`." for the user's innermost line, or "" where no Python is
   // running.
-  std::string (*python_location)();
+  std::string (*python_location)() = [] { return std::string(); };
   // Lets Python's signal handlers run, and throws what they raise.
-  void (*raise_if_interrupted)();
+  void (*raise_if_interrupted)() = [] {};
   // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].
-  void (*hold_dual_level)();
-  void (*release_dual_level)();
+  void (*hold_dual_level)() = [] {};
+  void (*release_dual_level)() = [] {};
   // Calls what the operator is made of instead of it; false where nothing is known of that.
-  bool (*decompose)(const Operator& op, Args& args);
+  bool (*decompose)(const Operator& op, Args& args) = [](const Operator&, Args&) { return false; };
   // The rank that this process has in a process group, or in one of this name.
-  int64_t (*rank_in_group)(const c10::IValue& group);
+  int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
+    return 0;
+  };
   // Tells Python what to call nodes of this type.
-  void (*name_type_of_nodes)(const std::type_info& type, const std::string& name);
+  void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
+      [](const std::type_info&, const std::string&) {};
   // What rules/ has for an operator of this name.
-  OperatorRules (*find_rules)(const c10::OperatorName& name);
+  OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
+    return OperatorRules();
+  };
 };
 
-extern Hooks hooks;
+inline constinit Hooks hooks; // until they are filled in, as if nobody were there
 
 } // namespace torchlayers

@@ -94,17 +94,21 @@ class Layer {
   int64_t level() const {
     return level_;
   }
-  // What tells its life apart from all others': the handle that its wrappers hold.
+  // What tells its life apart from all others': what the handle points to that its wrappers hold.
   const bool* life() const {
-    return life_;
+    return &is_alive_;
   }
   // The same for what does not hold the handle: no other layer of the process ever has it.
   uint64_t number() const {
     return number_;
   }
-  void begin(int64_t level, const bool* life) {
+  bool* begin(int64_t level) {
     level_ = level;
-    life_ = life;
+    is_alive_ = true;
+    return &is_alive_;
+  }
+  void end() {
+    is_alive_ = false;
   }
   // "grad (level 2)", as errors and traces say it.
   std::string name() const;
@@ -120,7 +124,7 @@ class Layer {
   const bool is_autograd_;
   const uint64_t number_;
   int64_t level_ = 0;
-  const bool* life_ = nullptr;
+  bool is_alive_ = false;
 };
 
 std::ostream& operator<<(std::ostream& out, const Layer& layer);

@@ -24,22 +24,6 @@ struct Modes {
   }
 };
 
-// Sets the modes, and puts back what they were.
-class WithModes {
- public:
-  explicit WithModes(Modes modes) : before_(Modes::of_thread()) {
-    modes.set();
-  }
-  ~WithModes() {
-    before_.set();
-  }
-  WithModes(const WithModes&) = delete;
-  WithModes& operator=(const WithModes&) = delete;
-
- private:
-  Modes before_;
-};
-
 // Turns inference mode off while the guard lives. Autograd records nothing in
 // inference mode, and turning it off as such would turn both grad modes on: those
 // stay as they were.

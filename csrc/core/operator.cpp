@@ -23,12 +23,10 @@ bool find_in_place(const c10::FunctionSchema& schema) {
       !is_written(args[0])) {
     return false;
   }
-  for (size_t i = 1; i < args.size(); ++i) {
-    if (args[i].alias_info()) {
-      return false;
-    }
-  }
-  return is_written(schema.returns()[0]);
+  return is_written(schema.returns()[0]) &&
+         std::none_of(args.begin() + 1, args.end(), [](const c10::Argument& argument) {
+           return argument.alias_info() != nullptr;
+         });
 }
 
 // Whether it takes the same arguments as this in-place operator, and writes to none.
@@ -74,12 +72,7 @@ std::optional<size_t> find_aliased_result(const c10::FunctionSchema& schema, siz
 }
 
 bool is_any_of(const std::string& name, std::initializer_list<std::string_view> names) {
-  for (auto candidate : names) {
-    if (name == candidate) {
-      return true;
-    }
-  }
-  return false;
+  return std::ranges::find(names, name) != names.end();
 }
 
 // Whether the dispatcher looks into an argument of this type for tensors.
@@ -95,8 +88,7 @@ bool may_hold_tensors(const c10::TypePtr& type) {
   if (kind == c10::TypeKind::TensorType || kind == c10::TypeKind::AnyType) {
     return true;
   }
-  const auto inner = type->containedTypes();
-  return std::any_of(inner.begin(), inner.end(), &may_hold_tensors);
+  return std::ranges::any_of(type->containedTypes(), &may_hold_tensors);
 }
 
 bool may_hide_tensors(const c10::Argument& argument) {
@@ -121,8 +113,8 @@ bool has_autograd_kernel(const c10::OperatorHandle& op) {
 bool find_pointwise(const c10::OperatorHandle& op) {
   const auto& schema = op.schema();
   const bool is_made_of_others = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
-  const bool asks_for_more = std::any_of(
-      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+  const bool asks_for_more =
+      std::ranges::any_of(schema.arguments(), [](const c10::Argument& argument) {
         return is_any_of(argument.name(), {"memory_format", "generator"});
       });
   return op.hasTag(at::Tag::pointwise) && schema.getNamespace() == "aten" && !schema.is_mutable() &&
@@ -216,9 +208,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),
-      hides_results(
-          std::any_of(
-              op.schema().returns().begin(), op.schema().returns().end(), &may_hide_tensors)),
+      hides_results(std::ranges::any_of(op.schema().returns(), &may_hide_tensors)),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
     if (may_hide_tensors(schema().arguments()[i])) {

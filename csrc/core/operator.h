@@ -5,7 +5,6 @@
 #include <ATen/core/stack.h>
 
 #include <atomic>
-#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -25,6 +24,9 @@ struct OperatorRules {
 
 // The values that end with an operator's arguments, and then with its results.
 using Args = torch::jit::Stack;
+using torch::jit::drop;
+using torch::jit::last;
+using torch::jit::peek; // one of the last
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
@@ -85,6 +87,9 @@ struct Operator {
   mutable std::atomic<const VjpRule*> vjp_rule;
   // How it runs on a batch; null where torch's batching rule is to tell.
   mutable std::atomic<const BatchingRule*> batching_rule;
+
+  // Which of NOTE [Types of nodes] its nodes have; -1 before the first.
+  mutable std::atomic<int> node_type{-1};
 
   // The arguments, and whether there are results, that may hold tensors where the dispatcher does
   // not look for any. NOTE [Hidden tensors].

@@ -8,6 +8,16 @@
 
 namespace torchlayers {
 
+// Whether a tensor of its dtype can have derivatives.
+inline bool is_differentiable(const at::Tensor& tensor) {
+  return tensor.is_floating_point() || tensor.is_complex();
+}
+
+// Sparse and nested tensors are torch's to see to.
+inline bool is_strided(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_nested();
+}
+
 // Whether every operator of this thread meets something else than layers and autograd: a mode.
 bool is_any_mode_on();
 

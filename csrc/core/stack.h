@@ -18,9 +18,9 @@ namespace torchlayers {
 // That lets torch's batching rules, autograd.Function and printing work on our
 // levels, lets transforms of both kinds nest in any order, and lets torch's
 // ThreadLocalState carry the stack to the autograd engine's threads. A layer's
-// level is its entry's place. Which Layer an entry belongs to is found by the
-// entry's life handle: first in a cache of this thread's, and on a thread that
-// has not met the layer (an engine's thread) in a registry that all threads share.
+// level is its entry's place. Which Layer an entry belongs to its life handle tells,
+// which wrappers and other threads' copies of the stack (the engine's) hold as well:
+// it is a flag in the layer, and keeps the layer.
 // Never keep a reference to torch.func's stack: the engine replaces the whole of it.
 inline std::vector<at::functorch::DynamicLayer>& mirror() {
   return const_cast<std::vector<at::functorch::DynamicLayer>&>(
@@ -59,10 +59,10 @@ void push(const std::shared_ptr<Layer>& layer);
 int64_t pop(const Layer& layer);
 // The same of a layer that somebody else has taken off.
 bool is_on_stack(const Layer& layer);
-void forget(const Layer& layer);
+void forget(Layer& layer);
 
 // The layer of each entry, outermost first; null for those of torch.func.
-std::vector<std::shared_ptr<Layer>> layers_on_stack();
+std::vector<Layer*> layers_on_stack();
 
 // "DynamicLayerStack[ 1:vmap 2:grad ]" in our words: "[1:vmap 2:grad]".
 std::string describe_stack();

@@ -31,9 +31,9 @@ std::vector<std::vector<TraceEvent>> recordings;
 void record(const TraceEvent& event) {
   std::lock_guard<std::mutex> lock(mutex);
   if (printing != Printing::Nothing) {
-    const auto indent = static_cast<size_t>(2 * std::max<int64_t>(event.level - 1, 0));
-    std::cerr << std::string(indent, ' ') << event.layer << " " << event.step << " " << event.op
-              << "\n";
+    const auto& [step, op, layer, level] = event;
+    const auto indent = static_cast<size_t>(2 * std::max<int64_t>(level - 1, 0));
+    std::cerr << std::string(indent, ' ') << layer << " " << step << " " << op << "\n";
   }
   for (auto& recording : recordings) {
     recording.push_back(event);
@@ -62,10 +62,8 @@ void print_state(const char* where, const Operator& op) {
 }
 
 void trace_vjp(const char* who, const Layer* layer) {
-  if (layer != nullptr) {
-    record({"pull_back", who, layer->name(), layer->level()});
-  } else {
-    record({"pull_back", who, "vjp", 0});
+  if (C10_UNLIKELY(tracing)) {
+    record({"pull_back", who, layer ? layer->name() : "vjp", layer ? layer->level() : 0});
   }
 }
 

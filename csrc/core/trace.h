@@ -3,18 +3,16 @@
 
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/layer.h"
 
 namespace torchlayers {
 
-struct TraceEvent {
-  std::string step; // "process", "send_down", "rule" or "pull_back"
-  std::string op;
-  std::string layer; // "grad (level 1)"
-  int64_t level;
-};
+// The step ("process", "send_down", "rule" or "pull_back"), the operator, the layer
+// ("grad (level 1)") and its level.
+using TraceEvent = std::tuple<std::string, std::string, std::string, int64_t>;
 
 // Where the steps go while it is set: recorded by `torchlayers.trace()`, or
 // printed to stderr with TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each
@@ -37,8 +35,8 @@ inline void trace_state(const char* where, const Operator& op) {
   }
 }
 
-// Who runs a reverse pass: "torchlayers", or "autograd" for torch's engine. The layer is null where
-// it has ended, as vjp's has.
+// `who` runs a reverse pass: "torchlayers", or "autograd" for torch's engine. The layer is null
+// where it has ended, as vjp's has.
 void trace_vjp(const char* who, const Layer* layer);
 
 // Records from now on, on every thread. Nested recordings each get every step.

@@ -4,7 +4,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include "core/keys.h"
-#include "core/layer.h"
+#include "core/operator.h"
 
 namespace torchlayers {
 

@@ -68,11 +68,11 @@ bool holds_escaped(const Operator& op, const Args& args) {
     any = true;
     if (!thread_keys().excluded().has(DispatchKey::FuncTorchBatched)) {
       raise(
-          "a tensor batched by vmap (level ",
+          "a tensor batched by vmap (level {}) has escaped from inside a function being vmapped: "
+          "it was used by {} outside that transform. Return it from the function instead of "
+          "keeping it.",
           batched->level(),
-          ") has escaped from inside a function being vmapped: it was used by ",
-          op.name(),
-          " outside that transform. Return it from the function instead of keeping it.");
+          op.name());
     }
   });
   return any;

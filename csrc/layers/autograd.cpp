@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "core/args.h"
-#include "core/below.h"
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "core/keys.h"
@@ -33,45 +32,40 @@ bool is_ours_to_write(const at::Tensor& tensor, int64_t level) {
   return wrapper != nullptr && wrapper->level() == level && !wrapper->is_immutable();
 }
 
-[[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
-  raise(
-      layer.name(),
-      " can't let the in-place operator ",
-      op.name(),
-      " mutate a captured tensor: its gradient would be silently wrong. Pass the tensor to the "
-      "function as an argument, or use the out-of-place operator. (BatchNorm updates its "
-      "statistics "
-      "so: see torchlayers.replace_all_batch_norm_modules_.)");
+using Targets = c10::SmallVector<at::Tensor, 2>;
+
+// The tensors that the operator writes to.
+Targets written_among(const Operator& op, const Args& args) {
+  Targets targets;
+  for (const size_t i : op.written_args) {
+    visit_tensors_of(
+        peek(args, i, op.num_args), [&](const at::Tensor& target) { targets.push_back(target); });
+  }
+  return targets;
 }
 
-// Tensors that an operator writes to and that are not the transform's, after they were lifted.
-// Some operators write statistics to those, which have no derivatives (batch norm); others, of
-// lists and users' own, leave a derivative there that nobody ever gets to see.
-class CapturedTargets {
- public:
-  CapturedTargets(const Operator& op, const Args& args, const Layer& layer)
-      : op_(op), layer_(layer) {
-    for (const size_t i : op.written_args) {
-      visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
-        if (!is_ours_to_write(target, layer.level())) {
-          targets_.push_back(target);
-        }
-      });
-    }
-  }
-  void check_have_no_derivatives() const {
-    for (const at::Tensor& target : targets_) {
-      if (layer_.follows(target)) {
-        raise_mutates_captured(op_, layer_);
-      }
-    }
-  }
+[[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
+  raise(
+      "{} can't let the in-place operator {} mutate a captured tensor: its gradient would be "
+      "silently wrong. Pass the tensor to the function as an argument, or use the out-of-place "
+      "operator. (BatchNorm updates its statistics so: see "
+      "torchlayers.replace_all_batch_norm_modules_.)",
+      layer.name(),
+      op.name());
+}
 
- private:
-  const Operator& op_;
-  const Layer& layer_;
-  c10::SmallVector<at::Tensor, 2> targets_;
-};
+// Of those, what is not the transform's, after they were lifted. Some operators write statistics
+// there, which have no derivatives (batch norm); others, of lists and users' own, leave a
+// derivative there that nobody ever gets to see.
+Targets captured_among(const Operator& op, const Args& args, int64_t level) {
+  Targets targets;
+  for (const at::Tensor& target : written_among(op, args)) {
+    if (!is_ours_to_write(target, level)) {
+      targets.push_back(target);
+    }
+  }
+  return targets;
+}
 
 // NOTE [Operators without a derivative]
 // Of a user's operator that no derivative is registered for, torch's autograd sees what its kernel
@@ -85,15 +79,12 @@ bool may_lose_derivatives(const Operator& op, const Args& args, const Layer& lay
   }
   bool any = false;
   bool any_reached = false;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    const c10::IValue& value = args[args.size() - op.num_args + i];
-    const bool is_reached = op.has_custom_autograd && !holds_none(value);
-    visit_tensors_of(value, [&](const at::Tensor& tensor) {
-      const bool is_followed = layer.follows(without_dead_wrappers(tensor));
-      any = any || is_followed;
-      any_reached = any_reached || (is_followed && is_reached);
-    });
-  }
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    const bool is_followed = layer.follows(without_dead_wrappers(tensor));
+    any = any || is_followed;
+    any_reached = any_reached || (is_followed && op.has_custom_autograd &&
+                                  !holds_none(peek(args, i, op.num_args)));
+  });
   return any && !any_reached;
 }
 
@@ -104,13 +95,10 @@ bool is_made_for_any_backend(const Operator& op) {
 }
 
 bool has_lost_derivatives(const Operator& op, const Args& results, const Layer& layer) {
-  bool any = !op.written_args.empty();
-  bool any_followed = false;
-  visit_tensors(results, op.num_returns, [&](const at::Tensor& result) {
-    any = any || result.is_floating_point() || result.is_complex();
-    any_followed = any_followed || layer.follows(result);
-  });
-  return any && (op.lacks_autograd || !any_followed);
+  const bool may_have =
+      !op.written_args.empty() || any_tensor(results, op.num_returns, &is_differentiable);
+  const auto follows = [&](const at::Tensor& result) { return layer.follows(result); };
+  return may_have && (op.lacks_autograd || !any_tensor(results, op.num_returns, follows));
 }
 
 // The results that share memory with a tensor from outside the transform, and so
@@ -118,17 +106,11 @@ bool has_lost_derivatives(const Operator& op, const Args& results, const Layer& 
 c10::SmallVector<size_t, 2> results_of_immutable(
     const Operator& op, const Args& args, int64_t level) {
   c10::SmallVector<size_t, 2> results;
-  const size_t first = args.size() - op.num_args;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    if (!op.aliased_result[i]) {
-      continue;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    if (op.aliased_result[i] && !is_ours_to_write(tensor, level)) {
+      results.push_back(*op.aliased_result[i]);
     }
-    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
-      if (!is_ours_to_write(tensor, level)) {
-        results.push_back(*op.aliased_result[i]);
-      }
-    });
-  }
+  });
   return results;
 }
 
@@ -137,7 +119,7 @@ c10::SmallVector<size_t, 2> results_of_immutable(
 ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, Tangents* tangents) const {
   ArgumentFacts facts;
   const auto look_at = [&](const at::Tensor& tensor, size_t i) {
-    facts.are_strided = facts.are_strided && tensor.layout() == at::kStrided && !tensor.is_nested();
+    facts.are_strided = facts.are_strided && is_strided(tensor);
     if (tangents != nullptr) {
       tangents->emplace_back();
     }
@@ -154,18 +136,15 @@ ArgumentFacts AutogradLayer::look_at(const Args& args, size_t count, Tangents* t
       facts.any_tangent = facts.any_tangent || (meta != nullptr && meta->fw_grad_ != nullptr);
     }
   };
-  const size_t first = args.size() - count;
-  for (size_t i = 0; i < count; ++i) {
-    visit_tensors_of(args[first + i], [&](const at::Tensor& tensor) {
-      const auto* wrapper = wrapper_of(tensor);
-      if (wrapper != nullptr && !is_of_layer(*wrapper, *this) && !wrapper->is_alive()) {
-        facts.any_dead_wrapper = true;
-        look_at(without_dead_wrappers(tensor), i);
-      } else {
-        look_at(tensor, i);
-      }
-    });
-  }
+  visit_tensors(args, count, [&](const at::Tensor& tensor, size_t i) {
+    const auto* wrapper = wrapper_of(tensor);
+    if (wrapper != nullptr && !is_of_layer(*wrapper, *this) && !wrapper->is_alive()) {
+      facts.any_dead_wrapper = true;
+      look_at(without_dead_wrappers(tensor), i);
+    } else {
+      look_at(tensor, i);
+    }
+  });
   return facts;
 }
 
@@ -193,7 +172,7 @@ bool AutogradLayer::follows(const at::Tensor& tensor) const {
 
 void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) const {
   take_off_dead_wrappers(op, args);
-  const at::Tensor& target = args[args.size() - op.num_args].toTensor();
+  const at::Tensor& target = peek(args, 0, op.num_args).toTensor();
   if (!target.defined() || is_ours_to_write(target, level())) {
     return;
   }
@@ -224,28 +203,26 @@ void AutogradLayer::process(const Operator& op, Args& args) {
     refuse_to_mutate_captured(op, args);
   }
   lift_args(op, args);
-  std::optional<CapturedTargets> captured;
-  if (!op.is_in_place && !op.written_args.empty()) {
-    captured.emplace(op, args, *this);
-  }
+  const Targets captured = op.is_in_place ? Targets() : captured_among(op, args, level());
   allow_only(kAutogradLayerKeys);
   std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {
     allowed.emplace();
   }
   op.handle.callBoxed(&args);
-  if (captured) {
-    captured->check_have_no_derivatives();
+  for (const at::Tensor& target : captured) {
+    if (follows(target)) {
+      raise_mutates_captured(op, *this);
+    }
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
     raise_not_implemented(
+        "{} can't differentiate {}: no derivative that reaches these arguments is registered for "
+        "it, and it would be taken for zero. Register one with torch.library.register_autograd{}, "
+        "or detach() the arguments if that is meant.",
         name(),
-        " can't differentiate ",
         op.name(),
-        ": no derivative that reaches these arguments is registered for it, and it would be taken "
-        "for zero. Register one with torch.library.register_autograd",
-        where_to_register(),
-        ", or detach() the arguments if that is meant.");
+        where_to_register());
   }
 }
 
@@ -260,12 +237,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
     immutable = results_of_immutable(op, args, level());
   }
   // 2. Keep the arguments whose sizes the operator may change.
-  c10::SmallVector<at::Tensor, 2> written;
-  for (size_t i : op.written_args) {
-    visit_tensors_of(args[args.size() - op.num_args + i], [&](const at::Tensor& target) {
-      written.push_back(target);
-    });
-  }
+  const Targets written = written_among(op, args);
   // 3. Unwrap.
   const bool are_plain = unwrap_args(op, args);
   // 4. Call the operator on the layers below.

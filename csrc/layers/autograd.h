@@ -2,7 +2,6 @@
 #pragma once
 
 #include <bitset>
-#include <optional>
 
 #include "core/layer.h"
 

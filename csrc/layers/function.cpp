@@ -8,7 +8,7 @@
 namespace torchlayers {
 namespace {
 
-thread_local const FunctionsOfOneLevel* innermost_function = nullptr;
+thread_local FunctionsOfOneLevel* innermost_function = nullptr;
 thread_local int at_bottom = 0;
 
 } // namespace
@@ -30,13 +30,9 @@ FunctionsOfOneLevel::~FunctionsOfOneLevel() {
   at::functorch::setSingleLevelAutogradFunctionAllowed(allowed_);
 }
 
-const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost() {
-  return innermost_function;
-}
-
-const FunctionsOfOneLevel* FunctionsOfOneLevel::innermost_on(const Layer& layer) {
-  return innermost_function != nullptr && innermost_function->layer_ == &layer ? innermost_function
-                                                                               : nullptr;
+Modes FunctionsOfOneLevel::modes_below(const Layer& layer) {
+  const auto* function = innermost_function;
+  return function != nullptr && function->layer_ == &layer ? function->modes_ : Modes::of_thread();
 }
 
 const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& layer) {
@@ -47,28 +43,36 @@ const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& laye
   return function;
 }
 
-void BelowForFunction::enter() {
-  Layer* layer = top_layer();
-  TORCH_CHECK(layer != nullptr && !below_, "torchlayers: no layer to go below");
-  const auto* function = FunctionsOfOneLevel::innermost_on(*layer);
-  const auto cast_outside = thread_keys().excluded() & kAutocastKeys;
-  below_.emplace(*layer, function != nullptr ? function->modes_outside() : Modes::of_thread());
+RunsJvp::RunsJvp() : function_(innermost_function) {
+  if (function_ != nullptr) {
+    function_->runs_jvp_ = true;
+  }
+}
+
+RunsJvp::~RunsJvp() {
+  if (function_ != nullptr) {
+    function_->runs_jvp_ = false;
+  }
+}
+
+BelowForFunction::BelowForFunction()
+    : cast_outside_(thread_keys().excluded() & kAutocastKeys),
+      allowed_(at::functorch::getSingleLevelAutogradFunctionAllowed()),
+      below_(entered_layer(), FunctionsOfOneLevel::modes_below(entered_layer())) {
   auto& keys = thread_keys();
-  keys.set_excluded((keys.excluded() - kAutocastKeys) | cast_outside);
+  keys.set_excluded((keys.excluded() - kAutocastKeys) | cast_outside_);
   if (mirror().empty()) {
     keys.set_included(keys.included() | DispatchKeySet(kFront));
     ++at_bottom;
   }
-  allowed_ = at::functorch::getSingleLevelAutogradFunctionAllowed();
   at::functorch::setSingleLevelAutogradFunctionAllowed(false);
 }
 
-void BelowForFunction::leave() {
+BelowForFunction::~BelowForFunction() {
   if (mirror().empty()) {
     --at_bottom;
   }
-  at::functorch::setSingleLevelAutogradFunctionAllowed(*allowed_);
-  below_.reset();
+  at::functorch::setSingleLevelAutogradFunctionAllowed(allowed_);
 }
 
 bool BelowForFunction::is_at_bottom() {

@@ -2,10 +2,8 @@
 // (torchlayers/autograd_function/).
 #pragma once
 
-#include <cstdint>
-#include <optional>
-
 #include "core/below.h"
+#include "core/keys.h"
 #include "core/modes.h"
 
 namespace torchlayers {
@@ -19,34 +17,43 @@ class FunctionsOfOneLevel {
   FunctionsOfOneLevel(const FunctionsOfOneLevel&) = delete;
   FunctionsOfOneLevel& operator=(const FunctionsOfOneLevel&) = delete;
 
-  // The innermost one on this thread, or null.
-  static const FunctionsOfOneLevel* innermost();
-  // The same, or null where it is for another layer.
-  static const FunctionsOfOneLevel* innermost_on(const Layer& layer);
+  // The modes for what a Function calls below this layer: those outside of the innermost one, if
+  // that is for this layer.
+  static Modes modes_below(const Layer& layer);
 
   const Modes& modes_outside() const {
     return modes_;
   }
 
-  // NOTE [A jvp is differentiated too]
-  // A Function's jvp computes its tangents on wrappers of its level, with forward AD
-  // switched off. That is meant for this level: the layers below have tangents of
-  // their own for what it computes, and torch.func, where it stays off, loses them.
-  void set_runs_jvp(bool runs_jvp) const {
-    runs_jvp_ = runs_jvp;
-  }
   // The one that is running the jvp of a Function on this layer's level, or null.
   static const FunctionsOfOneLevel* running_jvp_on(const Layer& layer);
 
  private:
-  mutable bool runs_jvp_ = false;
+  friend class RunsJvp;
+  bool runs_jvp_ = false;
   const Layer* layer_;
   bool allowed_;
   Modes modes_;
-  const FunctionsOfOneLevel* outer_;
+  FunctionsOfOneLevel* outer_;
 };
 
-// The top layer is off the stack between enter and leave, for the forward of an
+// NOTE [A jvp is differentiated too]
+// A Function's jvp computes its tangents on wrappers of its level, with forward AD
+// switched off. That is meant for this level: the layers below have tangents of
+// their own for what it computes, and torch.func, where it stays off, loses them.
+// While this lives, the Function being applied runs its jvp.
+class RunsJvp {
+ public:
+  RunsJvp();
+  ~RunsJvp();
+  RunsJvp(const RunsJvp&) = delete;
+  RunsJvp& operator=(const RunsJvp&) = delete;
+
+ private:
+  FunctionsOfOneLevel* function_;
+};
+
+// While it lives, the top layer is off the stack, for the forward of an
 // autograd.Function that it is processing. Applying a Function has turned recording
 // off, and that is meant for its own level: below, the modes are those that it was
 // applied with (those of now where no Function is being applied: a rule of the user's).
@@ -55,15 +62,18 @@ class FunctionsOfOneLevel {
 // given: a wrapper of a layer that is off would there be taken for its value.
 class BelowForFunction {
  public:
-  void enter();
-  void leave();
+  BelowForFunction();
+  ~BelowForFunction();
+  BelowForFunction(const BelowForFunction&) = delete;
+  BelowForFunction& operator=(const BelowForFunction&) = delete;
 
   // Whether this thread is below the last layer.
   static bool is_at_bottom();
 
  private:
-  std::optional<Below> below_;
-  std::optional<bool> allowed_;
+  const DispatchKeySet cast_outside_;
+  const bool allowed_;
+  const Below below_;
 };
 
 } // namespace torchlayers

@@ -29,9 +29,8 @@ void FunctionalizeLayer::switch_on() {
   if (!mirror().empty() && mirror().back().key() == at::functorch::TransformType::Functionalize) {
     raise(
         "functionalize can't be applied directly inside functionalize: what is functional already "
-        "(level ",
-        mirror().back().layerId(),
-        ") can't be made so again. Apply it once.");
+        "(level {}) can't be made so again. Apply it once.",
+        mirror().back().layerId());
   }
 }
 

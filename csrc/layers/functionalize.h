@@ -28,10 +28,6 @@ class FunctionalizeLayer final : public Layer {
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
   void switch_on() override;
 
-  bool keeps_views() const {
-    return keeps_views_;
-  }
-
  private:
   bool keeps_views_;
 };

@@ -137,7 +137,7 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
   call_below(op, args, are_plain);
   Args values;
   if (node->reads_results()) {
-    values.assign(args.end() - static_cast<std::ptrdiff_t>(op.num_returns), args.end());
+    values = last(args, op.num_returns).vec();
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& value, size_t i) {
     at::Tensor result = wrap(value, *this, /*is_immutable=*/false);
@@ -161,7 +161,7 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
 void GradLayer::apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);
-  Args values(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  Args values = last(args, op.num_args).vec();
   unwrap_args(op, values);
   node->save_args(values);
   allow_only(DispatchKeySet(DispatchKey::ADInplaceOrView));

@@ -29,18 +29,9 @@ bool is_missing_formula(const c10::NotImplementedError& error) {
   return text.find("Trying to use forward AD with") != std::string::npos;
 }
 
-bool any_result_has_derivatives(const Args& results, size_t count) {
-  bool any = false;
-  visit_tensors(results, count, [&](const at::Tensor& result) {
-    any = any || result.is_floating_point() || result.is_complex();
-  });
-  return any;
-}
-
 bool are_plain(const Tangents& tangents) {
-  return std::all_of(tangents.begin(), tangents.end(), [](const at::Tensor& tangent) {
-    return !tangent.defined() || is_plain(tangent);
-  });
+  return std::ranges::all_of(
+      tangents, [](const at::Tensor& tangent) { return !tangent.defined() || is_plain(tangent); });
 }
 
 bool share_memory(const at::Tensor& one, const at::Tensor& other) {
@@ -53,7 +44,7 @@ bool share_memory(const at::Tensor& one, const at::Tensor& other) {
 // Copies, among the arguments and their tangents, of what is about to be written to: the rule
 // and the layers below have to know what was there before.
 void keep(Args& args, Tangents& tangents, size_t count) {
-  const at::Tensor target = args[args.size() - count].toTensor();
+  const at::Tensor target = peek(args, 0, count).toTensor();
   const at::Tensor tangent_of_target = tangents[0];
   auto tangent = tangents.begin();
   change_tensors(args, count, [&](const at::Tensor& tensor, size_t) {
@@ -77,11 +68,11 @@ void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
   if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
     raise_not_implemented(
+        "{} can't differentiate {}: torch has neither a forward-mode formula nor a decomposition "
+        "for it. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
+        "jacrev).",
         layer.name(),
-        " can't differentiate ",
-        op.name(),
-        ": torch has neither a forward-mode formula nor a decomposition for it. Give it a rule "
-        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+        op.name());
   }
 }
 
@@ -158,7 +149,7 @@ void JvpLayer::apply_rule(
     const JvpRule& rule, const Operator& op, Args& args, const Tangents& tangents) {
   trace("rule", op, *this);
   const at::Tensor base =
-      op.aliases ? without_dead_wrappers(args[args.size() - op.num_args].toTensor()) : at::Tensor();
+      op.aliases ? without_dead_wrappers(peek(args, 0, op.num_args).toTensor()) : at::Tensor();
   const bool values_are_plain = unwrap_args(op, args);
   JvpCall call(op, args, tangents);
   Tangents results;
@@ -187,13 +178,13 @@ void JvpLayer::apply_rule_in_place(
     const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);
   trace("rule", op, *this);
-  const at::Tensor target = args[args.size() - op.num_args].toTensor();
+  const at::Tensor target = peek(args, 0, op.num_args).toTensor();
   unwrap_args(op, args);
   const at::Tensor written = tangents[0];
   at::Tensor tangent;
   {
     const Below below(*this, op);
-    Args kept(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+    Args kept = last(args, op.num_args).vec();
     const at::Tensor value = kept[0].toTensor();
     keep(kept, tangents, op.num_args);
     JvpCall call(Operator::of(*op.functional), kept, tangents);
@@ -214,7 +205,7 @@ void JvpLayer::apply_rule_in_place(
   }
   torch::autograd::impl::bump_version(target);
   wrapper_of(target)->refreshMetadata();
-  args.resize(args.size() - op.num_args);
+  drop(args, op.num_args);
   args.emplace_back(target);
 }
 
@@ -226,7 +217,7 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
     return;
   }
   const size_t start = args.size() - op.num_args;
-  const Args kept(args.begin() + static_cast<std::ptrdiff_t>(start), args.end());
+  const Args kept = last(args, op.num_args).vec();
   visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
     tensor._fw_grad(kDualLevel); // so that torch's kernels find it. NOTE [Tangents of rules]
   });
@@ -244,13 +235,13 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
   Tangents of_results;
   if (any_tangent && op.has_custom_autograd &&
       !look_at(args, op.num_returns, &of_results).any_tangent &&
-      any_result_has_derivatives(args, op.num_returns)) {
+      any_tensor(args, op.num_returns, &is_differentiable)) {
     raise(
+        "{} can't differentiate {}: its derivative is for reverse mode alone, and its tangent "
+        "would be lost. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
+        "jacrev).",
         name(),
-        " can't differentiate ",
-        op.name(),
-        ": its derivative is for reverse mode alone, and its tangent would be lost. Give it a rule "
-        "with torchlayers.extend.jvp_rule, or use reverse mode (vjp, jacrev).");
+        op.name());
   }
 }
 

@@ -5,8 +5,8 @@
 #include <ATen/ops/_unpack_dual.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include "core/errors.h"
 #include "core/modes.h"
+#include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/grad.h"
@@ -17,31 +17,23 @@
 
 namespace torchlayers {
 
+namespace {
+
+// What does not fit any other way is torch's to make fit, or to refuse.
+bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
+  return is_strided(primal) && is_strided(tangent) &&
+         primal.scalar_type() == tangent.scalar_type() &&
+         primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
+}
+
+} // namespace
+
 at::Tensor wrap_argument(const at::Tensor& tensor) {
   const Layer& layer = entered_layer();
   const at::Tensor value = without_dead_wrappers(tensor);
   check_from_outside(value, layer);
   return wrap(value, layer, /*is_immutable=*/false);
 }
-
-namespace {
-
-// What does not fit any other way is torch's to make fit, or to refuse.
-bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
-  const auto is_strided = [](const at::Tensor& tensor) {
-    return tensor.layout() == at::kStrided && !tensor.is_nested();
-  };
-  return is_strided(primal) && is_strided(tangent) &&
-         primal.scalar_type() == tangent.scalar_type() &&
-         primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
-}
-
-// Whether a tensor that is laid out so may be written to: not where elements share memory.
-bool has_room_for_a_copy(const at::Tensor& primal) {
-  return at::has_internal_overlap(holder_of(primal)) == at::MemOverlap::No;
-}
-
-} // namespace
 
 at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent) {
   const bool are_of_no_level =
@@ -61,7 +53,9 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   }
   at::Tensor fitting = tangent;
   if (!is_laid_out_like(tangent, value)) {
-    if (value.is_conj() || value.is_neg() || has_room_for_a_copy(value)) {
+    // A copy can't be laid out like a primal whose elements share memory.
+    if (value.is_conj() || value.is_neg() ||
+        at::has_internal_overlap(holder_of(value)) == at::MemOverlap::No) {
       // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
       // view whose tangent is none.
       fitting = unwrap(copy_like(tangent, value), layer.level());
@@ -92,20 +86,15 @@ std::vector<at::Tensor> vjp(
     bool retain_graph,
     bool create_graph,
     bool in_layer) {
-  GradLayer* layer = nullptr;
-  if (in_layer) {
-    layer = dynamic_cast<GradLayer*>(&entered_layer());
-    TORCH_INTERNAL_ASSERT(layer != nullptr);
-  }
+  auto* layer = in_layer ? dynamic_cast<GradLayer*>(&entered_layer()) : nullptr;
+  TORCH_INTERNAL_ASSERT(layer != nullptr || !in_layer);
   InBackward phase(layer);
   std::optional<c10::InferenceMode> no_inference;
   without_inference(no_inference);
   if (auto found = vjp_below({outputs, inputs, cotangents, retain_graph, create_graph, layer})) {
     return std::move(*found);
   }
-  if (C10_UNLIKELY(tracing)) {
-    trace_vjp("autograd", layer);
-  }
+  trace_vjp("autograd", layer);
   std::vector<at::Tensor> given;
   for (size_t i = 0; i < cotangents.size(); ++i) {
     given.push_back(batched_like(cotangents[i], without_dead_wrappers(outputs[i])));

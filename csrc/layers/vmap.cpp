@@ -47,12 +47,10 @@ bool may_be_looped(const Operator& op, const Args& args) {
       std::all_of(returns.begin(), returns.end(), [](const c10::Argument& result) {
         return result.type()->kind() == c10::TypeKind::TensorType;
       });
-  const bool takes_lists = std::any_of(
-      args.end() - static_cast<std::ptrdiff_t>(op.num_args),
-      args.end(),
-      [](const c10::IValue& value) {
-        return value.isTensorList() || value.isOptionalTensorList();
-      });
+  const auto given = last(args, op.num_args);
+  const bool takes_lists = std::any_of(given.begin(), given.end(), [](const c10::IValue& value) {
+    return value.isTensorList() || value.isOptionalTensorList();
+  });
   return !op.aliases && returns_tensors && !takes_lists;
 }
 
@@ -120,11 +118,10 @@ void VmapLayer::process(const Operator& op, Args& args) {
         return result;
       }
       raise(
+          "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
+          "batch for one of them.",
           name(),
-          " can't run ",
-          op.name(),
-          ": it asks for more dimensions than a sample has, and would take the batch for one of "
-          "them.");
+          op.name());
     }
     return adopted(result, *this);
   });
@@ -144,11 +141,8 @@ void VmapLayer::bypassed(const Operator& op, const Args& args) const {
 
 void VmapLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
-  bool are_plain = true;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& value) {
-    are_plain = are_plain && is_plain(value);
-  });
-  call_below(op, args, are_plain);
+  const auto is_not_plain = [](const at::Tensor& value) { return !is_plain(value); };
+  call_below(op, args, !any_tensor(args, op.num_args, is_not_plain));
 }
 
 } // namespace torchlayers

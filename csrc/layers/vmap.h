@@ -34,10 +34,6 @@ class VmapLayer final : public Layer {
     return &batch_size_;
   }
 
-  Randomness randomness() const {
-    return randomness_;
-  }
-
  private:
   c10::SymInt batch_size_;
   Randomness randomness_;

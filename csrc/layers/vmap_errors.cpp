@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string_view>
 #include <typeinfo>
+#include <utility>
 
 #include "core/args.h"
 #include "core/errors.h"
@@ -42,11 +43,6 @@ void throw_like(const c10::Error& error, const std::string& text) {
   throw_if_like<c10::LinAlgError>(error, text);
 }
 
-bool is_batched(const at::Tensor& tensor, const VmapLayer& layer) {
-  const auto* batched = tensor.defined() ? at::functorch::maybeGetBatchedImpl(tensor) : nullptr;
-  return batched != nullptr && batched->level() == layer.level();
-}
-
 // Whether these are still the arguments that the operator was given. A kernel that failed may have
 // taken them off, or put the batch itself in their places.
 bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
@@ -57,21 +53,18 @@ bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
     const auto kind = op.schema().arguments()[i].type()->kind();
     const bool may_be_none =
         kind == c10::TypeKind::OptionalType || kind == c10::TypeKind::TensorType;
-    if (args[args.size() - op.num_args + i].isNone() && !may_be_none) {
+    if (peek(args, i, op.num_args).isNone() && !may_be_none) {
       return false;
     }
   }
-  bool any_batched = false;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    any_batched = any_batched || is_batched(tensor, layer);
-  });
-  return any_batched;
+  return any_tensor(
+      args, op.num_args, [&](const at::Tensor& tensor) { return layer.follows(tensor); });
 }
 
 // Whether an in-place operator's target is a tensor that this layer did not batch.
 bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
   return op.is_in_place && are_whole(op, args, layer) &&
-         !is_batched(args[args.size() - op.num_args].toTensor(), layer);
+         !layer.follows(peek(args, 0, op.num_args).toTensor());
 }
 
 // "(2, 3)", as Python writes it.
@@ -92,17 +85,15 @@ std::string shape_of(const at::Tensor& tensor) {
 // " (self (2, 3), vec (3,))": the tensors as one sample sees them.
 std::string shapes_of(const Operator& op, const Args& args) {
   std::string shapes;
-  for (size_t i = 0; i < op.num_args; ++i) {
-    const c10::IValue& value = args[args.size() - op.num_args + i];
-    std::string of_value;
-    visit_tensors({value}, 1, [&](const at::Tensor& tensor) {
-      of_value += (of_value.empty() ? "" : ", ") + shape_of(tensor);
-    });
-    if (!of_value.empty()) {
-      shapes += (shapes.empty() ? "" : ", ") + op.schema().arguments()[i].name() + " " + of_value;
+  size_t named = op.num_args;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+    shapes += shapes.empty() ? " (" : ", ";
+    if (i != std::exchange(named, i)) {
+      shapes += op.schema().arguments()[i].name() + " ";
     }
-  }
-  return " (" + shapes + ")";
+    shapes += shape_of(tensor);
+  });
+  return shapes + ")";
 }
 
 // Without the full stop, which the sentence around it sets.
@@ -160,15 +151,12 @@ std::optional<int64_t> extent_of(const at::Tensor& tensor) {
 // Not for those that draw random numbers, or where the values are to blame (a singular matrix).
 std::optional<std::string> refusal_of_sample(
     const c10::Error& error, const Operator& op, const Args& args) {
-  bool can_ask = !op.is_custom && !op.handle.hasTag(at::Tag::nondeterministic_seeded) &&
-                 typeid(error) != typeid(c10::LinAlgError);
-  visit_tensors(args, can_ask ? op.num_args : 0, [&](const at::Tensor& tensor) {
-    can_ask = can_ask && extent_of(tensor).has_value();
-  });
-  if (!can_ask) {
+  const auto has_no_extent = [](const at::Tensor& tensor) { return !extent_of(tensor); };
+  if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded) ||
+      typeid(error) == typeid(c10::LinAlgError) || any_tensor(args, op.num_args, has_no_extent)) {
     return std::nullopt;
   }
-  Args sample(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  Args sample = last(args, op.num_args).vec();
   try {
     const Alone alone;
     change_tensors(sample, op.num_args, [](const at::Tensor& tensor, size_t) {
@@ -202,69 +190,64 @@ void explain(
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
+        "{} can't fill a tensor that is not batched with random numbers that differ between "
+        "samples ({}). Make the tensor from the sample (x.new_empty, torch.empty_like), or give "
+        "vmap randomness='same'.",
         layer.name(),
-        " can't fill a tensor that is not batched with random numbers that differ between samples "
-        "(",
-        op.name(),
-        "). Make the tensor from the sample (x.new_empty, torch.empty_like), or give vmap "
-        "randomness='same'.");
+        op.name());
   }
   if (op.is_custom && says(error, "Batching rule not implemented")) {
     raise(
+        "{} can't run {}: it has no batching rule, and can't be called sample by sample. Give it a "
+        "rule with torch.library.register_vmap, or register its kernel as "
+        "CompositeImplicitAutograd.",
         layer.name(),
-        " can't run ",
-        op.name(),
-        ": it has no batching rule, and can't be called sample by sample. Give it a rule with "
-        "torch.library.register_vmap, or register its kernel as CompositeImplicitAutograd.");
+        op.name());
   }
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
     raise(
+        "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
+        "x, 0), or do it outside vmap.",
         layer.name(),
-        " can't run ",
-        op.name(),
-        ": each sample's result would have a size of its own. Use torch.where(mask, x, 0), or do "
-        "it "
-        "outside vmap.");
+        op.name());
   }
   if (writes_unbatched(op, args, layer) &&
       (says(error, "is not possible because there exists a Tensor") ||
        says(error, "doesn't match the broadcast shape"))) {
     raise(
+        "{} can't write a batched value into a tensor that is not batched ({}): it has room for "
+        "one sample, not for {}. Make it from the sample (torch.zeros_like(x), x.new_zeros), or "
+        "use the out-of-place operator.",
         layer.name(),
-        " can't write a batched value into a tensor that is not batched (",
         op.name(),
-        "): it has room for one sample, not for ",
-        *layer.batch_size(),
-        ". Make it from the sample (torch.zeros_like(x), x.new_zeros), or use the out-of-place "
-        "operator.");
+        *layer.batch_size());
   }
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(
         error,
-        "torchlayers: " + layer.name() + ": Batching rule not implemented for " + op.name() +
-            ". Loop over the samples and torch.stack what they give, or write it with other "
-            "operators." +
-            hooks.python_location());
+        said(
+            "{}: Batching rule not implemented for {}. Loop over the samples and torch.stack what "
+            "they give, or write it with other operators.",
+            layer.name(),
+            op.name()));
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
     raise(
+        "{} can't make one Python bool of {} samples ({}). Use torch.isclose(x, y).all(), and look "
+        "at it after vmap.",
         layer.name(),
-        " can't make one Python bool of ",
         *layer.batch_size(),
-        " samples (",
-        op.name(),
-        "). Use torch.isclose(x, y).all(), and look at it after vmap.");
+        op.name());
   }
   if (says(error, "running_mean or running_var, which will be updated in place")) {
     raise(
+        "{} can't update the running statistics of a batch norm ({}): they are not batched, and "
+        "each of the {} samples has its own. Give the layer none "
+        "(torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), or put the "
+        "module into eval mode.",
         layer.name(),
-        " can't update the running statistics of a batch norm (",
         op.name(),
-        "): they are not batched, and each of the ",
-        *layer.batch_size(),
-        " samples has its own. Give the layer none (torchlayers.replace_all_batch_norm_modules_, "
-        "or "
-        "track_running_stats=False), or put the module into eval mode.");
+        *layer.batch_size());
   }
 }
 
@@ -290,22 +273,26 @@ void say_again(
       refusal ? " on a sample" : " on a batch of " + c10::str(*layer.batch_size()) + " samples";
   throw_like(
       error,
-      "torchlayers: " + layer.name() + " can't run " + op.name() + on +
-          (whole ? shapes_of(op, args) : "") + ": " + quoted(refusal.value_or(error.msg())) + "." +
-          hooks.python_location());
+      said(
+          "{} can't run {}{}{}: {}.",
+          layer.name(),
+          op.name(),
+          on,
+          whole ? shapes_of(op, args) : "",
+          quoted(refusal.value_or(error.msg()))));
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    if (is_batched(tensor, layer)) {
+    if (layer.follows(tensor)) {
       // The words in the middle are torch.func's, which programs look for.
       raise(
+          "{} can't make one Python number of a batched tensor: it holds {} values. vmap: It looks "
+          "like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
+          "data-dependent control flow (bool(), if, while). Use torch.where or torch.stack, or "
+          "return the value and look at it after vmap.",
           layer.name(),
-          " can't make one Python number of a batched tensor: it holds ",
-          *layer.batch_size(),
-          " values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a "
-          "Tensor in some data-dependent control flow (bool(), if, while). Use torch.where or "
-          "torch.stack, or return the value and look at it after vmap.");
+          *layer.batch_size());
     }
   });
 }

@@ -67,7 +67,7 @@ Args results_from_python(const Operator& op, const py::object& returned, const c
       parts.push_back(py::reinterpret_borrow<py::object>(part));
     }
   } else {
-    raise(whose, " ", op.name(), " must return ", returns.size(), " results.");
+    raise("{} {} must return {} results.", whose, op.name(), returns.size());
   }
   Args results;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -75,16 +75,12 @@ Args results_from_python(const Operator& op, const py::object& returned, const c
       results.push_back(from_python(parts[i], returns[i].type()));
     } catch (const py::cast_error&) {
       raise(
+          "{} {} returned {} as result {}, which is a {}.",
           whose,
-          " ",
           op.name(),
-          " returned ",
           py::str(py::type::of(parts[i]).attr("__name__")).cast<std::string>(),
-          " as result ",
           i,
-          ", which is a ",
-          returns[i].type()->str(),
-          ".");
+          returns[i].type()->str());
     }
   }
   return results;

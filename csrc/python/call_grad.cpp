@@ -24,30 +24,35 @@ struct Recorded {
 
 enum class PullsBack { Later, AtOnceIfScalar, AtOnce };
 
-// The gradients by the inputs: zeros where no output depends on one. Without cotangents the only
-// output is pulled back inside the layer.
+// The gradients by what is tracked: zeros where no output depends on it. Of the outputs those are
+// pulled back that have a cotangent, or an only one inside the layer where none are given.
 Leaves pull_back(
-    const Tensors& outputs,
-    const Tensors& inputs,
+    const Recorded& recorded,
     const Tensors& cotangents,
     bool retain_graph,
     bool create_graph,
     const Replaced& replaced) {
-  if (const auto step = replaced["_autograd_grad"]) {
-    const py::object given = cotangents.empty() ? py::none() : py::cast(cotangents);
-    return py::list(step(outputs, inputs, given, retain_graph, create_graph)).cast<Leaves>();
+  if (recorded.row) {
+    return *recorded.row;
   }
-  Tensors connected, their_cotangents;
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    if (outputs[i].requires_grad()) {
-      connected.push_back(outputs[i]);
+  const auto step = replaced["_autograd_grad"];
+  Tensors outputs, given;
+  for (size_t i = 0; i < recorded.outputs.size(); ++i) {
+    const bool is_asked = cotangents.empty() || cotangents[i].defined();
+    if (is_asked && (step || recorded.outputs[i].requires_grad())) {
+      outputs.push_back(recorded.outputs[i]);
       if (!cotangents.empty()) {
-        their_cotangents.push_back(cotangents[i]);
+        given.push_back(cotangents[i]);
       }
     }
   }
+  const Tensors& inputs = recorded.tracked;
+  if (step) {
+    const py::object theirs = given.empty() ? py::none() : py::cast(given);
+    return py::list(step(outputs, inputs, theirs, retain_graph, create_graph)).cast<Leaves>();
+  }
   Tensors gradients(inputs.size());
-  if (!connected.empty()) {
+  if (!outputs.empty()) {
     using Functions = at::impl::PythonTorchFunctionTLS;
     const auto state = Functions::get_disabled_state();
     if (Functions::stack_len() > 0) {
@@ -56,8 +61,7 @@ Leaves pull_back(
     }
     const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
     py::gil_scoped_release no_gil;
-    gradients =
-        vjp(connected, inputs, their_cotangents, retain_graph, create_graph, cotangents.empty());
+    gradients = vjp(outputs, inputs, given, retain_graph, create_graph, cotangents.empty());
   }
   Leaves results;
   results.reserve(inputs.size());
@@ -118,13 +122,8 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
     const at::Tensor& value = recorded.outputs.front();
     if (when == PullsBack::AtOnce ||
         (when == PullsBack::AtOnceIfScalar && is_one && value.dim() == 0 && !value.is_complex())) {
-      recorded.row = pull_back(
-          recorded.outputs,
-          recorded.tracked,
-          {},
-          /*retain_graph=*/false,
-          /*create_graph=*/true,
-          replaced);
+      recorded.row =
+          pull_back(recorded, {}, /*retain_graph=*/false, /*create_graph=*/true, replaced);
       for (auto& gradient : *recorded.row) {
         gradient = unwrap_all(gradient, level, replaced);
       }
@@ -139,6 +138,23 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
   });
   return recorded;
 }
+
+// The cotangents, if they are like the outputs; None is 1 for an only element.
+std::optional<Tensors> cotangents_for(const Recorded& recorded, py::handle cotangents) {
+  const Tensors& outputs = recorded.outputs;
+  if (cotangents.is_none() && outputs.size() == 1 && outputs[0].sym_numel() == 1) {
+    return Tensors{at::ones_like(outputs[0])};
+  }
+  const Tree tree = Tree::of(cotangents);
+  auto output = outputs.begin();
+  const bool fit = tree.structure == recorded.output_structure &&
+                   tree.all_tensors([&](const at::Tensor& cotangent) {
+                     return cotangent.sym_sizes() == (output++)->sym_sizes();
+                   });
+  return fit ? std::optional(tree.tensors()) : std::nullopt;
+}
+
+} // namespace
 
 // call_grad(given, args, kwargs): the gradients, the value and aux.
 py::object call_grad(PyObject* const* passed) {
@@ -161,40 +177,6 @@ py::object call_vjp(PyObject* const* passed) {
   return py::make_tuple(std::move(recorded), std::move(output), std::move(aux));
 }
 
-// The gradients of the outputs that have a cotangent.
-Leaves pull_back(
-    const Recorded& recorded, const Leaves& cotangents, PyObject* retain, PyObject* create) {
-  if (recorded.row) {
-    return *recorded.row;
-  }
-  Tensors outputs, given;
-  for (size_t i = 0; i < cotangents.size(); ++i) {
-    if (!cotangents[i].is_none()) {
-      outputs.push_back(recorded.outputs[i]);
-      given.push_back(tensor_of(cotangents[i]));
-    }
-  }
-  const bool retain_graph = PyObject_IsTrue(retain) == 1,
-             create_graph = PyObject_IsTrue(create) == 1;
-  const Replaced replaced(Transform::grad);
-  return pull_back(outputs, recorded.tracked, given, retain_graph, create_graph, replaced);
-}
-
-// The cotangents' leaves, if they are like the outputs; None is 1 for an only element.
-std::optional<Leaves> cotangents_for(const Recorded& recorded, py::handle cotangents) {
-  const Tensors& outputs = recorded.outputs;
-  if (cotangents.is_none() && outputs.size() == 1 && outputs[0].sym_numel() == 1) {
-    return Leaves{object_of(at::ones_like(outputs[0]))};
-  }
-  Tree tree = Tree::of(cotangents);
-  auto output = outputs.begin();
-  const bool fit = tree.structure == recorded.output_structure &&
-                   tree.all_tensors([&](const at::Tensor& cotangent) {
-                     return cotangent.sym_sizes() == (output++)->sym_sizes();
-                   });
-  return fit ? std::optional(std::move(tree.leaves)) : std::nullopt;
-}
-
 // call_vjp_fn(recorded, cotangents, retain_graph, create_graph): each chosen argument's gradient.
 py::object call_vjp_fn(PyObject* const* passed) {
   const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
@@ -205,28 +187,21 @@ py::object call_vjp_fn(PyObject* const* passed) {
     imported("torchlayers.grad", "refuse_cotangents")(output, py::handle(passed[1]));
     TORCH_INTERNAL_ASSERT(false);
   }
-  const auto gradients = pull_back(recorded, *cotangents, passed[2], passed[3]);
-  return recorded.primals.with(gradients);
+  const bool retains = passed[2] == Py_True, creates = passed[3] == Py_True;
+  return recorded.primals.with(
+      pull_back(recorded, *cotangents, retains, creates, Replaced(Transform::grad)));
 }
 
 // call_vjp_of_leaves(recorded, cotangents, create_graph): the same of leaves, as a list; those of
 // the cotangents may be None.
 py::object call_vjp_of_leaves(PyObject* const* passed) {
   const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
-  const auto cotangents = py::handle(passed[1]).cast<Leaves>();
-  return py::cast(pull_back(recorded, cotangents, Py_True, passed[2]));
-}
-
-} // namespace
-
-PyMethodDef* grad_methods() {
-  static PyMethodDef methods[] = {
-      method<call_grad>("call_grad"),
-      method<call_vjp>("call_vjp"),
-      method<call_vjp_fn>("call_vjp_fn"),
-      method<call_vjp_of_leaves>("call_vjp_of_leaves"),
-      {nullptr, nullptr, 0, nullptr}};
-  return methods;
+  Tensors cotangents;
+  for (const py::handle leaf : py::reinterpret_borrow<py::list>(passed[1])) {
+    cotangents.push_back(tensor_if_any(leaf));
+  }
+  return py::cast(
+      pull_back(recorded, cotangents, true, passed[2] == Py_True, Replaced(Transform::grad)));
 }
 
 void bind_recorded(py::module_& m) {

@@ -2,7 +2,6 @@
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
-#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -16,15 +15,6 @@ struct Pushed : Differentiated {
     return field(4).ptr() == Py_True;
   }
 };
-
-// Some of torch's tangent formulas are decompositions in Python, registered by an import.
-void load_jvp_decompositions() {
-  static bool loaded = false;
-  if (!loaded) {
-    imported("torch.autograd.forward_ad", "_maybe_load_decompositions")();
-    loaded = true;
-  }
-}
 
 bool fits(py::handle primal, py::handle tangent) {
   return is_tensor(tangent) && is_differentiable(tensor_of(tangent)) &&
@@ -70,12 +60,15 @@ std::pair<py::object, py::object> split(
   return {object_of(value), object_of(tangent)};
 }
 
+} // namespace
+
 // call_jvp(given, primals, tangents, are_leaves): the output, its tangents and aux. The tangents
 // are a tree like the chosen primals, or the list of its leaves, of which some may be None.
 py::object call_jvp(PyObject* const* passed) {
   const Pushed given(passed[0]);
   PyObject* args = passed[1];
-  load_jvp_decompositions();
+  static bool has_decompositions = false; // some of torch's tangent formulas
+  load_once(has_decompositions, "torch.autograd.forward_ad", "_maybe_load_decompositions");
   const auto places = given.places(PyTuple_GET_SIZE(args), /*may_be_none=*/true);
   Tree primals = Tree::of(picked(args, places));
   Tree tangents = Tree::of(passed[2]);
@@ -122,13 +115,6 @@ py::object call_jvp(PyObject* const* passed) {
         unwrap_all(aux, level, replaced));
   };
   return within(std::make_shared<JvpLayer>(), body);
-}
-
-} // namespace
-
-PyMethodDef* jvp_methods() {
-  static PyMethodDef methods[] = {method<call_jvp>("call_jvp"), {nullptr, nullptr, 0, nullptr}};
-  return methods;
 }
 
 } // namespace torchlayers

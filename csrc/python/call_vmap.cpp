@@ -49,15 +49,6 @@ struct Batch {
   }
 };
 
-// torch.func registers some of torch's batching rules at its first vmap.
-void load_batching_rules() {
-  static bool loaded = false;
-  if (!loaded) {
-    imported("torch._functorch.predispatch", "lazy_load_decompositions")();
-    loaded = true;
-  }
-}
-
 struct Samples {
   Batch args;
   c10::SymInt size;
@@ -152,11 +143,14 @@ Samples samples_of(const py::tuple& flat) {
   return {Batch::of(flat), flat[3].cast<c10::SymInt>()};
 }
 
+} // namespace
+
 // call_vmap(given, args, kwargs)
 py::object call_vmap(PyObject* const* passed) {
   const Batching given(passed[0]);
   const Replaced replaced(Transform::vmap);
-  load_batching_rules();
+  static bool has_batching_rules = false; // some of torch's, which torch.func registers
+  load_once(has_batching_rules, "torch._functorch.predispatch", "lazy_load_decompositions");
   if (!plain_int(given.out_dims())) {
     given.ask("check_out_dims");
   }
@@ -171,16 +165,6 @@ py::object call_vmap(PyObject* const* passed) {
 py::object call_vmap_of_leaves(PyObject* const* passed) {
   Samples samples = samples_of(py::reinterpret_borrow<py::tuple>(passed[1]));
   return run(Batching(passed[0]), samples, passed[2], Replaced(Transform::vmap));
-}
-
-} // namespace
-
-PyMethodDef* vmap_methods() {
-  static PyMethodDef methods[] = {
-      method<call_vmap>("call_vmap"),
-      method<call_vmap_of_leaves>("call_vmap_of_leaves"),
-      {nullptr, nullptr, 0, nullptr}};
-  return methods;
 }
 
 } // namespace torchlayers

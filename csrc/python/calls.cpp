@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "layers/transforms.h"
+#include "python/bindings.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -29,8 +30,29 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
          std::is_sorted(places.begin(), places.end());
 }
 
-bool is_among(const std::vector<Py_ssize_t>& places, Py_ssize_t place) {
-  return std::find(places.begin(), places.end(), place) != places.end();
+// The call as Python makes it, shown to torch.export where that is at work.
+PyObject* called(Call* call, PyObject* const* passed) {
+  HANDLE_TH_ERRORS
+  if (C10_LIKELY(!is_exporting())) {
+    return call(passed).release().ptr();
+  }
+  const auto again = py::cpp_function([=] { return call(passed); });
+  return imported("torchlayers.torch_compile", "exported")(again).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// pybind's way of calling takes longer than all that a call does.
+template <Call call>
+PyMethodDef method(const char* name) {
+  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t) {
+    return called(call, passed);
+  };
+  return {
+      name,
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
+          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t)>(run))),
+      METH_FASTCALL,
+      nullptr};
 }
 
 } // namespace
@@ -47,7 +69,7 @@ std::vector<Py_ssize_t> Differentiated::places(Py_ssize_t count, bool may_be_non
   for (Py_ssize_t i = 0; i < (are_many ? PyTuple_GET_SIZE(argnums) : 1); ++i) {
     const auto argnum = plain_int(are_many ? PyTuple_GET_ITEM(argnums, i) : argnums);
     const Py_ssize_t place = argnum.value_or(count) + (argnum && *argnum < 0 ? count : 0);
-    if (place < 0 || place >= count || is_among(places, place)) {
+    if (place < 0 || place >= count || std::ranges::find(places, place) != places.end()) {
       places.clear();
       break;
     }
@@ -84,10 +106,6 @@ std::optional<int64_t> plain_int(py::handle object) {
   int overflow = 0;
   const int64_t value = PyLong_AsLongLongAndOverflow(object.ptr(), &overflow);
   return overflow == 0 ? std::optional(value) : std::nullopt;
-}
-
-bool is_differentiable(const at::Tensor& tensor) {
-  return tensor.is_floating_point() || tensor.is_complex();
 }
 
 py::object zeros_like(py::handle tensor) {
@@ -138,22 +156,26 @@ py::object unwrap_all(py::handle object, int64_t level, const Replaced& replaced
   return with_tensors(object, [&](const at::Tensor& tensor) { return unwrap(tensor, level); });
 }
 
-PyObject* called(Call* call, PyObject* const* passed) {
-  HANDLE_TH_ERRORS
-  if (C10_LIKELY(!is_exporting())) {
-    return call(passed).release().ptr();
+void load_once(bool& is_loaded, const char* module, const char* name) {
+  if (!is_loaded) {
+    imported(module, name)();
+    is_loaded = true;
   }
-  const auto again = py::cpp_function([=] { return call(passed); });
-  return imported("torchlayers.torch_compile", "exported")(again).release().ptr();
-  END_HANDLE_TH_ERRORS
 }
 
 void bind_calls(py::module_& m) {
   m.def("is_exporting", &is_exporting);
-  for (PyMethodDef* methods : {vmap_methods(), grad_methods(), jvp_methods()}) {
-    if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
-      throw py::error_already_set();
-    }
+  static PyMethodDef methods[] = {
+      method<call_grad>("call_grad"),
+      method<call_vjp>("call_vjp"),
+      method<call_vjp_fn>("call_vjp_fn"),
+      method<call_vjp_of_leaves>("call_vjp_of_leaves"),
+      method<call_jvp>("call_jvp"),
+      method<call_vmap>("call_vmap"),
+      method<call_vmap_of_leaves>("call_vmap_of_leaves"),
+      {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
+    throw py::error_already_set();
   }
   bind_recorded(m);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/recording.h"
 #include "python/steps.h"
 #include "python/tree.h"
 
@@ -61,8 +62,6 @@ pybind11::object call(pybind11::handle func, const pybind11::object& args, PyObj
 // An int, and no bool; or nothing.
 std::optional<int64_t> plain_int(pybind11::handle object);
 
-bool is_differentiable(const at::Tensor& tensor);
-
 pybind11::object zeros_like(pybind11::handle tensor);
 
 pybind11::tuple picked(PyObject* args, const std::vector<Py_ssize_t>& places);
@@ -79,31 +78,14 @@ pybind11::tuple wrapped_around(
 pybind11::object wrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
 pybind11::object unwrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
 
-// The calls, a file each, and what they share.
-void bind_calls(pybind11::module_& m);
-PyMethodDef* vmap_methods();
-PyMethodDef* grad_methods();
-PyMethodDef* jvp_methods();
-void bind_recorded(pybind11::module_& m);
+// Calls it, once: torch registers some of its rules at the first call of a transform.
+void load_once(bool& is_loaded, const char* module, const char* name);
 
-// What such a call gets passed is not counted: each has one caller.
+// The calls, in call_grad.cpp, call_jvp.cpp and call_vmap.cpp. What one gets passed is not counted:
+// each has one caller.
 using Call = pybind11::object(PyObject* const* passed);
+Call call_grad, call_vjp, call_vjp_fn, call_vjp_of_leaves, call_jvp, call_vmap, call_vmap_of_leaves;
 
-// The call as Python makes it, shown to torch.export where that is at work.
-PyObject* called(Call* call, PyObject* const* passed);
-
-template <Call call>
-PyMethodDef method(const char* name) {
-  // pybind's way of calling takes longer than all else here.
-  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t) {
-    return called(call, passed);
-  };
-  return {
-      name,
-      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
-          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t)>(run))),
-      METH_FASTCALL,
-      nullptr};
-}
+void bind_recorded(pybind11::module_& m);
 
 } // namespace torchlayers

@@ -4,6 +4,8 @@
 #include "layers/grad.h"
 #include "layers/jvp.h"
 #include "layers/vmap.h"
+#include "python/bindings.h"
+#include "python/tree.h"
 
 namespace torchlayers {
 namespace {
@@ -15,44 +17,22 @@ using torch::wrap_pybind_function;
 // them, and to look at its counter is to take a number. NOTE [Reaching old-style Functions]
 // in adoption.py.
 void adopt_new_functions() {
-  static auto* counter = new py::object(
-      py::module_::import("torch.autograd.function").attr("AUTOGRAD_FUNCTION_COUNTER"));
+  static auto* counter =
+      new py::object(imported("torch.autograd.function", "AUTOGRAD_FUNCTION_COUNTER"));
   static int64_t expected = -1;
   const auto number = py::reinterpret_steal<py::int_>(PyIter_Next(counter->ptr()));
   const auto now = number.cast<int64_t>();
   if (now != expected) {
-    py::module_::import("torchlayers.autograd_function.adoption").attr("adopt")();
+    imported("torchlayers.autograd_function.adoption", "adopt")();
   }
   expected = now + 1;
 }
 
 // Says more where torch refused an autograd.Function, or what only a tensor in memory can do.
 void explain(py::handle error, const std::string& layer, const py::object& samples) {
-  py::module_::import("torchlayers.autograd_function.refused").attr("explain")(error);
-  py::module_::import("torchlayers.errors").attr("explain")(error, layer, samples);
+  imported("torchlayers.autograd_function.refused", "explain")(error);
+  imported("torchlayers.errors", "explain")(error, layer, samples);
 }
-
-// While it lives, the error is being handled: what is raised has it as its context.
-class Handling {
- public:
-  explicit Handling(const py::error_already_set& error) {
-    PyErr_GetExcInfo(&type_, &value_, &trace_);
-    PyErr_SetExcInfo(
-        py::object(error.type()).release().ptr(),
-        py::object(error.value()).release().ptr(),
-        py::object(error.trace()).release().ptr());
-  }
-  ~Handling() {
-    PyErr_SetExcInfo(type_, value_, trace_);
-  }
-  Handling(const Handling&) = delete;
-  Handling& operator=(const Handling&) = delete;
-
- private:
-  PyObject* type_ = nullptr;
-  PyObject* value_ = nullptr;
-  PyObject* trace_ = nullptr;
-};
 
 } // namespace
 
@@ -79,17 +59,16 @@ void leave_with_error(Entry& entry) {
   if (error.trace()) {
     PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
   }
-  const auto has_left = [&]() -> bool {
-    const Handling context(error);
-    HANDLE_TH_ERRORS
-    leave(entry, error.value());
-    return true;
-    END_HANDLE_TH_ERRORS_RET(false)
-  };
-  if (has_left()) {
+  if (has_run([&] { leave(entry, error.value()); })) {
     throw error;
   }
-  throw py::error_already_set();
+  const py::error_already_set next;
+  const auto context =
+      py::reinterpret_steal<py::object>(PyException_GetContext(next.value().ptr()));
+  if (!context && !next.value().is(error.value())) { // as where Python handles the first
+    PyException_SetContext(next.value().ptr(), py::object(error.value()).release().ptr());
+  }
+  throw next;
 }
 
 Randomness parse_randomness(py::handle name) {
@@ -102,10 +81,6 @@ Randomness parse_randomness(py::handle name) {
   throw py::value_error("torchlayers: no such randomness: " + std::string(py::repr(name)));
 }
 
-std::shared_ptr<Entry> entry_of(std::shared_ptr<Layer> layer) {
-  return std::make_shared<Entry>(std::move(layer));
-}
-
 void bind_entries(py::module_& m) {
   py::class_<Entry, std::shared_ptr<Entry>>(m, "Entry", "Context manager: inside, a layer is on.")
       .def("__enter__", wrap_pybind_function([](Entry& entry) { return enter(entry); }))
@@ -115,14 +90,14 @@ void bind_entries(py::module_& m) {
               [](Entry& entry, const py::object&, const py::object& error, const py::object&) {
                 leave(entry, error);
               }));
-  m.def("GradEntry", [] { return entry_of(std::make_shared<GradLayer>()); });
-  m.def("JvpEntry", [] { return entry_of(std::make_shared<JvpLayer>()); });
-  m.def("VmapEntry", [](c10::SymInt batch_size, const py::object& randomness) {
-    return entry_of(
-        std::make_shared<VmapLayer>(std::move(batch_size), parse_randomness(randomness)));
+  m.def("grad_entry", [] { return std::make_shared<Entry>(std::make_shared<GradLayer>()); });
+  m.def("jvp_entry", [] { return std::make_shared<Entry>(std::make_shared<JvpLayer>()); });
+  m.def("vmap_entry", [](const c10::SymInt& batch_size, const py::object& randomness) {
+    return std::make_shared<Entry>(
+        std::make_shared<VmapLayer>(batch_size, parse_randomness(randomness)));
   });
-  m.def("FunctionalizeEntry", [](bool keeps_views) {
-    return entry_of(std::make_shared<FunctionalizeLayer>(keeps_views));
+  m.def("functionalize_entry", [](bool keeps_views) {
+    return std::make_shared<Entry>(std::make_shared<FunctionalizeLayer>(keeps_views));
   });
 }
 

@@ -18,6 +18,15 @@ void leave(Entry& entry, pybind11::handle error);
 // The same where the block is C++: the Python error that is set has ended it.
 [[noreturn]] void leave_with_error(Entry& entry);
 
+// False where running it sets a Python error.
+template <class Run>
+bool has_run(const Run& run) {
+  HANDLE_TH_ERRORS
+  run();
+  return true;
+  END_HANDLE_TH_ERRORS_RET(false)
+}
+
 // The block as a whole: body(level) inside the layer. NOTE [Entering is one call]
 // holds here too: no bytecode runs but that of what the body calls.
 template <class Body>
@@ -26,13 +35,7 @@ pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
   Entry& entry = *shared;
   const int64_t level = enter(entry);
   pybind11::object result;
-  const auto has_run = [&]() -> bool {
-    HANDLE_TH_ERRORS
-    result = body(level);
-    return true;
-    END_HANDLE_TH_ERRORS_RET(false)
-  };
-  if (!has_run()) {
+  if (!has_run([&] { result = body(level); })) {
     leave_with_error(entry);
   }
   leave(entry, pybind11::none());
@@ -40,8 +43,5 @@ pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
 }
 
 Randomness parse_randomness(pybind11::handle name);
-
-// The entries, for `with`.
-void bind_entries(pybind11::module_& m);
 
 } // namespace torchlayers

@@ -2,6 +2,7 @@
 // NOTE [Swapping tensors] in python/modules.h.
 #pragma once
 
+#include <c10/util/SmallVector.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <array>
@@ -29,9 +30,16 @@ struct Dicts {
   // Parameters, buffers.
   std::array<PyObject*, 2> tensors;
 
+  // Where in the module's own dict the three are, as PyDict_Next counts: most likely where they
+  // were before.
+  using Places = std::array<Py_ssize_t, 3>;
+
   // Nothing where the module keeps its tensors elsewhere, as a script module does.
-  static std::optional<Dicts> of(PyObject* module);
+  static std::optional<Dicts> of(PyObject* module, Places& places);
 };
+
+// Those of all modules of a tree. A small one needs no memory from the heap.
+using AllDicts = c10::SmallVector<Dicts, 8>;
 
 // A value of a dict that is to be put back.
 struct Replacement {
@@ -39,20 +47,22 @@ struct Replacement {
   pybind11::object before; // none where the dict had no such key
 };
 
+using Replacements = c10::SmallVector<Replacement, 8>;
+
 void put_back(const Replacement& replaced);
 
 // A call between putting tensors in and putting them back.
 struct Running {
   std::thread::id thread;
-  const std::vector<Dicts>* dicts; // of all its modules
-  const std::vector<Replacement>* replaced;
+  const AllDicts* dicts; // of all its modules
+  const Replacements* replaced;
 };
 
 // On all threads, those begun first in front.
 std::vector<Running>& running();
 
 // What the call puts in is read by the module that has these dicts.
-bool reaches(const Running& call, const std::vector<Dicts>& dicts);
+bool reaches(const Running& call, const AllDicts& dicts);
 
 // What the dict held before this thread's calls that are running put tensors in.
 PyObject* original(PyObject* dict, PyObject* key, PyObject* now);

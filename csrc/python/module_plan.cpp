@@ -36,25 +36,25 @@ Plan::Plan(PyObject* module) {
   read_ties();
 }
 
-std::optional<std::vector<Dicts>> Plan::dicts_of(PyObject* module) {
-  std::vector<PyObject*> modules(nodes_.size());
-  std::vector<Dicts> all;
-  all.reserve(nodes_.size());
+bool Plan::look_at(PyObject* module, AllDicts& dicts, Held& held) {
+  Held modules(nodes_.size());
   modules[0] = module;
-  bool has_others = false; // other tensors than before
+  held.resize(slots_.size());
+  bool has_others = false;
   for (size_t i = 0; i < nodes_.size(); ++i) {
-    const auto dicts = Dicts::of(modules[i]);
-    if (!dicts || !has_children(nodes_[i], dicts->modules, modules) ||
-        !has_slots(nodes_[i].slots[0], dicts->tensors[0], has_others) ||
-        !has_slots(nodes_[i].slots[1], dicts->tensors[1], has_others)) {
-      return std::nullopt;
+    Node& node = nodes_[i];
+    const auto own = Dicts::of(modules[i], node.places);
+    if (!own || !has_children(node, own->modules, modules) ||
+        !has_slots(node.slots[0], own->tensors[0], held, has_others) ||
+        !has_slots(node.slots[1], own->tensors[1], held, has_others)) {
+      return false;
     }
-    all.push_back(*dicts);
+    dicts.push_back(*own);
   }
   if (has_others) {
-    look_at_tensors(all);
+    look_at_tensors(dicts, held);
   }
-  return all;
+  return true;
 }
 
 size_t Plan::find(PyObject* name, size_t i) {
@@ -70,10 +70,13 @@ size_t Plan::find(PyObject* name, size_t i) {
 }
 
 size_t Plan::find(PyObject* name) {
+  if (!PyUnicode_CheckExact(name)) { // of a class whose comparison may run any code
+    return PyUnicode_Check(name) ? follow(text_of(name)) : kNowhere;
+  }
   if (PyObject* known = item(names_.ptr(), name)) {
     return PyLong_AsSize_t(known);
   }
-  const size_t slot = PyUnicode_Check(name) ? follow(text_of(name)) : kNowhere;
+  const size_t slot = follow(text_of(name));
   if (slot < slots_.size()) {
     names_[py::handle(name)] = slot;
   }
@@ -86,7 +89,8 @@ const std::vector<size_t>& Plan::tied(size_t slot) const {
 }
 
 size_t Plan::add(PyObject* module, const std::string& prefix) {
-  const auto dicts = Dicts::of(module);
+  Dicts::Places places{};
+  const auto dicts = Dicts::of(module, places);
   if (!dicts || PyObject_IsInstance(module, classes().script.ptr()) == 1) {
     return Child::kOpaque;
   }
@@ -96,7 +100,7 @@ size_t Plan::add(PyObject* module, const std::string& prefix) {
   const size_t index = nodes_.size();
   added_.emplace(module, index);
   const bool is_rnn = PyObject_IsInstance(module, classes().rnn.ptr()) == 1;
-  nodes_.push_back({is_rnn, {}, {}});
+  nodes_.push_back({is_rnn, places, {}, {}});
   for (size_t kind = 0; kind < dicts->tensors.size(); ++kind) {
     PyObject *key = nullptr, *tensor = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dicts->tensors[kind], &at, &key, &tensor) != 0;) {
@@ -113,9 +117,12 @@ size_t Plan::add(PyObject* module, const std::string& prefix) {
   return index;
 }
 
-bool Plan::has_children(const Node& node, PyObject* dict, std::vector<PyObject*>& modules) {
+bool Plan::has_children(const Node& node, PyObject* dict, Held& modules) {
   if (static_cast<size_t>(PyDict_GET_SIZE(dict)) != node.children.size()) {
     return false;
+  }
+  if (node.children.empty()) { // as most have none
+    return true;
   }
   PyObject *key = nullptr, *module = nullptr;
   auto child = node.children.begin();
@@ -130,9 +137,13 @@ bool Plan::has_children(const Node& node, PyObject* dict, std::vector<PyObject*>
   return true;
 }
 
-bool Plan::has_slots(const std::vector<size_t>& slots, PyObject* dict, bool& has_others) const {
+bool Plan::has_slots(
+    const std::vector<size_t>& slots, PyObject* dict, Held& held, bool& has_others) const {
   if (static_cast<size_t>(PyDict_GET_SIZE(dict)) != slots.size()) {
     return false;
+  }
+  if (slots.empty()) {
+    return true;
   }
   PyObject *key = nullptr, *tensor = nullptr;
   auto slot = slots.begin();
@@ -140,16 +151,17 @@ bool Plan::has_slots(const std::vector<size_t>& slots, PyObject* dict, bool& has
     if (key != slots_[*slot].key.ptr()) {
       return false;
     }
+    held[*slot] = tensor;
     has_others |= tensor != slots_[*slot].tensor;
   }
   return true;
 }
 
-void Plan::look_at_tensors(const std::vector<Dicts>& all) {
+void Plan::look_at_tensors(const AllDicts& all, const Held& held) {
   bool has_changed = false;
-  for (Slot& slot : slots_) {
-    PyObject* dict = all[slot.node].tensors[slot.kind];
-    const void* owner = original(dict, slot.key.ptr(), item(dict, slot.key.ptr()));
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    const void* owner = original(all[slot.node].tensors[slot.kind], slot.key.ptr(), held[i]);
     has_changed |= owner != slot.tensor;
     slot.tensor = owner;
   }

@@ -31,9 +31,13 @@ struct Child {
   size_t node;
 };
 
+// What is in the slots, borrowed.
+using Held = c10::SmallVector<PyObject*, 16>;
+
 // A module, once, however often it stands in the tree.
 struct Node {
   bool keeps_flat_weights; // an RNN's list of its weights, which it makes anew where they change
+  Dicts::Places places;
   std::vector<Child> children;
   std::array<std::vector<size_t>, 2> slots;
 };
@@ -42,8 +46,9 @@ class Plan {
  public:
   explicit Plan(PyObject* module);
 
-  // The module's dicts, in the order of the nodes, or nothing where it is built otherwise now.
-  std::optional<std::vector<Dicts>> dicts_of(PyObject* module);
+  // The module's dicts, in the order of the nodes, and what they hold, by slot. False where it is
+  // built otherwise now.
+  bool look_at(PyObject* module, AllDicts& dicts, Held& held);
 
   // Where the name leads, from the module through its children. Programs give the same names in
   // the same order, and the i-th is looked at first.
@@ -67,12 +72,14 @@ class Plan {
 
   // Also notes where the children are: a module that is met for the first time is below `modules`'
   // known ones.
-  static bool has_children(const Node& node, PyObject* dict, std::vector<PyObject*>& modules);
+  static bool has_children(const Node& node, PyObject* dict, Held& modules);
 
-  bool has_slots(const std::vector<size_t>& slots, PyObject* dict, bool& has_others) const;
+  // Also notes what they hold, and whether these are other tensors than before.
+  bool has_slots(
+      const std::vector<size_t>& slots, PyObject* dict, Held& held, bool& has_others) const;
 
   // Which are tied is read off the module's own tensors, also in a call within a call.
-  void look_at_tensors(const std::vector<Dicts>& all);
+  void look_at_tensors(const AllDicts& all, const Held& held);
 
   void read_ties();
 

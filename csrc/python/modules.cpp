@@ -25,18 +25,16 @@ class Call {
  public:
   Call(PyObject* module, bool tie_weights, bool strict)
       : plan_(plan_of(module)), tie_weights_(tie_weights), strict_(strict) {
-    auto dicts = plan_->dicts_of(module);
-    if (!dicts) {
+    if (!plan_->look_at(module, dicts_, held_)) {
       plan_ = plan_anew(module);
-      dicts = plan_->dicts_of(module);
-      TORCH_INTERNAL_ASSERT(dicts);
+      dicts_.clear();
+      TORCH_INTERNAL_ASSERT(plan_->look_at(module, dicts_, held_));
     }
-    dicts_ = std::move(*dicts);
   }
 
   // False where a name is of no slot. Nothing is put in yet.
   bool take(PyObject* given) {
-    values_.assign(plan_->slots().size(), nullptr);
+    values_.resize(plan_->slots().size());
     given_.reserve(static_cast<size_t>(PyDict_GET_SIZE(given)));
     PyObject *name = nullptr, *value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(given, &at, &name, &value) != 0;) {
@@ -150,13 +148,12 @@ class Call {
       return;
     }
     raise(
-        "functional_call: strict, and the names are not those of the module.",
+        "functional_call: strict, and the names are not those of the module.{}{}",
         unexpected.empty() ? "" : "\n\tUnexpected key(s): " + unexpected + ".",
         missing.empty() ? "" : "\n\tMissing key(s): " + missing + ".");
   }
 
-  void add(PyObject* dict, PyObject* key) {
-    PyObject* before = item(dict, key);
+  void add(PyObject* dict, PyObject* key, PyObject* before) {
     replaced_.push_back(
         {borrowed(dict), borrowed(key), before != nullptr ? borrowed(before) : py::object()});
   }
@@ -166,18 +163,19 @@ class Call {
     for (size_t slot = 0; slot < values_.size(); ++slot) {
       if (values_[slot] != nullptr) {
         const Slot& place = plan_->slots()[slot];
-        add(dicts_[place.node].tensors[place.kind], place.key.ptr());
+        add(dicts_[place.node].tensors[place.kind], place.key.ptr(), held_[slot]);
       }
     }
     for (size_t i = 0; i < dicts_.size(); ++i) {
       if (plan_->nodes()[i].keeps_flat_weights) {
-        add(dicts_[i].own, FlatWeights::names().list);
-        add(dicts_[i].own, FlatWeights::names().references);
+        for (PyObject* key : {FlatWeights::names().list, FlatWeights::names().references}) {
+          add(dicts_[i].own, key, item(dicts_[i].own, key));
+        }
       }
     }
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(settings); ++i) {
       PyObject** setting = PySequence_Fast_ITEMS(PyTuple_GET_ITEM(settings, i));
-      add(setting[0], setting[1]);
+      add(setting[0], setting[1], item(setting[0], setting[1]));
     }
   }
 
@@ -187,8 +185,8 @@ class Call {
       if (other.thread != self.thread && (reaches(self, *other.dicts) || reaches(other, dicts_))) {
         raise(
             "functional_call: another thread is calling this module, or one that shares tensors "
-            "with it, with tensors of its own, and would meet this one's. Give each thread a "
-            "copy (copy.deepcopy), or let a lock keep them apart.");
+            "with it, with tensors of its own, and would meet this one's. Give each thread a copy "
+            "(copy.deepcopy), or let a lock keep them apart.");
       }
     }
   }
@@ -246,10 +244,11 @@ class Call {
   std::shared_ptr<Plan> plan_;
   const bool tie_weights_;
   const bool strict_;
-  std::vector<Dicts> dicts_;
-  std::vector<PyObject*> values_; // by slot; nullptr where the module's own stays
-  std::vector<Given> given_;
-  std::vector<Replacement> replaced_;
+  AllDicts dicts_;
+  Held held_;   // what the module had when the call began
+  Held values_; // by slot; nullptr where the module's own stays
+  c10::SmallVector<Given, 8> given_;
+  Replacements replaced_;
   std::vector<std::pair<py::object, py::object>> written_;
   bool has_unplanned_ = false;
 };
@@ -261,7 +260,7 @@ PyObject* call_module(PyObject*, PyObject* const* given, Py_ssize_t) {
   if (torch::jit::tracer::isTracing()) {
     raise("functional_call: can't be used with jitted modules, and torch.jit.trace is at work.");
   }
-  Call call(module, given[5] == Py_True, given[6] == Py_True);
+  Call call(module, PyObject_IsTrue(given[5]) == 1, PyObject_IsTrue(given[6]) == 1);
   if (!call.take(tensors)) {
     Py_RETURN_NOTIMPLEMENTED;
   }

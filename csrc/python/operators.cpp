@@ -1,15 +1,9 @@
-#include "python/operators.h"
-
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <algorithm>
 #include <string>
-#include <vector>
 
-#include "core/hooks.h"
 #include "dispatch/typed/typed.h"
-#include "python/arguments.h"
+#include "python/bindings.h"
 #include "python/rules.h"
 #include "rules/batching/families.h"
 #include "rules/table.h"
@@ -70,62 +64,9 @@ void switch_batching_rule(const std::string& name, const std::string& overload, 
   op.batching_rule = on ? BatchingTable::find(op.handle.operator_name()) : nullptr;
 }
 
-// While it lives, the operator is being decomposed on this thread: one that is made of
-// itself in the end (torch's, by way of a prim) is made of nothing.
-class UnderWay {
- public:
-  explicit UnderWay(const Operator& op) {
-    operators().push_back(&op);
-  }
-  ~UnderWay() {
-    operators().pop_back();
-  }
-  UnderWay(const UnderWay&) = delete;
-  UnderWay& operator=(const UnderWay&) = delete;
-
-  static bool is(const Operator& op) {
-    const auto& all = operators();
-    return std::find(all.begin(), all.end(), &op) != all.end();
-  }
-
- private:
-  static std::vector<const Operator*>& operators() {
-    thread_local std::vector<const Operator*> operators;
-    return operators;
-  }
-};
-
-bool decompose_in_python(const Operator& op, Args& args) {
-  if (UnderWay::is(op)) {
-    return false;
-  }
-  const UnderWay under_way(op);
-  py::gil_scoped_acquire gil;
-  const py::object function = py::module_::import("torchlayers.decompositions")
-                                  .attr("find")(op.schema().name(), op.schema().overload_name());
-  if (function.is_none()) {
-    return false;
-  }
-  const Args own(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
-  const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
-  Args results = results_from_python(op, function(*positional, **keywords), "the decomposition of");
-  args.resize(args.size() - op.num_args);
-  args.insert(args.end(), results.begin(), results.end());
-  return true;
-}
-
-int64_t rank_in_group(const c10::IValue& group) {
-  const py::gil_scoped_acquire gil;
-  return py::module_::import("torchlayers.decompositions.collectives")
-      .attr("rank_in_group")(torch::jit::toPyObject(group))
-      .cast<int64_t>();
-}
-
 } // namespace
 
 void bind_operators(py::module_& m) {
-  hooks.decompose = &decompose_in_python;
-  hooks.rank_in_group = &rank_in_group;
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));

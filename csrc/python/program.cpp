@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "compiled/kernels.h"
 #include "python/callable.h"
 
 namespace torchlayers {
@@ -175,6 +176,53 @@ RecordedValue call_python(
       called_in_python(std::move(function)), values_of(values), std::move(description))};
 }
 
+using Sizes = std::vector<int64_t>;
+
+RecordedValue allocate(
+    compiled::Recording& recording, Sizes sizes, Sizes strides, at::ScalarType dtype) {
+  return {recording.call(
+      compiled::allocation({std::move(sizes), std::move(strides)}, dtype), {}, "empty_strided")};
+}
+
+RecordedValue reinterpret(
+    compiled::Recording& recording,
+    RecordedValue tensor,
+    Sizes sizes,
+    Sizes strides,
+    int64_t offset) {
+  return {recording.call(
+      compiled::reinterpretation({std::move(sizes), std::move(strides), offset}),
+      {Argument::of(tensor.index)},
+      "reinterpret_tensor")};
+}
+
+void check_layout(
+    compiled::Recording& recording, RecordedValue tensor, Sizes sizes, Sizes strides) {
+  recording.call(
+      compiled::layout_check({std::move(sizes), std::move(strides)}),
+      {Argument::of(tensor.index)},
+      "assert_size_stride");
+}
+
+void call_kernel(
+    compiled::Recording& recording,
+    size_t function,
+    const py::list& tensors,
+    std::string description) {
+  std::vector<Argument> arguments;
+  for (const auto& tensor : tensors) {
+    arguments.push_back(
+        py::isinstance<RecordedValue>(tensor)
+            ? Argument::of(tensor.cast<RecordedValue>().index)
+            : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr()))));
+  }
+  TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
+  recording.call(
+      compiled::kernel_call(reinterpret_cast<void*>(function)), // NOLINT(performance-no-int-to-ptr)
+      std::move(arguments),
+      std::move(description));
+}
+
 struct HeldProgram {
   std::shared_ptr<const compiled::Program> program;
 
@@ -282,6 +330,10 @@ void bind_programs(py::module_& m) {
           wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
             return RecordedValue{recording.item(list.index, i)};
           }))
+      .def("allocate", wrap_pybind_function(&allocate))
+      .def("reinterpret", wrap_pybind_function(&reinterpret))
+      .def("check_layout", wrap_pybind_function(&check_layout))
+      .def("call_kernel", wrap_pybind_function(&call_kernel))
       .def("finish", wrap_pybind_function(&finish_program));
 }
 

@@ -2,11 +2,8 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
-#include <string>
-#include <vector>
-
-#include "core/errors.h"
 #include "python/arguments.h"
+#include "python/tree.h"
 #include "rules/rule.h"
 
 namespace torchlayers {
@@ -20,121 +17,43 @@ class PythonJvpRule final : public JvpRule {
 
   void jvp(JvpCall& call) const override {
     py::gil_scoped_acquire gil;
-    const auto& schema = call.op().schema();
+    const Operator& op = call.op();
     Args primals;
     py::list tangents;
-    for (size_t i = 0; i < call.op().num_args; ++i) {
+    for (size_t i = 0; i < op.num_args; ++i) {
       primals.push_back(call.arg(i));
-      if (!schema.arguments()[i].kwarg_only()) {
-        tangents.append(tangent_of(call, i));
+      if (!op.schema().arguments()[i].kwarg_only()) {
+        tangents.append(tangents_of(call, i));
       }
     }
-    const auto [positional, keywords] = python_arguments(schema, primals, /*with_nones=*/true);
-    const py::object returned = function_(positional, py::tuple(tangents), **keywords);
-    if (!py::isinstance<py::tuple>(returned) || py::len(returned) != 2) {
-      raise("the jvp rule of ", call.op().name(), " must return (results, tangents).");
+    const auto [positional, keywords] = python_arguments(op.schema(), primals, /*with_nones=*/true);
+    const py::tuple returned = function_(positional, py::tuple(tangents), keywords);
+    call.have_run(results_from_python(op, returned[0], "the jvp rule of"));
+    for (size_t i = 0; i < op.num_returns; ++i) {
+      Tensors of_result;
+      for (const py::handle tangent : returned[1][py::int_(i)]) {
+        of_result.push_back(tensor_if_any(tangent));
+      }
+      call.set_tangents(i, of_result);
     }
-    const auto pair = py::reinterpret_borrow<py::tuple>(returned);
-    call.have_run(results_from_python(call.op(), pair[0], "the jvp rule of"));
-    take_tangents(call, pair[1]);
   }
   bool is_from_python() const override {
     return true;
   }
 
  private:
-  static py::object tangent_of(const JvpCall& call, size_t i) {
-    if (call.arg(i).isTensor()) {
-      return call.has_tangent(i) ? py::cast(call.tangent(i)) : py::none();
-    }
+  static py::object tangents_of(const JvpCall& call, size_t i) {
     if (!call.has_tangents(i)) {
       return py::none();
     }
+    if (call.arg(i).isTensor()) {
+      return object_of(call.tangent(i));
+    }
     py::list members;
     for (const at::Tensor& tangent : call.tangents(i)) {
-      members.append(tangent.defined() ? py::cast(tangent) : py::none());
+      members.append(object_if_any(tangent));
     }
     return members;
-  }
-
-  static void take_tangents(JvpCall& call, const py::object& returned) {
-    const size_t count = call.op().num_returns;
-    if (count == 1) {
-      take(call, 0, returned);
-      return;
-    }
-    if (!py::isinstance<py::sequence>(returned) || py::len(returned) != count) {
-      raise(
-          "the jvp rule of ",
-          call.op().name(),
-          " must return a tangent, or None, for each of its ",
-          count,
-          " results.");
-    }
-    const auto tangents = py::reinterpret_borrow<py::sequence>(returned);
-    for (size_t i = 0; i < count; ++i) {
-      take(call, i, tangents[i]);
-    }
-  }
-
-  static at::Tensor tensor(const JvpCall& call, size_t i, const py::handle& object) {
-    if (object.is_none()) {
-      return {};
-    }
-    if (!THPVariable_Check(object.ptr())) {
-      raise("the jvp rule of ", call.op().name(), " gave result ", i, " no tensor for a tangent.");
-    }
-    return THPVariable_Unpack(object.ptr());
-  }
-
-  static void check_size(
-      const JvpCall& call, size_t i, const at::Tensor& tangent, const at::Tensor& result) {
-    if (tangent.defined() && tangent.sym_sizes() != result.sym_sizes()) {
-      raise(
-          "the jvp rule of ",
-          call.op().name(),
-          " gave result ",
-          i,
-          " of shape ",
-          result.sym_sizes(),
-          " a tangent of shape ",
-          tangent.sym_sizes(),
-          ": they must be the same.");
-    }
-  }
-
-  static void take(JvpCall& call, size_t i, const py::object& object) {
-    if (!call.has_list_result(i)) {
-      const at::Tensor tangent = tensor(call, i, object);
-      if (tangent.defined()) {
-        check_size(call, i, tangent, call.result(i));
-      }
-      call.set_tangent(i, tangent);
-      return;
-    }
-    if (object.is_none()) {
-      return;
-    }
-    const std::vector<at::Tensor> results = call.result_list(i);
-    const py::list members(object);
-    if (members.size() != results.size()) {
-      raise(
-          "the jvp rule of ",
-          call.op().name(),
-          " gave result ",
-          i,
-          ", a list of ",
-          results.size(),
-          " tensors, ",
-          members.size(),
-          " tangents: they must be as many.");
-    }
-    std::vector<at::Tensor> tangents;
-    for (size_t j = 0; j < results.size(); ++j) {
-      tangents.push_back(tensor(call, i, members[j]));
-      check_size(call, i, tangents.back(), results[j]);
-    }
-    call.set_tangents(i, tangents);
   }
 
   py::object function_;
@@ -156,126 +75,33 @@ class PythonVjpRule final : public VjpRule {
 
   void vjp(VjpCall& call) const override {
     py::gil_scoped_acquire gil;
-    const auto& schema = call.op().schema();
+    const Operator& op = call.op();
     Args primals;
-    Args results;
-    for (size_t i = 0; i < call.op().num_args; ++i) {
+    py::list cotangents, results, targets;
+    for (size_t i = 0; i < op.num_args; ++i) {
       primals.push_back(call.arg(i));
     }
-    for (size_t i = 0; i < call.op().num_returns; ++i) {
-      results.push_back(call.result_value(i));
+    for (size_t i = 0; i < op.num_returns; ++i) {
+      results.append(torch::jit::toPyObject(call.result_value(i)));
     }
-    const auto [positional, keywords] = python_arguments(schema, primals, /*with_nones=*/true);
-    size_t next = 0;
-    const py::object cotangents = as_results(results, [&](const c10::IValue& result) {
-      if (!result.isTensor() || !result.toTensor().defined()) {
-        return py::object(py::none());
+    for (const at::Tensor& cotangent : call.cotangents()) {
+      cotangents.append(object_if_any(cotangent));
+    }
+    for (const Target& target : call.targets()) {
+      const c10::SymIntArrayRef sizes(target.sizes);
+      targets.append(py::make_tuple(target.arg, target.member, py::cast(sizes)));
+    }
+    const auto [positional, keywords] = python_arguments(op.schema(), primals, /*with_nones=*/true);
+    const py::list gradients = function_(cotangents, positional, results, keywords, targets);
+    for (size_t i = 0; i < call.targets().size(); ++i) {
+      const Target& target = call.targets()[i];
+      if (const py::object gradient = gradients[i]; !gradient.is_none()) {
+        call.give(target.arg, tensor_of(gradient), target.member);
       }
-      const at::Tensor& cotangent = call.cotangents()[next++];
-      return cotangent.defined() ? py::cast(cotangent) : py::object(py::none());
-    });
-    const py::object values =
-        as_results(results, [](const c10::IValue& value) { return torch::jit::toPyObject(value); });
-    take_gradients(call, function_(cotangents, positional, values, **keywords));
+    }
   }
 
  private:
-  // Shaped as the operator's results are: one, a list, or a tuple of such.
-  template <class Of>
-  static py::object as_results(const Args& results, const Of& of) {
-    py::list parts;
-    for (const c10::IValue& result : results) {
-      if (!result.isTensorList()) {
-        parts.append(of(result));
-        continue;
-      }
-      py::list members;
-      for (const c10::IValue& member : result.toListRef()) {
-        members.append(of(member));
-      }
-      parts.append(members);
-    }
-    return results.size() == 1 ? py::object(parts[0]) : py::tuple(parts);
-  }
-
-  static void take_gradients(VjpCall& call, const py::object& returned) {
-    size_t count = 0;
-    for (const auto& argument : call.op().schema().arguments()) {
-      count += argument.kwarg_only() ? 0 : 1;
-    }
-    py::tuple gradients;
-    if (count == 1 && !py::isinstance<py::tuple>(returned)) {
-      gradients = py::make_tuple(returned);
-    } else if (py::isinstance<py::tuple>(returned)) {
-      gradients = returned;
-    }
-    if (gradients.size() != count) {
-      raise(
-          "the vjp rule of ",
-          call.op().name(),
-          " must return a tuple with a gradient, or None, for each of its ",
-          count,
-          " positional arguments.");
-    }
-    for (const Target& target : call.targets()) {
-      give(call, target, gradient_of(call, target, gradients[target.arg]));
-    }
-  }
-
-  // The member's own, of the list that a list of tensors is given.
-  static py::object gradient_of(
-      const VjpCall& call, const Target& target, const py::object& given) {
-    if (given.is_none() || !call.arg(target.arg).isList()) {
-      return given;
-    }
-    const py::list members(given);
-    const size_t count = call.arg(target.arg).toListRef().size();
-    if (members.size() != count) {
-      raise(
-          "the vjp rule of ",
-          call.op().name(),
-          " gave argument ",
-          target.arg,
-          ", a list of ",
-          count,
-          " tensors, ",
-          members.size(),
-          " gradients: they must be as many.");
-    }
-    return members[target.member];
-  }
-
-  static void give(VjpCall& call, const Target& target, const py::object& object) {
-    if (object.is_none()) {
-      return;
-    }
-    if (!THPVariable_Check(object.ptr())) {
-      raise(
-          "the vjp rule of ",
-          call.op().name(),
-          " gave argument ",
-          target.arg,
-          " no tensor for a gradient, but ",
-          py::str(py::type::of(object).attr("__name__")).cast<std::string>(),
-          ".");
-    }
-    const at::Tensor gradient = THPVariable_Unpack(object.ptr());
-    const c10::SymIntArrayRef sizes(target.sizes);
-    if (gradient.sym_sizes() != sizes) {
-      raise(
-          "the vjp rule of ",
-          call.op().name(),
-          " gave argument ",
-          target.arg,
-          " of shape ",
-          sizes,
-          " a gradient of shape ",
-          gradient.sym_sizes(),
-          ": they must be the same.");
-    }
-    call.give(target.arg, gradient, target.member);
-  }
-
   py::object function_;
 };
 

@@ -4,6 +4,9 @@
 #include <utility>
 #include <vector>
 
+#include "python/bindings.h"
+#include "python/tree.h"
+
 namespace torchlayers {
 namespace {
 
@@ -70,8 +73,7 @@ class WatchedModules {
       for (ModuleNames& names : modules_) {
         names.set_changed(false);
       }
-      const auto look = py::module_::import("torchlayers.steps").attr("look");
-      replaced_ = look().cast<uint64_t>();
+      replaced_ = imported("torchlayers.steps", "look")().cast<uint64_t>();
     }
     return (replaced_ >> static_cast<size_t>(transform) & 1) != 0;
   }
@@ -106,8 +108,7 @@ void ModuleNames::watch() {
 
 Replaced::Replaced(Transform transform) {
   if (C10_UNLIKELY(WatchedModules::instance().any_step_replaced(transform))) {
-    const auto replaced = py::module_::import("torchlayers.steps").attr("replaced");
-    steps_ = replaced(static_cast<size_t>(transform));
+    steps_ = imported("torchlayers.steps", "replaced")(static_cast<size_t>(transform));
   }
 }
 

@@ -37,7 +37,4 @@ class WritesNoStep {
   bool was_changed_;
 };
 
-// watch_steps(modules), and any_step_replaced(transform).
-void bind_steps(pybind11::module_& m);
-
 } // namespace torchlayers

@@ -27,6 +27,14 @@ inline pybind11::object object_of(const at::Tensor& tensor) {
   return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
 }
 
+// An undefined tensor is None.
+inline at::Tensor tensor_if_any(pybind11::handle object) {
+  return object.is_none() ? at::Tensor() : tensor_of(object);
+}
+inline pybind11::object object_if_any(const at::Tensor& tensor) {
+  return tensor.defined() ? object_of(tensor) : pybind11::none();
+}
+
 // What a tree is without its leaves. Of tuples, named ones too, lists and dicts it is told by
 // nodes, in the order in which they are come to; where there is another container, by
 // torch.utils._pytree.

@@ -9,8 +9,9 @@
 #include <algorithm>
 
 #include "core/below.h"
-#include "core/stack.h"
+#include "core/recording.h"
 #include "core/trace.h"
+#include "reverse/nodes.h"
 #include "reverse/plan.h"
 #include "rules/rule.h"
 #include "values/wrapper.h"
@@ -30,7 +31,7 @@ void accumulate(at::Tensor& sum, at::Tensor gradient) {
 bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
   for (size_t i = 0; i < task.outputs.size(); ++i) {
     const at::Tensor& output = task.outputs[i];
-    if (output.layout() != at::kStrided || output.is_nested()) {
+    if (!is_strided(output)) {
       return false;
     }
     if (!task.cotangents.empty()) {
@@ -50,20 +51,20 @@ bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
 class Pass {
  public:
   Pass(const VjpTask& task, const Plan& plan)
-      : task_(task), plan_(plan), cotangents_(plan.num_cotangents()), found_(task.inputs.size()) {}
+      : task_(task), plan_(plan), cotangents_(plan.num_cotangents), found_(task.inputs.size()) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> given) {
     go_below();
     for (size_t i = 0; i < task_.outputs.size(); ++i) {
       const at::Tensor output = value_of(task_.outputs[i]);
       at::Tensor cotangent = given.empty() ? at::ones_like(output) : std::move(given[i]);
-      if (plan_.has_nodes_of_torchs()) {
+      if (plan_.has_nodes_of_torchs) {
         cotangent = batched_like(cotangent, output);
       }
-      deliver(plan_.root_goal(i), plan_.root(i), std::move(cotangent));
+      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent));
     }
-    for (uint32_t i : plan_.order()) {
-      const Step& step = plan_.step(i);
+    for (uint32_t i : plan_.order) {
+      const Step& step = plan_.steps[i];
       if (step.is_needed) {
         run(step);
       }
@@ -88,16 +89,15 @@ class Pass {
       accumulate(found_[goal.index], std::move(gradient));
     } else if (goal.kind == Goal::Step) {
       accumulate(
-          cotangents_[plan_.step(goal.index).first_cotangent + edge.input_nr], std::move(gradient));
+          cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
+          std::move(gradient));
     }
   }
 
   void run(const Step& step) {
     const auto begin = cotangents_.begin() + step.first_cotangent;
     const auto end = begin + step.node->num_inputs();
-    const bool any =
-        std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); });
-    if (any) {
+    if (std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); })) {
       if (step.rule != nullptr) {
         const auto is_wanted = [&](size_t i) { return plan_.leads_on(plan_.goal(step, i)); };
         step.rule->vjp(
@@ -121,23 +121,22 @@ class Pass {
   // torch's own, at the layer's level.
   variable_list run_node(Node& node, variable_list&& inputs) {
     below_.reset();
-    const auto each = [&](variable_list& tensors, const auto& change) {
-      for (at::Tensor& tensor : tensors) {
-        if (tensor.defined() && task_.layer != nullptr) {
-          tensor = change(tensor);
-        }
-      }
-    };
-    each(inputs, [&](const at::Tensor& value) {
-      return wrap(value, *task_.layer, /*is_immutable=*/false);
-    });
+    const Layer* layer = task_.layer;
+    if (layer != nullptr) {
+      change_defined(inputs, [&](const at::Tensor& value) {
+        return wrap(value, *layer, /*is_immutable=*/false);
+      });
+    }
     at::AutoGradMode grad_mode(task_.create_graph);
     variable_list gradients = node(std::move(inputs));
     torch::autograd::validate_outputs(
         node.next_edges(), gradients, [&](const std::string& message) {
           return "torchlayers: " + node.name() + " returned an invalid gradient: " + message;
         });
-    each(gradients, [&](const at::Tensor& tensor) { return unwrap(tensor, task_.layer->level()); });
+    if (layer != nullptr) {
+      change_defined(
+          gradients, [&](const at::Tensor& tensor) { return unwrap(tensor, layer->level()); });
+    }
     return gradients;
   }
 
@@ -149,27 +148,11 @@ class Pass {
   std::optional<Below> below_;
 };
 
-// The levels that a tensor is batched at, a bit each.
-uint64_t batched_levels(const at::Tensor& tensor) {
-  uint64_t levels = 0;
-  at::Tensor value = tensor;
-  while (true) {
-    if (const auto* batched = at::functorch::maybeGetBatchedImpl(value)) {
-      levels |= uint64_t{1} << batched->level();
-      value = at::Tensor(batched->value()); // a copy: `batched` lives in `value`
-    } else if (const auto* wrapper = wrapper_of(value)) {
-      value = at::Tensor(wrapper->value());
-    } else {
-      return levels;
-    }
-  }
-}
-
 } // namespace
 
 at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
-  const uint64_t levels = batched_levels(output);
-  if (levels == 0 || (levels & ~batched_levels(cotangent)) == 0 ||
+  const auto levels = batched_levels(output);
+  if (levels.none() || (levels & ~batched_levels(cotangent)).none() ||
       cotangent.scalar_type() != output.scalar_type() || output.layout() != at::kStrided) {
     return cotangent;
   }
@@ -185,9 +168,7 @@ std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {
   if (!plan.make(task)) {
     return std::nullopt;
   }
-  if (C10_UNLIKELY(tracing)) {
-    trace_vjp("torchlayers", task.layer);
-  }
+  trace_vjp("torchlayers", task.layer);
   std::optional<at::AutoGradMode> grad_mode;
   if (task.layer == nullptr) {
     grad_mode.emplace(task.create_graph);

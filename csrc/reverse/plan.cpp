@@ -41,21 +41,21 @@ bool Plan::make(const VjpTask& task) {
     goals_of_nodes_[edge.function.get()] = {Goal::Input, static_cast<uint32_t>(i)};
   }
   for (const at::Tensor& output : task.outputs) {
-    roots_.push_back(torch::autograd::impl::gradient_edge(output));
-    if (!reach(roots_.back(), root_goals_)) {
+    roots.push_back(torch::autograd::impl::gradient_edge(output));
+    if (!reach(roots.back(), root_goals)) {
       return false;
     }
   }
-  for (size_t i = 0; i < steps_.size(); ++i) { // grows meanwhile
-    Node& node = *steps_[i].node;
-    steps_[i].first_goal = static_cast<uint32_t>(goals_.size());
+  for (size_t i = 0; i < steps.size(); ++i) { // grows meanwhile
+    Node& node = *steps[i].node;
+    steps[i].first_goal = static_cast<uint32_t>(goals.size());
     for (const Edge& edge : node.next_edges()) {
-      if (!reach(edge, goals_)) {
+      if (!reach(edge, goals)) {
         return false;
       }
     }
-    steps_[i].first_cotangent = num_cotangents_;
-    num_cotangents_ += node.num_inputs();
+    steps[i].first_cotangent = num_cotangents;
+    num_cotangents += node.num_inputs();
   }
   if (!sort()) {
     return false;
@@ -64,15 +64,15 @@ bool Plan::make(const VjpTask& task) {
   return true;
 }
 
-bool Plan::reach(const Edge& edge, std::vector<Goal>& goals) {
+bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
   Node* node = edge.function.get();
   if (node == nullptr) {
-    goals.emplace_back();
+    of_edges.emplace_back();
     return true;
   }
   const auto found = goals_of_nodes_.find(node);
   if (found != goals_of_nodes_.end()) {
-    goals.push_back(found->second);
+    of_edges.push_back(found->second);
     return true;
   }
   if (is_watched(*node) || !node_runs_in_order(*node)) {
@@ -84,26 +84,26 @@ bool Plan::reach(const Edge& edge, std::vector<Goal>& goals) {
     if (rule == nullptr && (is_inside_engine_ || is_python_function(*node))) {
       return false;
     }
-    has_nodes_of_torchs_ = has_nodes_of_torchs_ || rule == nullptr;
-    goal = {Goal::Step, static_cast<uint32_t>(steps_.size())};
-    steps_.push_back({node, rule, 0, 0, false});
+    has_nodes_of_torchs = has_nodes_of_torchs || rule == nullptr;
+    goal = {Goal::Step, static_cast<uint32_t>(steps.size())};
+    steps.push_back({node, rule, 0, 0, false});
   }
   goals_of_nodes_[node] = goal;
-  goals.push_back(goal);
+  of_edges.push_back(goal);
   return true;
 }
 
 bool Plan::sort() {
-  order_.resize(steps_.size());
-  std::iota(order_.begin(), order_.end(), 0);
+  order.resize(steps.size());
+  std::iota(order.begin(), order.end(), 0);
   const auto later = [this](uint32_t a, uint32_t b) { return recorded(a) > recorded(b); };
-  if (!std::is_sorted(order_.begin(), order_.end(), later)) {
-    std::sort(order_.begin(), order_.end(), later);
+  if (!std::is_sorted(order.begin(), order.end(), later)) {
+    std::sort(order.begin(), order.end(), later);
   }
-  for (uint32_t i = 0; i < steps_.size(); ++i) {
+  for (uint32_t i = 0; i < steps.size(); ++i) {
     const uint64_t when = recorded(i);
-    for (size_t edge = 0; edge < steps_[i].node->num_outputs(); ++edge) {
-      const Goal& to = goal(steps_[i], edge);
+    for (size_t edge = 0; edge < steps[i].node->num_outputs(); ++edge) {
+      const Goal& to = goal(steps[i], edge);
       if (to.kind == Goal::Step && recorded(to.index) >= when) {
         return false;
       }
@@ -113,8 +113,8 @@ bool Plan::sort() {
 }
 
 void Plan::mark_needed() {
-  for (auto i = order_.rbegin(); i != order_.rend(); ++i) {
-    Step& step = steps_[*i];
+  for (auto i = order.rbegin(); i != order.rend(); ++i) {
+    Step& step = steps[*i];
     for (size_t edge = 0; edge < step.node->num_outputs() && !step.is_needed; ++edge) {
       step.is_needed = leads_on(goal(step, edge));
     }

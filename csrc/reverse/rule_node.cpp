@@ -2,6 +2,8 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
+
 #include "core/args.h"
 #include "core/below.h"
 #include "core/errors.h"
@@ -30,7 +32,7 @@ bool is_column_major(const at::Tensor& tensor) {
 }
 
 // Replaces tensors by None where nobody reads them.
-void drop(Args& values, const std::bitset<64>& read) {
+void drop_unread(Args& values, const std::bitset<64>& read) {
   for (size_t i = 0; i < values.size(); ++i) {
     const bool has_tensors =
         values[i].isTensor() || values[i].isTensorList() || values[i].isOptionalTensorList();
@@ -48,7 +50,6 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
       level_(layer.level()),
       is_alive_(mirror().back().interpreter().is_alive_ptr()) {
   torch::autograd::edge_list edges;
-  const size_t first = args.size() - op.num_args;
   edges.reserve(2);
   const auto track = [&](const at::Tensor& tensor, size_t arg, size_t member, bool is_list) {
     const bool tracked = is_tracked(tensor, level_);
@@ -68,7 +69,7 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
     }
   };
   for (size_t i = 0; i < op.num_args; ++i) {
-    const c10::IValue& value = args[first + i];
+    const c10::IValue& value = peek(args, i, op.num_args);
     if (!rule.knows(i)) {
       continue;
     }
@@ -82,16 +83,16 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
     }
   }
   set_next_edges(std::move(edges));
-  for (size_t i = 0; i < op.num_args; ++i) {
+  visit_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t i) {
     if (reads_.args[i]) {
-      visit_tensors_of(args[first + i], [this](const at::Tensor& tensor) { save_version(tensor); });
+      save_version(tensor);
     }
-  }
+  });
 }
 
 void RuleNode::save_args(const Args& values) {
-  args_.assign(values.end() - static_cast<std::ptrdiff_t>(op_.num_args), values.end());
-  drop(args_, reads_.args);
+  args_ = last(values, op_.num_args).vec();
+  drop_unread(args_, reads_.args);
 }
 
 void RuleNode::save_version(const at::Tensor& tensor) {
@@ -100,9 +101,9 @@ void RuleNode::save_version(const at::Tensor& tensor) {
       return; // captured: it has no version
     }
     raise(
-        "Inference tensors cannot be saved for backward, and ",
-        op_.name(),
-        " needs one for its gradient. Make it outside inference mode, or use a clone of it.");
+        "Inference tensors cannot be saved for backward, and {} needs one for its gradient. Make "
+        "it outside inference mode, or use a clone of it.",
+        op_.name());
   }
   const auto& counter = torch::autograd::impl::version_counter(tensor);
   versions_.push_back({counter, counter.current_version()});
@@ -110,34 +111,30 @@ void RuleNode::save_version(const at::Tensor& tensor) {
 
 void RuleNode::save_results(Args results, const Args& wrapped) {
   results_ = std::move(results);
-  drop(results_, reads_.results);
-  const size_t first = wrapped.size() - results_.size();
-  for (size_t i = 0; i < results_.size(); ++i) {
-    const c10::IValue& result = wrapped[first + i];
-    if (reads_.results[i] && result.isTensor() && result.toTensor().defined()) {
-      save_version(result.toTensor());
+  drop_unread(results_, reads_.results);
+  visit_tensors(wrapped, results_.size(), [this](const at::Tensor& result, size_t i) {
+    if (reads_.results[i]) {
+      save_version(result);
     }
-  }
+  });
 }
 
 void RuleNode::check_is_intact() const {
   if (is_released_) {
     raise(
-        "trying to go backward through the graph a second time, but what ",
-        op_.name(),
-        " had saved was freed after the first. Pass retain_graph=True to pull back through it "
-        "again.");
+        "trying to go backward through the graph a second time, but what {} had saved was freed "
+        "after the first. Pass retain_graph=True to pull back through it again.",
+        op_.name());
   }
   for (const Version& version : versions_) {
     if (version.counter.current_version() != version.saved) {
       raise(
-          "a tensor needed for the gradient of ",
+          "a tensor needed for the gradient of {} has been modified by an inplace operation since: "
+          "it is at version {}; expected version {}. Use the out-of-place operator, or write to a "
+          "clone.",
           op_.name(),
-          " has been modified by an inplace operation since: it is at version ",
           version.counter.current_version(),
-          "; expected version ",
-          version.saved,
-          ". Use the out-of-place operator, or write to a clone.");
+          version.saved);
     }
   }
 }
@@ -188,16 +185,6 @@ std::pair<Args, Args> RuleNode::at_level() const {
   return {std::move(args), std::move(results)};
 }
 
-variable_list RuleNode::vjp_at_level(
-    at::ArrayRef<at::Tensor> cotangents, c10::function_ref<bool(size_t)> is_wanted) {
-  check_is_intact();
-  const auto [args, results] = at_level();
-  variable_list gradients(targets_.size());
-  VjpCall call(op_, args, results, targets_, cotangents, is_wanted, gradients);
-  rule_.vjp(call);
-  return gradients;
-}
-
 // NOTE [Who runs a node of ours]
 // - Our reverse pass, on values below (pass.cpp).
 // - The engine, in the layer's backward phase: nobody differentiates that pass at this level,
@@ -209,48 +196,38 @@ variable_list RuleNode::apply(variable_list&& cotangents) {
   const auto is_wanted = [this](size_t i) { return task_should_compute_output(i); };
   const auto& entries = mirror();
   const auto place = static_cast<size_t>(level_ - 1);
-  for (at::Tensor& cotangent : cotangents) {
-    if (cotangent.defined()) {
-      cotangent = without_dead_wrappers(cotangent);
-    }
+  variable_list gradients(targets_.size());
+  change_defined(cotangents, &without_dead_wrappers);
+  if (std::ranges::none_of(cotangents, &at::Tensor::defined)) {
+    return gradients;
   }
-  bool any = false;
-  for (const at::Tensor& cotangent : cotangents) {
-    any = any || cotangent.defined();
-  }
-  if (!any) {
-    return variable_list(targets_.size());
-  }
-  variable_list gradients;
   if (!*is_alive_) {
     vjp(cotangents, is_wanted, gradients);
     return gradients;
   }
   if (place >= entries.size() || entries[place].interpreter().is_alive_ptr() != is_alive_) {
     raise(
-        "a graph of grad (level ",
-        level_,
-        ") was pulled back on a thread where that transform is not active.");
+        "a graph of grad (level {}) was pulled back on a thread where that transform is not "
+        "active.",
+        level_);
   }
   Layer* layer = top_layer();
   const bool is_top = layer != nullptr && layer->level() == level_;
   if (!is_top || !(layer->runs_backward() || !at::GradMode::is_enabled())) {
-    return vjp_at_level(cotangents, is_wanted);
+    check_is_intact();
+    const auto [args, results] = at_level();
+    VjpCall call(op_, args, results, targets_, cotangents, is_wanted, gradients);
+    rule_.vjp(call);
+    return gradients;
   }
-  for (at::Tensor& cotangent : cotangents) {
-    if (cotangent.defined()) {
-      cotangent = unwrap(cotangent, level_);
-    }
-  }
+  change_defined(cotangents, [&](const at::Tensor& each) { return unwrap(each, level_); });
   {
     const Below below(*layer, Modes::of_thread());
     vjp(cotangents, is_wanted, gradients);
   }
-  for (at::Tensor& gradient : gradients) {
-    if (gradient.defined()) {
-      gradient = wrap(gradient, *layer, /*is_immutable=*/false);
-    }
-  }
+  change_defined(gradients, [&](const at::Tensor& each) {
+    return wrap(each, *layer, /*is_immutable=*/false);
+  });
   return gradients;
 }
 

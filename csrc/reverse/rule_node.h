@@ -6,10 +6,7 @@
 
 #include <memory>
 #include <string>
-#include <type_traits>
-#include <typeinfo>
 #include <utility>
-#include <vector>
 
 #include "core/layer.h"
 #include "core/operator.h"
@@ -61,8 +58,6 @@ class RuleNode : public torch::autograd::Node {
   void check_is_intact() const;
   // The saved values as tensors of the level again, with their places in the graph.
   std::pair<Args, Args> at_level() const;
-  torch::autograd::variable_list vjp_at_level(
-      at::ArrayRef<at::Tensor> cotangents, c10::function_ref<bool(size_t)> is_wanted);
 
   const Operator& op_;
   const VjpRule& rule_;

@@ -1,6 +1,6 @@
 // The types of our nodes.
 #include <array>
-#include <cstdint>
+
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
@@ -25,10 +25,7 @@ class NumberedNode final : public RuleNode {
 
 namespace {
 
-constexpr size_t kNumbers = 512;
-
-using MakeNode =
-    NodePointer<RuleNode> (*)(const Operator&, const VjpRule&, const Args&, const Layer&);
+constexpr int kNumbers = 512;
 
 template <size_t Number>
 NodePointer<RuleNode> make(
@@ -43,7 +40,7 @@ NodePointer<RuleNode> make(
 }
 
 struct NodeType {
-  MakeNode make;
+  decltype(&make_rule_node) make;
   const std::type_info* type;
 };
 
@@ -55,42 +52,22 @@ std::array<NodeType, sizeof...(Number)> all_types(std::index_sequence<Number...>
 const std::array<NodeType, kNumbers> types = all_types(std::make_index_sequence<kNumbers>());
 
 // The type of the operator's nodes, which is that of all of their name.
-const NodeType& type_of(const Operator& op) {
+int number_of_type(const Operator& op) {
   static std::mutex mutex;
-  static auto* numbers = new std::unordered_map<std::string, size_t>(); // outlives late threads
+  static auto* numbers = new std::unordered_map<std::string, int>(); // outlives late threads
   const std::string name = node_name(op);
-  size_t number = kNumbers - 1;
-  bool is_new = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    const auto found = numbers->find(name);
-    if (found != numbers->end()) {
-      number = found->second;
-    } else if (numbers->size() < kNumbers - 1) {
-      number = numbers->size();
-      numbers->emplace(name, number);
-      is_new = true;
-    }
+  std::unique_lock<std::mutex> lock(mutex);
+  const auto next = static_cast<int>(numbers->size());
+  if (next == kNumbers - 1 && numbers->count(name) == 0) {
+    return kNumbers - 1;
   }
-  if (is_new) { // unlocked: it waits for the interpreter
-    hooks.name_type_of_nodes(*types[number].type, name);
+  const auto [found, is_new] = numbers->emplace(name, next);
+  const int number = found->second;
+  lock.unlock(); // naming it waits for the interpreter
+  if (is_new) {
+    hooks.name_type_of_nodes(*types[static_cast<size_t>(number)].type, name);
   }
-  return types[number];
-}
-
-// What this thread knows of it. Operators stay where they are for ever.
-const NodeType& known_type_of(const Operator& op) {
-  struct Known {
-    const Operator* op = nullptr;
-    const NodeType* type = nullptr;
-  };
-  thread_local std::array<Known, 256> all_known;
-  const auto address = reinterpret_cast<uintptr_t>(&op);
-  Known& known = all_known[(address / alignof(Operator) ^ address / 4096) % all_known.size()];
-  if (C10_UNLIKELY(known.op != &op)) {
-    known = {&op, &type_of(op)};
-  }
-  return *known.type;
+  return number;
 }
 
 // What the names of all those types, as C++ has them, begin with.
@@ -108,7 +85,12 @@ size_t length_of_common_name() {
 
 NodePointer<RuleNode> make_rule_node(
     const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
-  return known_type_of(op).make(op, rule, args, layer);
+  int type = op.node_type.load(std::memory_order_relaxed);
+  if (C10_UNLIKELY(type < 0)) {
+    type = number_of_type(op);
+    op.node_type.store(type, std::memory_order_relaxed);
+  }
+  return types[static_cast<size_t>(type)].make(op, rule, args, layer);
 }
 
 // A dynamic_cast would look up the hierarchy of every node of a pass.

@@ -31,9 +31,9 @@ using at::Tensor;
 void check_is_of_ranks(const std::string& axis) {
   if (is_of_vmap(axis)) {
     raise(
-        "a collective over a vmap's axis (level ",
-        axis.substr(1),
-        ") was called outside that vmap: a name holds inside the vmap that binds it.");
+        "a collective over a vmap's axis (level {}) was called outside that vmap: a name holds "
+        "inside the vmap that binds it.",
+        axis.substr(1));
   }
 }
 

@@ -87,11 +87,11 @@ std::string linear_reduction(const char* collective, const IValue& reduction) {
   const std::string name = name_of_reduction(reduction);
   if (name != "sum" && name != "avg") {
     raise(
+        "{} with the reduction '{}' can't be differentiated: only 'sum' and 'avg' are linear. "
+        "Gather the values with all_gather_single and reduce them with torch's operators, or "
+        "detach() them.",
         collective,
-        " with the reduction '",
-        name,
-        "' can't be differentiated: only 'sum' and 'avg' are linear. Gather the values with "
-        "all_gather_single and reduce them with torch's operators, or detach() them.");
+        name);
   }
   return name;
 }

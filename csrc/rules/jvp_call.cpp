@@ -1,6 +1,7 @@
 #include "rules/jvp_call.h"
 
 #include "core/args.h"
+#include "core/recording.h"
 #include "values/tangent.h"
 
 namespace torchlayers {
@@ -128,9 +129,10 @@ Tangents JvpCall::finish() {
   Tangents fitting;
   visit_tensors(computed_, op_.num_returns, [&](const at::Tensor& result) {
     at::Tensor tangent = given(fitting.size());
-    const bool is_differentiable = result.is_floating_point() || result.is_complex();
+
     fitting.push_back(
-        tangent.defined() && is_differentiable ? fitted(std::move(tangent), result) : at::Tensor());
+        tangent.defined() && is_differentiable(result) ? fitted(std::move(tangent), result)
+                                                       : at::Tensor());
   });
   stack_.resize(first_);
   for (c10::IValue& value : computed_) {

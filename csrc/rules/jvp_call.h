@@ -43,12 +43,6 @@ class JvpCall : public Operands {
   }
   // Takes results that were computed another way.
   void have_run(Args results);
-  std::vector<at::Tensor> result_list(size_t i) const {
-    return computed_[i].toTensorVector();
-  }
-  bool has_list_result(size_t i) const {
-    return computed_[i].isList();
-  }
 
   // Gives a result its tangent. One that is given none has none.
   void set_tangent(size_t result, at::Tensor tangent);

@@ -10,17 +10,11 @@ namespace {
 
 using at::functorch::BatchedTensorImpl;
 
-class OurBatch final : public BatchedTensorImpl {
- public:
+struct OurBatch final : BatchedTensorImpl {
   OurBatch(c10::DispatchKeySet keys, at::Tensor value, int64_t dim, const Layer& layer)
-      : BatchedTensorImpl(keys, std::move(value), dim, layer.level()), number_(layer.number()) {}
+      : BatchedTensorImpl(keys, std::move(value), dim, layer.level()), number(layer.number()) {}
 
-  uint64_t number() const {
-    return number_;
-  }
-
- private:
-  uint64_t number_;
+  const uint64_t number;
 };
 
 } // namespace
@@ -43,7 +37,7 @@ at::Tensor adopted(const at::Tensor& tensor, const Layer& layer) {
 }
 
 uint64_t number_of(const BatchedTensorImpl& batched) {
-  return typeid(batched) == typeid(OurBatch) ? static_cast<const OurBatch&>(batched).number() : 0;
+  return typeid(batched) == typeid(OurBatch) ? static_cast<const OurBatch&>(batched).number : 0;
 }
 
 } // namespace torchlayers

@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <bitset>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -46,16 +45,8 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
 // What autograd knows of a tensor, and the tangent that a rule gave it.
 // NOTE [Tangents of rules].
 template <class Meta>
-class WithTangent final : public Meta {
- public:
+struct WithTangent final : Meta {
   using Meta::Meta;
-
-  void hold(at::Tensor tangent) {
-    tangent_ = std::move(tangent);
-  }
-  const at::Tensor& held() const {
-    return tangent_;
-  }
 
   const at::Tensor& fw_grad(uint64_t level, const at::TensorBase& self) const override {
     let_go(self);
@@ -70,15 +61,14 @@ class WithTangent final : public Meta {
     Meta::set_fw_grad(tangent, self, level, is_inplace_op);
   }
 
- private:
   void let_go(const at::TensorBase& self) const {
     std::lock_guard<std::mutex> lock(this->mutex_);
-    if (tangent_.defined() && hand_over(*this, self, tangent_)) {
-      tangent_.reset();
+    if (tangent.defined() && hand_over(*this, self, tangent)) {
+      tangent.reset();
     }
   }
 
-  mutable at::Tensor tangent_;
+  mutable at::Tensor tangent;
 };
 
 using TensorMeta = WithTangent<AutogradMeta>;
@@ -86,23 +76,12 @@ using ViewMeta = WithTangent<DifferentiableViewMeta>;
 
 template <class Meta>
 const at::Tensor* held_by(const AutogradMeta& meta) {
-  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).held() : nullptr;
+  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).tangent : nullptr;
 }
 
 bool is_symbolic(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-}
-
-// The levels at which it is batched, a bit each.
-std::bitset<64> batches_of(const at::Tensor& tensor) {
-  if (const auto* wrapper = wrapper_of(tensor)) {
-    return batches_of(wrapper->value());
-  }
-  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
-    return batches_of(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
-  }
-  return {};
 }
 
 // A copy as below, made without operators; undefined where somebody could see those.
@@ -161,7 +140,7 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
 
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent) {
   auto meta = std::make_unique<TensorMeta>();
-  meta->hold(std::move(tangent));
+  meta->tangent = std::move(tangent);
   wrapper.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
 }
 
@@ -185,7 +164,7 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
       std::nullopt,
       /*shared_view_info=*/true,
       above == nullptr ? creation : propagate_creation_meta(above->get_creation_meta(), creation));
-  meta->hold(std::move(tangent));
+  meta->tangent = std::move(tangent);
   view->set_autograd_meta(std::move(meta));
 }
 
@@ -201,8 +180,8 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   }
   // Many tangents of one primal have more memory, and each of them is laid out like it. But one
   // tangent of many primals has no room for what is written to them.
-  const auto of_tangent = batches_of(tangent);
-  const auto of_primal = batches_of(primal);
+  const auto of_tangent = batched_levels(tangent);
+  const auto of_primal = batched_levels(primal);
   if ((of_primal & ~of_tangent).any()) {
     return false;
   }

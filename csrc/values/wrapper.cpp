@@ -23,21 +23,19 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 
 [[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
   raise(
-      "a tensor of grad or jvp (level ",
+      "a tensor of grad or jvp (level {}) of another thread was used in {}. There it is active, "
+      "here it is not. Pass its value, or run the transform on this thread.",
       level,
-      ") of another thread was used in ",
-      layer.name(),
-      ". There it is active, here it is not. Pass its value, or run the transform on this thread.");
+      layer.name());
 }
 
 [[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
   raise(
+      "{} (level {}) was used in {}, outside that transform. Return it from the inner function "
+      "instead of keeping it.",
       what,
-      " (level ",
       level,
-      ") was used in ",
-      layer.name(),
-      ", outside that transform. Return it from the inner function instead of keeping it.");
+      layer.name());
 }
 
 // Whether it is of the layer that has its level on this thread's stack. NOTE [Whose batch].
@@ -126,6 +124,16 @@ const at::Tensor& holder_of(const at::Tensor& tensor) {
   return tensor;
 }
 
+std::bitset<64> batched_levels(const at::Tensor& tensor) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return batched_levels(wrapper->value());
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return batched_levels(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
+  }
+  return {};
+}
+
 bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (!batched) {
@@ -176,13 +184,9 @@ bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer) {
 }
 
 void unwrap_dead_and_check(const Operator& op, Args& args, const Layer& layer) {
-  bool any_dead = false;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    any_dead = is_dead_or_escaped(tensor, layer) || any_dead;
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    return is_dead_or_escaped(tensor, layer) ? without_dead_wrappers(tensor) : tensor;
   });
-  if (any_dead) {
-    take_off_dead_wrappers(op, args);
-  }
 }
 
 } // namespace torchlayers

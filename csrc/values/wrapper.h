@@ -4,6 +4,8 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 #include <ATen/functorch/TensorWrapper.h>
 
+#include <bitset>
+
 #include "core/layer.h"
 
 namespace torchlayers {
@@ -48,6 +50,9 @@ at::Tensor unwrap(const at::Tensor& tensor, int64_t level);
 
 // The tensor that holds the memory, inside the wrappers and batches of all levels.
 const at::Tensor& holder_of(const at::Tensor& tensor);
+
+// The levels at which it is batched, a bit each.
+std::bitset<64> batched_levels(const at::Tensor& tensor);
 
 // Whether the tensor was batched by another vmap than those of this layer and the
 // layers below it, which means that it escaped: that vmap has ended, or is not where

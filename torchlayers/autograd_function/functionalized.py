@@ -21,7 +21,6 @@ from torchlayers.autograd_function import derivatives, generated, vmapify
 from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.autograd_function.context import WithoutDirty
 from torchlayers.functionalize import functional, unwrapped
-from torchlayers.stack import FunctionalizeEntry
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
@@ -37,7 +36,7 @@ class _Written:
 @custom_function_call.py_impl(TransformType.Functionalize)
 def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
     level = interpreter.level()
-    keeps_views = _C.keeps_views()
+    keeps_views = interpreter.functionalize_add_back_views()
     values = tree.map_all_tensors(lambda operand: unwrapped(operand, level, keeps_views), operands)
     made = generated.of(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
@@ -79,7 +78,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         if not _is_recorded():
             result = method(*args)
             return result, list(args), result, [False] * len(args)
-        with FunctionalizeEntry(keeps_views) as level:
+        with _C.functionalize_entry(keeps_views) as level:
             wrapped = tree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
 

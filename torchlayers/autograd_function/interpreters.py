@@ -51,26 +51,9 @@ class Jvp(_OfOurLayer, pyfunctorch.JvpInterpreter):
 class Vmap(_OfOurLayer, pyfunctorch.VmapInterpreter):
     transform = TransformType.Vmap
 
-    def __init__(self, level: int) -> None:
-        self._level = level
-        self._batch_size, self._randomness = _C.top_batch()
-
-    def batch_size(self) -> int:
-        return self._batch_size
-
-    def randomness(self) -> str:
-        return self._randomness
-
 
 class Functionalize(_OfOurLayer, pyfunctorch.FunctionalizeInterpreter):
     transform = TransformType.Functionalize
-
-    def __init__(self, level: int) -> None:
-        self._level = level
-        self._keeps_views = _C.keeps_views()
-
-    def functionalize_add_back_views(self) -> bool:
-        return self._keeps_views
 
 
 Interpreter: TypeAlias = Grad | Jvp | Vmap | Functionalize

@@ -22,7 +22,6 @@ from torchlayers.autograd_function import derivatives, generated, vmapify
 from torchlayers.autograd_function.batching import batched, sample_of, stacked, unbatched
 from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.autograd_function.context import RESERVED, check_name, put
-from torchlayers.stack import VmapEntry
 
 _KEPT = RESERVED + "_notes"
 
@@ -219,7 +218,7 @@ def _generate(function: Function) -> Function:
         """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
         outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
         try:
-            with VmapEntry(*info) as level:
+            with _C.vmap_entry(*info) as level:
                 kept, dims = unbatched(forward(*batched(operands, in_dims)), level)
         except RuntimeError as error:
             if not derivatives.reads_memory(error):

@@ -25,7 +25,6 @@ from torchlayers.autograd_function.reductify import (
     reductify_tangent,
 )
 from torchlayers.errors import FunctionError
-from torchlayers.stack import VmapEntry
 
 
 class VmapInfo(NamedTuple):
@@ -151,7 +150,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     name = generated.name_of(function)
 
     def forward(*operands: Any) -> Any:
-        with VmapEntry(*info) as level:
+        with _C.vmap_entry(*info) as level:
             outputs = function.forward(*batched(operands, in_dims))
             values, out_dims = unbatched(tree.as_tuple(outputs), level)
         return (*values, Dims(out_dims, is_single=not isinstance(outputs, tuple)))
@@ -159,7 +158,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     # NOTE [setup_context runs under vmap]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         dims = outputs[-1]
-        with VmapEntry(*info) as level:
+        with _C.vmap_entry(*info) as level:
             one_sample = context.OneSample(ctx, level, name)
             samples = batched(inputs, in_dims)
             results = batched(outputs[:-1], dims.tree)
@@ -173,7 +172,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         record = context.record_of(ctx)
         is_boxed = derivatives.is_boxed(function)
         grads = (grads[0] if is_boxed else grads)[:-1]
-        with VmapEntry(*info) as level:
+        with _C.vmap_entry(*info) as level:
             one_sample = context.opened(ctx, level, name)
             samples = batched(grads, record.out_dims.tree)
             gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
@@ -188,7 +187,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         record = context.record_of(ctx)
-        with VmapEntry(*info) as level:
+        with _C.vmap_entry(*info) as level:
             one_sample = context.opened(ctx, level, name)
             results = jvp_of_one(
                 one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))

@@ -2,33 +2,23 @@
 
 import functools
 import threading
-import time
 import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
-from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers import _C, torch_compile, tree
+from torchlayers import _C
 from torchlayers.compiled import call
-from torchlayers.compiled.backends import BACKENDS, Runner, Settings
-from torchlayers.compiled.derivative import Derivative
-from torchlayers.compiled.graphs import operators, writes
+from torchlayers.compiled.asked import Asked
+from torchlayers.compiled.backends import BACKENDS, Settings
 from torchlayers.compiled.lowered import Lowered
-from torchlayers.compiled.record import Recording, record
+from torchlayers.compiled.making import Made, make
+from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
-from torchlayers.compiled.report import Report, SignatureReport
-from torchlayers.compiled.shared_memory import UnlessShared
-from torchlayers.compiled.signature import (
-    Signature,
-    described,
-    differing,
-    distance,
-    like,
-    why_new,
-)
+from torchlayers.compiled.report import Report
+from torchlayers.compiled.signature import Signature, differing, distance, like, why_new
 from torchlayers.compiled.simplify import simplify
 from torchlayers.errors import TransformError
 
@@ -140,7 +130,7 @@ def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
     return graph_of
 
 
-class Compiled:
+class Compiled(_C.CompiledCall):
     """A function that :func:`compile` compiles. It is called as the function is."""
 
     def __init__(
@@ -158,18 +148,17 @@ class Compiled:
         self._keeps_writes = keeps_writes
         self._name = name_of(func)
         self._entries = call.Entries()
-        self._parts: list[_Parts] = []
+        self._made: list[Made] = []
         self._lock = threading.RLock()
-        self._call = _C.CompiledCall(self._otherwise)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch_compile.is_tracing():
-            return self._func(*args, **kwargs)
-        return self._call(*args, **kwargs)
+        """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
+        return self._func(*args, **kwargs)
 
     def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
-        return call.call(self._entries, self._make, self._func, self._static, args, kwargs)
+        places = call.static_places(self._static, args)
+        return call.call(self._entries, self._make, self._func, places, args, kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
@@ -183,8 +172,7 @@ class Compiled:
         Returns:
             A :class:`Report`, which prints as a table.
         """
-        parts = zip(self._entries.all, self._parts, strict=True)
-        return Report(self._name, tuple(part.report(entry) for entry, part in parts))
+        return Report(self._name, tuple(made.report() for made in self._made))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function recorded for arguments like these, to look at and to save.
@@ -202,94 +190,58 @@ class Compiled:
 
         Source: jax.stages.Lowered.
         """
-        func, dynamic = self._without_static(args)
-        recorded = record(func, dynamic, kwargs)
+        asked, dynamic = self._asked(args)
+        recorded = record(asked.func, dynamic, kwargs)
         return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
 
-    def _without_static(self, args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
-        """The function of the arguments that are no constants, and these."""
-        places = self._places(args)
-        if not places:
-            return self._func, list(args)
-
-        def func(*dynamic: Any, **kwargs: Any) -> Any:
-            rest = iter(dynamic)
-            return self._func(
-                *(arg if i in places else next(rest) for i, arg in enumerate(args)), **kwargs
-            )
-
-        return func, [arg for i, arg in enumerate(args) if i not in places]
-
-    def _make(self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> call.Entry:
+    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
         with self._lock:
             if (entry := self._entries.find(given)) is not None:
                 return entry
-            entry, parts = self._recorded(given, args, kwargs)
-            self._parts.append(parts)
-            self._entries.add(entry)
-            self._call.add(entry, args, kwargs, [i in self._places(args) for i in range(len(args))])
-            if len(self._parts) == _MANY:
+            asked, dynamic = self._asked(args)
+            made = make(asked, given, dynamic, kwargs)
+            made.why = self._why(made.entry)
+            self._made.append(made)
+            self._entries.add(made.entry)
+            places = call.static_places(self._static, args)
+            self._add(made.entry, args, kwargs, [i in places for i in range(len(args))])
+            if len(self._made) == _MANY:
                 warnings.warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
-                    f"because {parts.why}. Calls that differ in this don't share compiled code: "
+                    f"because {made.why}. Calls that differ in this don't share compiled code: "
                     "pass tensors in place of numbers that change, pad shapes, or leave compile "
                     "out. report() lists the signatures.",
                     stacklevel=4,
                 )
-            return entry
+            return made.entry
 
-    def _places(self, args: Sequence[Any]) -> set[int]:
-        """Which of these arguments are static."""
-        return {i % len(args) for i in self._static if -len(args) <= i < len(args)}
+    def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
+        """What is recorded, a function of the arguments that are not static, and these."""
+        func, places = self._func, call.static_places(self._static, args)
+        if places:
 
-    def _recorded(
-        self, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[call.Entry, "_Parts"]:
-        start = time.perf_counter()
-        chosen, dynamic = self._without_static(args)
-        recorded = record(chosen, dynamic, kwargs, gradients=given.modes.grad)
-        graph = simplify(recorded.graph)
-        if not self._keeps_writes:
-            _without_writes(graph)
-        leaves, spec = tree.flatten((tuple(dynamic), kwargs))
-        entry = call.Entry(
-            given, recorded.captured, recorded.outputs, recorded.out_spec, lambda tensors: ()
-        )
-        watched = None
-        if written := {*writes(graph).values()}:
-            watched = UnlessShared(recorded.graph, sorted(written))
-        if recorded.gradients is not None:
-            derivative = Derivative(
-                recorded,
-                graph,
-                self._settings,
-                self._name,
-                self._compile_again,
-                _Computed(chosen, leaves, spec, recorded),
-                sum(isinstance(leaf, Tensor) for leaf in leaves),
-            )
-            entry.run = derivative
-            entry.is_recorded = True
-            runners = [derivative.forward, derivative.backward]
-        else:
-            if watched is not None:
-                entry.run = watched
-            adopt = functools.partial(setattr, entry, "run") if watched is None else watched.adopt
-            runners = [Runner(graph, self._settings, self._name, adopt)]
-        count = sum(1 for _ in operators(graph))
-        seconds = time.perf_counter() - start
-        return entry, _Parts(runners, count, seconds, self._why(given, entry))
+            def func(*dynamic: Any, **kwargs: Any) -> Any:
+                rest = iter(dynamic)
+                given = (arg if i in places else next(rest) for i, arg in enumerate(args))
+                return self._func(*given, **kwargs)
+
+            functools.update_wrapper(func, self._func, updated=())
+        dynamic = [arg for i, arg in enumerate(args) if i not in places]
+        asked = Asked(func, self._name, self._settings, self._keeps_writes, self._compile_again)
+        return asked, dynamic
 
     def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
         again = Compiled(func, (), self._settings, keeps_writes=False)
         again._name = name
         return again
 
-    def _why(self, given: Signature, entry: call.Entry) -> str:
+    def _why(self, entry: call.Entry) -> str:
+        """Why the entry is not one of those before."""
         before = self._entries.all
         if not before:
             return ""
+        given = entry.signature
         closest = min(reversed(before), key=lambda other: distance(given, other.signature))
         if closest.signature == given:
             pairs = zip(entry.captured, closest.captured_like, strict=False)
@@ -299,60 +251,4 @@ class Compiled:
         return why_new(given, closest.signature)
 
 
-class _Parts:
-    """What an entry was made of, for its report."""
-
-    def __init__(self, runners: list[Runner], operators: int, seconds: float, why: str) -> None:
-        self._runners = runners
-        self._operators = operators
-        self._seconds = seconds
-        self.why = why
-
-    def report(self, entry: call.Entry) -> SignatureReport:
-        ways = list(dict.fromkeys(runner.how for runner in self._runners))
-        seconds = self._seconds + sum(runner.seconds for runner in self._runners)
-        return SignatureReport(
-            described(entry.signature),
-            "; ".join(ways),
-            seconds,
-            entry.calls,
-            self._operators,
-            self.why,
-        )
-
-
-class _Computed:
-    """The function again, from the arguments' tensors to the tensors that it computes."""
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        leaves: Sequence[Any],
-        spec: tree.TreeSpec,
-        recorded: Recording,
-    ) -> None:
-        self._func = func
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._tensors = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        self._spec = spec
-        self._outputs = recorded.outputs
-        self._count = recorded.computed
-
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        leaves = [*self._leaves]
-        for i, tensor in zip(self._tensors, tensors, strict=True):
-            leaves[i] = tensor
-        args, kwargs = tree.unflatten(leaves, self._spec)
-        results = tree.leaves(self._func(*args, **kwargs))
-        computed: list[Any] = [None] * self._count
-        for result, (source, value) in zip(results, self._outputs, strict=True):
-            if source == "computed":
-                computed[value] = result
-        return computed
-
-
-def _without_writes(graph: GraphModule) -> None:
-    for node in writes(graph):
-        node.replace_all_uses_with(node.args[1])  # type: ignore[arg-type]
-        graph.graph.erase_node(node)
-    graph.recompile()
+_C.call_at_once(Compiled)

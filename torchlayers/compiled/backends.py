@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiled import inductor
 from torchlayers.compiled.compare import difference, sensitivity
-from torchlayers.compiled.graphs import draws, writes
+from torchlayers.compiled.graphs import draws, is_functional, writes
 from torchlayers.compiled.replay import replay
 from torchlayers.device import RandomState
 
@@ -21,7 +21,7 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 BACKENDS = ("inductor", "replay", "auto")
 
 # Inductor is no more than one thread's at a time.
-_compiling = threading.RLock()
+_compiling = threading.Lock()
 
 
 class Settings(NamedTuple):
@@ -35,37 +35,49 @@ class Settings(NamedTuple):
 class Runner:
     """A graph and what runs it, which may become something else.
 
-    ``adopt`` is called with what runs it, and again whenever that is replaced.
+    ``adopt`` is called with what runs it, and again whenever that is replaced; before that it is
+    changed by ``around``.
     """
 
     def __init__(
-        self, graph: GraphModule, settings: Settings, name: str, adopt: Callable[[Run], None]
+        self,
+        graph: GraphModule,
+        settings: Settings,
+        name: str,
+        adopt: Callable[[Run], None],
+        around: Callable[[Run], Run] | None = None,
     ) -> None:
         self.graph = graph
         self.seconds = 0.0
         self.how = "replay"
         self._settings = settings
         self._name = name
-        self._adopt = adopt
+        self._adopt = adopt if around is None else lambda run: adopt(around(run))
         self._replayed: Run = replay(graph)
         self._code: Run | None = None
         self._settled = False
+        self._lock = threading.RLock()
         self._threads = torch.get_num_threads()
-        if settings.backend == "inductor":
-            self.how = "not compiled yet"
-            adopt(self._compile_first)
+        self._adopt(self._replayed)
+        if settings.backend == "replay":
             return
-        adopt(self._replayed)
-        if settings.backend == "auto":
+        if not is_functional(graph):
+            self.how = "replay (an operator writes to what it is given)"
+        elif settings.backend == "inductor":
+            self.how = "not compiled yet"
+            self._adopt(self._compile_first)
+        else:
             self.how = "replay, until compiled"
-            threading.Thread(target=self._compile_aside, daemon=True).start()
+            threading.Thread(
+                target=self._compile_aside, name=f"torchlayers compiles {name}", daemon=True
+            ).start()
 
     def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The first call: compiles, and holds the result against the replayed one.
 
         Where that is interrupted, the next call is the first.
         """
-        with _compiling:
+        with self._lock:
             if not self._settled:
                 if self._code is None:
                     self._compile()
@@ -73,8 +85,7 @@ class Runner:
         return (self._code or self._replayed)(tensors)
 
     def _compile_aside(self) -> None:
-        with _compiling:
-            self._compile()
+        self._compile()
         if self._code is not None:
             self._adopt(self._compile_first)
 
@@ -83,7 +94,8 @@ class Runner:
         start = time.perf_counter()
         options = self._settings.options
         try:
-            self._code = inductor.compile_graph(self.graph, self._threads, options)
+            with _compiling:
+                self._code = inductor.compile_graph(self.graph, self._threads, options)
             self.how = "inductor"
         except inductor.NoCompilerError:
             inductor.say_no_compiler()
@@ -156,8 +168,18 @@ class Runner:
             return expected, problem
 
 
+def plainly(run: Run) -> Run:
+    """The same where neither autograd nor autocast looks at its operators."""
+
+    def plain(tensors: list[Tensor]) -> Sequence[Tensor]:
+        with torch.no_grad(), torch._C._DisableAutocast():
+            return run(tensors)
+
+    return plain
+
+
 def _first_difference(
-    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[Any] | None = None
+    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[float] | None = None
 ) -> str | None:
     for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
         if isinstance(one, Tensor):

@@ -33,14 +33,12 @@ class Entry(_C.CompiledEntry):
         captured: list[Tensor],
         outputs: list[Output],
         out_spec: tree.TreeSpec,
-        run: Callable[[list[Tensor]], Sequence[Tensor]],
     ) -> None:
         self.signature = signature
         self.captured = captured
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
-        self.run = run
 
     def fits(self) -> bool:
         """Whether the captured tensors are what they were when this was recorded."""
@@ -95,15 +93,31 @@ def inlined(leaves: Sequence[Any]) -> bool:
         or _torch._C._len_torch_function_stack() > 0
         or _torch._C._get_tracing_state() is not None
         or torch.autograd.forward_ad._current_level >= 0
-        or any(isinstance(leaf, Tensor) and type(leaf) not in PLAIN for leaf in leaves)
+        or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
     )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a shape, a dtype and strides say all of it but its data."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def static_places(static: Sequence[int], args: Sequence[Any]) -> set[int]:
+    """Which of the arguments are static: those named that are there, negative ones from the end."""
+    count = len(args)
+    return {place % count for place in static if -count <= place < count}
 
 
 def call(
     entries: Entries,
-    make: Callable[[Signature, Sequence[Any], dict[str, Any]], Entry],
+    make: Callable[[Signature, tuple[Any, ...], dict[str, Any]], Entry],
     func: Callable[..., Any],
-    static: Sequence[int],
+    static: set[int],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
@@ -114,7 +128,7 @@ def call(
     leaves, spec = tree.flatten((dynamic, kwargs))
     if inlined(leaves):
         return func(*args, **kwargs)
-    given = signature(leaves, spec, [args[i] for i in static if i < len(args)])
+    given = signature(leaves, spec, [args[i] for i in sorted(static)])
     entry = entries.find(given)
     if entry is None:
         entry = make(given, args, kwargs)

@@ -10,7 +10,7 @@ from torch import Tensor
 _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
 
 
-def difference(ours: Tensor, theirs: Tensor, allowed: Tensor | float = 0.0) -> str | None:
+def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None:
     """How two tensors differ by more than rounding and what else is allowed, or None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
@@ -36,8 +36,11 @@ def difference(ours: Tensor, theirs: Tensor, allowed: Tensor | float = 0.0) -> s
 
 def sensitivity(
     run: Callable[[list[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor], outputs: list[Any]
-) -> list[Any]:
-    """How far each output moves where every input is moved by some units of rounding."""
+) -> list[float]:
+    """How far each output moves, at most, where every input is moved by some units of rounding.
+
+    What would be zero without rounding has no scale but this one: a sum that cancels.
+    """
     moved = []
     for tensor in inputs:
         if tensor.is_floating_point():
@@ -46,8 +49,8 @@ def sensitivity(
             tensor = tensor * (1 + eps * signs.reshape(tensor.shape)).to(tensor.dtype)
         moved.append(tensor)
     return [
-        64 * (_wide(other) - _wide(one)).abs().nan_to_num()
-        if isinstance(one, Tensor) and (one.is_floating_point() or one.is_complex())
+        64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
+        if isinstance(one, Tensor) and one.numel() and (one.is_floating_point() or one.is_complex())
         else 0.0
         for one, other in zip(outputs, run(moved), strict=True)
     ]

@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 
-from torchlayers.compiled.backends import Runner, Settings
+from torchlayers.compiled.asked import Asked
+from torchlayers.compiled.backends import Runner, plainly
 from torchlayers.compiled.call import inlined
 from torchlayers.compiled.graphs import draws, inputs_of
 from torchlayers.compiled.record import Recording
+from torchlayers.compiled.signature import Modes
 from torchlayers.compiled.split import split
 from torchlayers.device import RandomState
 
@@ -28,10 +31,9 @@ class Derivative:
     def __init__(
         self,
         recording: Recording,
-        graph: Any,
-        settings: Settings,
-        name: str,
-        again: Callable[[Callable[..., Any], str], Callable[..., Any]],
+        graph: GraphModule,
+        modes: Modes,
+        asked: Asked,
         computed: Computed,
         arguments: int,
     ) -> None:
@@ -39,18 +41,21 @@ class Derivative:
         self.gradients = recording.gradients
         self.results = recording.computed
         self.halves = split(graph, self.results, len(self.gradients.of_outputs))
-        self.name = name
         self.draws = draws(self.halves.forward)
         self.arguments = arguments
+        self.modes = modes
         self.captured = recording.captured
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
-        self.forward = Runner(self.halves.forward, settings, name, self._adopt_forward)
+        self._backward_name = f"{asked.name}'s backward"
+        self.forward = Runner(
+            self.halves.forward, asked.settings, asked.name, self._adopt_forward, plainly
+        )
         self.backward = Runner(
-            self.halves.backward, settings, f"{name}'s backward", self._adopt_backward
+            self.halves.backward, asked.settings, self._backward_name, self._adopt_backward, plainly
         )
         self._again: Callable[..., Any] | None = None
-        self._compile_again = again
+        self._compile_again = asked.again
         self._computed = computed
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -73,13 +78,14 @@ class Derivative:
     def pull_back_again(self, inputs: Sequence[Tensor], cotangents: list[Tensor]) -> Sequence[Any]:
         """The gradients as a differentiable function of the inputs and the cotangents."""
         if self._again is None:
-            self._again = self._compile_again(self._backward, f"{self.name}'s backward")
+            self._again = self._compile_again(self._backward, self._backward_name)
         return self._again(tuple(inputs[: self.arguments]), tuple(cotangents))  # type: ignore[no-any-return]
 
     def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
         inputs = [*arguments, *self.captured]
-        with torch.enable_grad():
+        with torch.enable_grad(), self.modes.autocast_restored():
             results = self._computed(arguments)
+        with torch._C._DisableAutocast():
             return torch.autograd.grad(
                 [results[i] for i in self.gradients.of_outputs],
                 [inputs[i] for i in self.gradients.by_inputs],

@@ -42,9 +42,10 @@ def draws(graph: GraphModule) -> bool:
 
 
 def is_functional(graph: GraphModule) -> bool:
-    """Whether no operator writes to an argument."""
+    """Whether no operator writes to an argument, but for the copies that end the graph."""
+    copies = writes(graph)
     return not any(
         node.target._schema.is_mutable
         for node in operators(graph)
-        if isinstance(node.target, torch._ops.OpOverload)
+        if isinstance(node.target, torch._ops.OpOverload) and node not in copies
     )

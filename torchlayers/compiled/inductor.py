@@ -10,7 +10,10 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
-from torchlayers.compiled.graphs import outputs_of
+from torchlayers.compiled.graphs import inputs_of, outputs_of
+from torchlayers.compiled.opaque import bernoulli
+from torchlayers.compiled.simplify import simplify
+from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -36,7 +39,8 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
-    inputs = [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+    graph = simplify(graph, fuse_small=True)
+    inputs = [node.meta["val"] for node in inputs_of(graph)]
     settings = {
         # The numbers that torch draws, from torch's generators.
         "fallback_random": True,
@@ -57,7 +61,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    return code  # type: ignore[no-any-return]
+    return program_of(code) or code
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
@@ -68,9 +72,16 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
     with fake:
         return make_fx(
             lambda *given: graph(*given),
-            decomposition_table=select_decomp_table(),
+            decomposition_table={
+                **select_decomp_table(),
+                torch.ops.aten.bernoulli.p: _bernoulli,
+            },
             tracing_mode="real",
         )(*inputs)
+
+
+def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:
+    return bernoulli(like, p)  # type: ignore[no-any-return]
 
 
 @functools.cache

@@ -5,8 +5,9 @@ below autograd, each operator is written down by make_fx; what arrives there tha
 tensor is one that the function captured, and becomes an input of the recording.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.names import input_names
-from torchlayers.compiled.refused import DATA_DEPENDENT, NonLeafError, explain
+from torchlayers.compiled.refused import DATA_DEPENDENT, ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -89,7 +90,7 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     recorder = _Recorder(func, args, kwargs or {}, gradients)
-    with recording, torch_compile.run_eagerly():
+    with recording, torch_compile.run_eagerly(), _without_hooks():
         try:
             graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
@@ -149,6 +150,8 @@ class _Recorder:
     def capture(self, tensor: Tensor) -> FakeTensor:
         """The fake tensor of one that the function captured."""
         if id(tensor) not in self.captured:
+            if tensor.is_conj() or tensor.is_neg():
+                raise ConjugatedError(self.func)
             fake = self.input(tensor, f"captured_{len(self.captured)}")
             self.captured[id(tensor)] = (tensor, fake)
         return self.captured[id(tensor)][1]
@@ -189,7 +192,8 @@ class _Recorder:
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
         self.gradients = Gradients(of_outputs, by_inputs)
-        with torch.autograd.set_multithreading_enabled(False):
+        # A backward is called where autocast is off.
+        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             return list(
                 torch.autograd.grad(
                     [outputs[i] for i in of_outputs], wanted, cotangents, allow_unused=True
@@ -255,6 +259,21 @@ def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
             )
     assert isinstance(fake, FakeTensor)
     return fake
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Hooks on saved tensors (checkpointing) are for the calls, which save tensors with data."""
+    hooks = []
+    autograd = _torch._C._autograd
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _said(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -28,6 +28,16 @@ class NonLeafError(TransformError):
         )
 
 
+class ConjugatedError(TransformError):
+    """A function captured a tensor that is the conjugate of what is in memory, or its negative."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} captures a tensor that is conjugated lazily."
+            f"{location()} Capture its resolve_conj().resolve_neg(), or pass it as an argument."
+        )
+
+
 def explain(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises DataDependentError where the function asked for what only a call's data has."""
     name = name_of(func)

@@ -13,8 +13,14 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 class UnlessShared:
     """Runs what is adopted, or, where a written input shares memory, the recording as it is."""
 
-    def __init__(self, recorded: GraphModule, written: Sequence[int]) -> None:
+    def __init__(
+        self,
+        recorded: GraphModule,
+        written: Sequence[int],
+        around: Callable[[Run], Run] | None = None,
+    ) -> None:
         self._recorded = recorded
+        self._around = around
         self._written = [*written]
         self._in_order: Run | None = None
         self.run: Run
@@ -26,7 +32,8 @@ class UnlessShared:
         if not self._shared(tensors):
             return self.run(tensors)
         if self._in_order is None:
-            self._in_order = replay(self._recorded)
+            in_order = replay(self._recorded)
+            self._in_order = in_order if self._around is None else self._around(in_order)
         return self._in_order(tensors)
 
     def _shared(self, tensors: list[Tensor]) -> bool:

@@ -1,7 +1,8 @@
 """What two calls must have in common to run the same recording."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,18 @@ class Modes(NamedTuple):
     dtype: torch.dtype
     autocast: tuple[tuple[bool, torch.dtype], ...]
     deterministic: bool
+
+    @property
+    def any_autocast(self) -> bool:
+        return any(enabled for enabled, _ in self.autocast)
+
+    @contextmanager
+    def autocast_restored(self) -> Iterator[None]:
+        """Autocast is inside as it was."""
+        with ExitStack() as stack:
+            for device, (enabled, dtype) in zip(_AUTOCAST, self.autocast, strict=True):
+                stack.enter_context(torch.autocast(device, dtype, enabled))
+            yield
 
 
 class Like(NamedTuple):

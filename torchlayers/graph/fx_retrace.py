@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import HigherOrderOperator
-from torch.func import functional_call, functionalize
+from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from torchlayers import tree
+from torchlayers.functional_call import functional_call
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx_arguments import places
 from torchlayers.graph.fx_program import (

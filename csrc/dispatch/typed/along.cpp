@@ -20,7 +20,7 @@ const Tensor* batched_in_front(const Tensor& tensor, const Layer& layer) {
     return nullptr;
   }
   const Tensor& value = impl->value();
-  return value.layout() == at::kStrided && !value.is_nested() ? &value : nullptr;
+  return is_strided(value) ? &value : nullptr;
 }
 
 // A sample's dimensions, counted behind the batch.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <memory>
 #include <optional>
@@ -66,25 +67,26 @@ at::Tensor front_boxed(
 }
 
 // The names of the operators that have such a kernel.
-std::vector<std::string>& names_of_typed();
+inline std::vector<std::string>& names_of_typed() {
+  static auto* names = new std::vector<std::string>();
+  return *names;
+}
 
-// Of "sum.dim_IntList", for one.
-c10::OperatorName name_of_aten(const std::string& name);
-
-// Registers it on the front key, for good, where the operators have the fallback else. Not for
-// an operator that this torch does not have, or that is not as it should be.
+// Registers it on the front key, for good, where the operators of aten have the fallback else. Not
+// for an operator that this torch does not have, or that is not as it should be.
 template <class Kernel, class Is>
 void register_kernel(const char* name, const Is& is) {
   auto& dispatcher = c10::Dispatcher::singleton();
-  const auto handle = dispatcher.findSchema(name_of_aten(name));
+  const auto full_name = torch::jit::parseName("aten::" + std::string(name));
+  const auto handle = dispatcher.findSchema(full_name);
   if (!handle || !is(Operator::of(*handle))) {
     return;
   }
   // Never taken back: Python unloads no extension.
   static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
-  names_of_typed().push_back("aten::" + std::string(name));
+  names_of_typed().push_back(c10::toString(full_name));
   registered->push_back(dispatcher.registerImpl(
-      name_of_aten(name),
+      full_name,
       kFront,
       c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel>(std::make_unique<Kernel>(*handle)),
       c10::impl::CppSignature::make<typename Kernel::Signature>(),

@@ -19,7 +19,7 @@ BatchedCall::BatchedCall(const Operator& op, Args& args, Layer& layer)
   const auto look_at = [&](const at::Tensor& tensor) {
     if (is_batched(tensor)) {
       const at::Tensor& value = at::functorch::maybeGetBatchedImpl(tensor)->value();
-      is_strided_ = is_strided_ && value.layout() == at::kStrided && !value.is_nested();
+      is_strided_ = is_strided_ && torchlayers::is_strided(value);
       ++num_batched_;
     }
     if (op.is_pointwise) {
@@ -43,11 +43,9 @@ bool BatchedCall::all_like(size_t i) const {
   if (!is_batched(i)) {
     return false;
   }
-  bool alike = true;
-  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    alike = alike && is_batched(each) && each.dim() == rank(i);
+  return !any_tensor(args_, op_.num_args, [&](const at::Tensor& each) {
+    return !is_batched(each) || each.dim() != rank(i);
   });
-  return alike;
 }
 
 std::optional<int64_t> BatchedCall::physical(int64_t dim, int64_t rank) {
@@ -159,11 +157,8 @@ void BatchedCall::put_back() {
 }
 
 bool BatchedCall::are_plain() const {
-  bool plain = true;
-  visit_tensors(args_, op_.num_args, [&](const at::Tensor& each) {
-    plain = plain && is_plain_in_batch(each);
-  });
-  return plain;
+  return !any_tensor(
+      args_, op_.num_args, [](const at::Tensor& each) { return !is_plain_in_batch(each); });
 }
 
 bool BatchedCall::run_at_dim(size_t i) {

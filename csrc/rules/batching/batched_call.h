@@ -169,7 +169,7 @@ class BatchedCall {
   // The arguments, with change(i) for every tensor i among them.
   template <class Change>
   Args args_with(const Change& change) const {
-    Args args(args_.end() - static_cast<std::ptrdiff_t>(size()), args_.end());
+    Args args = last(args_, size()).vec();
     for (size_t i = 0; i < size(); ++i) {
       if (has_tensor(i)) {
         args[i] = change(i);

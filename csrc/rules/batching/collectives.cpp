@@ -26,10 +26,10 @@ at::Tensor in_front(const at::Tensor& result) {
 void check_has_dimension(const BatchedCall& call, const at::Tensor& sample) {
   if (sample.dim() == 0) {
     raise(
+        "{} can't run {}: it splits or joins dimension 0 of a sample, which has no dimensions. "
+        "unsqueeze(0) it.",
         call.layer_name(),
-        " can't run ",
-        call.op().name(),
-        ": it splits or joins dimension 0 of a sample, which has no dimensions. unsqueeze(0) it.");
+        call.op().name());
   }
 }
 

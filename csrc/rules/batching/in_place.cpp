@@ -28,12 +28,11 @@ bool write_functional(const Operator& op, Args& args, const Layer& layer) {
       !has_rule_of_ours(*op.functional)) {
     return false;
   }
-  const at::Tensor x = args[args.size() - op.num_args].toTensor();
-  const auto* batched = at::functorch::maybeGetBatchedImpl(x);
-  if (batched == nullptr || batched->level() != layer.level()) {
+  const at::Tensor x = peek(args, 0, op.num_args).toTensor();
+  if (!layer.follows(x)) {
     return false; // for torch to refuse
   }
-  Args written(args.end() - static_cast<std::ptrdiff_t>(op.num_args), args.end());
+  Args written = last(args, op.num_args).vec();
   written[0] = x.clone(); // which a derivative may need, as it was
   op.functional->callBoxed(&written);
   const at::Tensor& result = written[0].toTensor();
@@ -42,7 +41,7 @@ bool write_functional(const Operator& op, Args& args, const Layer& layer) {
   }
   trace("rule", op, layer);
   x.copy_(result);
-  args.resize(args.size() - op.num_args);
+  drop(args, op.num_args);
   args.emplace_back(x);
   return true;
 }

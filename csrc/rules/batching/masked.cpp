@@ -55,7 +55,7 @@ bool fill_by_mask(const Operator& op, Args& args, const Layer& layer) {
   if (op.is_in_place) {
     written = self.copy_(written);
   }
-  args.resize(args.size() - op.num_args);
+  drop(args, op.num_args);
   args.emplace_back(std::move(written));
   return true;
 }
@@ -102,12 +102,11 @@ void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t availa
     const auto needed = numbers.select(1, -1).max().item<int64_t>();
     if (needed > available) {
       raise(
+          "{}: masked_scatter's mask has {} places in a sample, and the source {} elements to put "
+          "there. Give it as many.",
           call.layer_name(),
-          ": masked_scatter's mask has ",
           needed,
-          " places in a sample, and the source ",
-          available,
-          " elements to put there. Give it as many.");
+          available);
     }
   }
 }

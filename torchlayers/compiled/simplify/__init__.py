@@ -7,27 +7,31 @@ changes it; nodes.py has what they share; returned.py gives the caller what was 
 docs/compile-passes.md draws them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx import Graph, GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchlayers.compiled.simplify.batches import compute_once
 from torchlayers.compiled.simplify.common import share_common
+from torchlayers.compiled.simplify.convolutions import expand_convolutions
 from torchlayers.compiled.simplify.copies import drop_copies
-from torchlayers.compiled.simplify.dead import drop_dead
+from torchlayers.compiled.simplify.dead import drop_dead, drop_outputs
 from torchlayers.compiled.simplify.factors import share_factors
 from torchlayers.compiled.simplify.identities import fold_constants
 from torchlayers.compiled.simplify.mutations import without_mutations
 from torchlayers.compiled.simplify.nodes import pin, refresh
 from torchlayers.compiled.simplify.returned import keep, promised
 from torchlayers.compiled.simplify.small import expand_small
+from torchlayers.compiled.simplify.tanh import approximate_tanh
 from torchlayers.compiled.simplify.views import merge_views
 
 Pass = Callable[[GraphModule], None]
 
 PASSES: tuple[Pass, ...] = (
     drop_copies,
+    drop_outputs,
     share_common,
     merge_views,
     fold_constants,
@@ -35,6 +39,17 @@ PASSES: tuple[Pass, ...] = (
     merge_views,
     drop_copies,
     share_common,
+)
+# For a compiler that fuses operators.
+FUSING: tuple[Pass, ...] = (
+    expand_convolutions,
+    merge_views,
+    share_common,
+    expand_small,
+    merge_views,
+    share_common,
+    compute_once,
+    approximate_tanh,
 )
 
 
@@ -46,28 +61,39 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
     where it did. Values of new nodes are in ``meta["val"]`` as record has them.
 
     Args:
-        graph: as torchlayers.compiled.record makes it. It stays as it is.
+        graph: as torchlayers.compiled.record makes it. It stays as it is. Inputs that it writes
+            share no memory with other inputs.
         fuse_small: for a compiler that fuses operators: small products as multiplications and
             sums. One after the other they take longer.
     Returns:
         A graph of the same signature. Where writes can't be removed, a copy of the graph.
     """
-    passes = (*PASSES, expand_small, merge_views, share_common) if fuse_small else PASSES
-    # What torch does to fake values here is no part of the caller's program.
-    with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
-        promise = promised(graph)
-        simplified = _copied(without_mutations(graph) or graph)
-        if without_mutations(simplified) is not None:
-            pin(simplified.graph)
-            for simplification in passes:
-                simplification(simplified)
-                refresh(simplified.graph)
-                drop_dead(simplified)
-            keep(simplified, promise)
-            drop_dead(simplified)
+    *_, (_, simplified) = steps(graph, fuse_small)
     simplified.graph.lint()
     simplified.recompile()
     return simplified
+
+
+def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModule]]:
+    """What a pass is called, and the graph after it; one graph, which the next pass changes."""
+    yield "recorded", graph
+    # What torch does to fake values here is no part of the caller's program.
+    with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+        promise = promised(graph)
+        functional = without_mutations(graph)
+        simplified = _copied(functional or graph)
+        yield without_mutations.__name__, simplified
+        if functional is None:
+            return
+        pin(simplified.graph)
+        for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
+            simplification(simplified)
+            refresh(simplified.graph)
+            drop_dead(simplified)
+            yield simplification.__name__, simplified
+        keep(simplified, promise)
+        drop_dead(simplified)
+        yield keep.__name__, simplified
 
 
 def _copied(graph: GraphModule) -> GraphModule:

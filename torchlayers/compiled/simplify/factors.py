@@ -24,10 +24,21 @@ def share_factors(graph: GraphModule) -> None:
 
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
-    """A column by a row."""
-    if value(one).shape[1] != 1:
+    """A column by a row; or one row, where all are the same."""
+    (rows, inner), columns = value(one).shape, value(other).shape[1]
+    if inner == 1:
+        return emit(node, aten.mul.Tensor, one, other)
+    if 0 in (rows, inner, columns):
         return None
-    return emit(node, aten.mul.Tensor, one, other)
+    if rows > 1 and value(one).stride(0) == 0:
+        row = emit(node, aten.slice.Tensor, one, 0, 0, 1)
+        product = emit(node, aten.mm.default, row, other)
+    elif columns > 1 and value(other).stride(1) == 0:
+        column = emit(node, aten.slice.Tensor, other, 1, 0, 1)
+        product = emit(node, aten.mm.default, one, column)
+    else:
+        return None
+    return emit(node, aten.expand.default, product, [rows, columns])
 
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:

@@ -4,27 +4,25 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchlayers.compiled import record
-from torchlayers.compiled.simplify.nodes import aten, is_tensor, memory_of, mode_of, value
+from torchlayers.compiled.simplify.nodes import aten, memory_of, mode_of, value
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
     """The same graph of operators that write nothing, but for copies to inputs at the end.
 
+    An input that is written has to share no memory with another one.
+
     Returns:
-        None where it can't be done: an input is written that shares memory with another one, or
-        torch can't functionalize one of the operators.
+        None where torch can't functionalize one of the operators.
     """
     writing = [node for node in graph.graph.nodes if writes(node)]
     if not writing or _only_final_copies(writing):
         return graph
-    if _written_inputs_share_memory(graph, writing):
-        return None
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
@@ -95,16 +93,3 @@ def _only_final_copies(writing: list[Node]) -> bool:
 
 def _targets(writing: list[Node]) -> list[Node]:
     return [memory_of(each) for node in writing for each in _written_by(node)]
-
-
-def _written_inputs_share_memory(graph: GraphModule, writing: list[Node]) -> bool:
-    owners: dict[Any, int] = {}
-    inputs = [node for node in graph.graph.find_nodes(op="placeholder") if is_tensor(node)]
-    for node in inputs:
-        storage = _storage(value(node))
-        owners[storage] = owners.get(storage, 0) + 1
-    return any(owners[_storage(value(node))] > 1 for node in written_inputs(graph))
-
-
-def _storage(tensor: Tensor) -> Any:
-    return tensor.untyped_storage()._cdata

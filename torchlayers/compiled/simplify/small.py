@@ -9,6 +9,7 @@ from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, 
 
 # Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
 SMALL = 1 << 14
+FEW = 4  # With so few terms, a sum is fused without a loop of its own.
 
 
 def expand_small(graph: GraphModule) -> None:
@@ -25,7 +26,7 @@ def expand_small(graph: GraphModule) -> None:
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     (rows, inner), columns = value(one).shape, value(other).shape[1]
-    if rows * inner * columns > SMALL:
+    if inner > FEW and rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 2)
     other = emit(node, aten.unsqueeze.default, other, 0)
@@ -34,7 +35,7 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
     (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
-    if batch * rows * inner * columns > SMALL:
+    if inner > FEW and batch * rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 3)
     other = emit(node, aten.unsqueeze.default, other, 1)
@@ -50,9 +51,16 @@ def _summed(node: Node, one: Node, other: Node, dim: int) -> Node:
     return emit(node, aten.sum.dim_IntList, product, [dim])
 
 
-def _with_bias(product: Callable[[Node, Any, Any], Node | None]) -> Callable[..., Node | None]:
+def _with_bias(
+    product: Callable[[Node, Any, Any], Node | None], operator: Any = None
+) -> Callable[..., Node | None]:
+    """``operator`` is for the product where it is large, and the addition is to be fused."""
+
     def expanded(node: Node, bias: Any, one: Any, other: Any) -> Node | None:
-        if (summed := product(node, one, other)) is None:
+        summed = product(node, one, other)
+        if summed is None and operator is not None:
+            summed = emit(node, operator, one, other)
+        if summed is None:
             return None
         beta, alpha = (node.kwargs.get(name, 1) for name in ("beta", "alpha"))
         if alpha != 1:
@@ -72,6 +80,7 @@ EXPANSIONS: dict[Any, Callable[..., Node | None]] = {
     aten.mv.default: _vector,
     aten.dot.default: lambda node, one, other: _summed(node, one, other, 0),
     aten.addmm.default: _with_bias(_matrices),
-    aten.baddbmm.default: _with_bias(_batched),
+    # Inductor copies the bias into the result first.
+    aten.baddbmm.default: _with_bias(_batched, aten.bmm.default),
     aten.addmv.default: _with_bias(_vector),
 }

@@ -1,0 +1,145 @@
+#include "compiled/kernels.h"
+
+#include <ATen/EmptyTensor.h>
+#include <torch/csrc/inductor/inductor_ops.h>
+
+#include <array>
+#include <utility>
+
+namespace torchlayers::compiled {
+namespace {
+
+// A tensor that a step reads.
+class Read {
+ public:
+  explicit Read(const Argument& argument) : argument_(argument) {}
+  const at::Tensor& get(const Frame& frame) const {
+    return argument_.value ? frame.values[*argument_.value].toTensor()
+                           : argument_.constant.toTensor();
+  }
+  void let_go(Frame& frame) const {
+    if (argument_.is_last) {
+      frame.values[*argument_.value] = c10::IValue();
+    }
+  }
+
+ private:
+  Argument argument_;
+};
+
+void keep(Frame& frame, const std::optional<Value>& result, at::Tensor tensor) {
+  if (result) {
+    frame.values[*result] = std::move(tensor);
+  }
+}
+
+struct Allocation : TypedCall {
+  Allocation(Layout layout, at::ScalarType dtype, const Step& step)
+      : layout(std::move(layout)), dtype(dtype), result(step.results[0]) {}
+  void run(Frame& frame) const override {
+    keep(frame, result, at::detail::empty_strided_cpu(layout.sizes, layout.strides, dtype));
+  }
+  Layout layout;
+  at::ScalarType dtype;
+  std::optional<Value> result;
+};
+
+struct Reinterpretation : TypedCall {
+  Reinterpretation(Layout layout, const Step& step)
+      : layout(std::move(layout)), tensor(step.arguments[0]), result(step.results[0]) {}
+  void run(Frame& frame) const override {
+    at::Tensor seen = torch::inductor::_reinterpret_tensor(
+        tensor.get(frame), layout.sizes, layout.strides, layout.offset);
+    tensor.let_go(frame);
+    keep(frame, result, std::move(seen));
+  }
+  Layout layout;
+  Read tensor;
+  std::optional<Value> result;
+};
+
+struct LayoutCheck : TypedCall {
+  LayoutCheck(Layout layout, const Step& step)
+      : layout(std::move(layout)), tensor(step.arguments[0]) {}
+  void run(Frame& frame) const override {
+    const at::Tensor& given = tensor.get(frame);
+    bool is_so = given.sizes() == at::IntArrayRef(layout.sizes);
+    for (int64_t dim = 0; is_so && dim < given.dim(); ++dim) {
+      is_so = given.size(dim) <= 1 || given.stride(dim) == layout.strides[dim];
+    }
+    TORCH_CHECK(
+        is_so || (given.numel() == 0 && given.sizes() == at::IntArrayRef(layout.sizes)),
+        "torchlayers: compiled code got a tensor of sizes ",
+        given.sizes(),
+        " and strides ",
+        given.strides(),
+        " from an operator, and was made for ",
+        at::IntArrayRef(layout.sizes),
+        " and ",
+        at::IntArrayRef(layout.strides));
+    tensor.let_go(frame);
+  }
+  Layout layout;
+  Read tensor;
+};
+
+using Addresses = std::array<void*, kMostAddresses>;
+using CallWith = void (*)(void* function, const Addresses& addresses);
+
+template <size_t>
+using Address = void*;
+
+template <size_t... i>
+constexpr CallWith call_with(std::index_sequence<i...>) {
+  return [](void* function, const Addresses& addresses) {
+    reinterpret_cast<void (*)(Address<i>...)>(function)(addresses[i]...);
+  };
+}
+
+// For each count of addresses.
+template <size_t... count>
+constexpr std::array<CallWith, sizeof...(count)> calls_with(std::index_sequence<count...>) {
+  return {call_with(std::make_index_sequence<count>())...};
+}
+
+struct KernelCall : TypedCall {
+  KernelCall(void* function, const Step& step) : function(function) {
+    for (const auto& argument : step.arguments) {
+      tensors.emplace_back(argument);
+    }
+    TORCH_INTERNAL_ASSERT(tensors.size() <= kMostAddresses);
+  }
+  void run(Frame& frame) const override {
+    static constexpr auto kCalls = calls_with(std::make_index_sequence<kMostAddresses + 1>());
+    Addresses addresses;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      addresses[i] = tensors[i].get(frame).data_ptr();
+    }
+    kCalls[tensors.size()](function, addresses);
+    for (const auto& tensor : tensors) {
+      tensor.let_go(frame);
+    }
+  }
+  void* function;
+  std::vector<Read> tensors;
+};
+
+} // namespace
+
+MakeCall allocation(Layout layout, at::ScalarType dtype) {
+  return [=](const Step& step) { return std::make_shared<const Allocation>(layout, dtype, step); };
+}
+
+MakeCall reinterpretation(Layout layout) {
+  return [=](const Step& step) { return std::make_shared<const Reinterpretation>(layout, step); };
+}
+
+MakeCall layout_check(Layout layout) {
+  return [=](const Step& step) { return std::make_shared<const LayoutCheck>(layout, step); };
+}
+
+MakeCall kernel_call(void* function) {
+  return [=](const Step& step) { return std::make_shared<const KernelCall>(function, step); };
+}
+
+} // namespace torchlayers::compiled

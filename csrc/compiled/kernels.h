@@ -1,0 +1,32 @@
+// What compiled code is made of besides operators: memory, ways to see it, kernels of its own.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "compiled/program.h"
+
+namespace torchlayers::compiled {
+
+// Size, strides and, of a view, by how many elements it begins later.
+struct Layout {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+};
+
+// Makes a step what it does, once its values have slots.
+using MakeCall = std::function<std::shared_ptr<const TypedCall>(const Step&)>;
+
+// A new tensor in host memory.
+MakeCall allocation(Layout layout, at::ScalarType dtype);
+// The memory of a tensor seen in another way.
+MakeCall reinterpretation(Layout layout);
+// Throws where a tensor is not laid out so.
+MakeCall layout_check(Layout layout);
+
+// A function in C that takes addresses, of so many tensors' elements.
+constexpr size_t kMostAddresses = 80;
+MakeCall kernel_call(void* function);
+
+} // namespace torchlayers::compiled

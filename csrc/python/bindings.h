@@ -1,0 +1,20 @@
+// What the module torchlayers._C is made of.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+namespace torchlayers {
+
+// The context managers in which a layer is on.
+void bind_entries(pybind11::module_& m);
+// A call of a transform, and of a module.
+void bind_calls(pybind11::module_& m);
+// watch_steps(modules), and any_step_replaced(transform).
+void bind_steps(pybind11::module_& m);
+// Which operators have rules, and users' rules.
+void bind_operators(pybind11::module_& m);
+
+// Lets the core ask Python (core/hooks.h).
+void supply_hooks();
+
+} // namespace torchlayers

@@ -1,0 +1,209 @@
+#include "python/compiled_entry.h"
+
+#include <structmember.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "python/program.h"
+
+namespace torchlayers {
+
+namespace py = pybind11;
+
+namespace {
+
+// What runs for one signature, as Python makes it: torchlayers/compiled/call.py derives from it.
+struct CompiledEntry {
+  PyObject_HEAD PyObject* run; // may be replaced at any time
+  long long calls;
+  char is_recorded; // autograd has to see it run
+
+  static CompiledEntry& of(py::handle object) {
+    return *reinterpret_cast<CompiledEntry*>(object.ptr());
+  }
+};
+
+int visit_entry(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  Py_VISIT(CompiledEntry::of(self).run);
+  return 0;
+}
+
+int clear_entry(PyObject* self) {
+  Py_CLEAR(CompiledEntry::of(self).run);
+  return 0;
+}
+
+void destroy_entry(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear_entry(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMemberDef compiled_entry_members[] = {
+    {"run", T_OBJECT_EX, offsetof(CompiledEntry, run), 0, "What is called with a list of tensors."},
+    {"calls", T_LONGLONG, offsetof(CompiledEntry, calls), 0, "How often it ran."},
+    {"is_recorded",
+     T_BOOL,
+     offsetof(CompiledEntry, is_recorded),
+     0,
+     "Whether autograd sees it run."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+ResultLeaf result_leaf_of(const py::tuple& output) {
+  const auto source = output[0].cast<std::string>();
+  if (source == "constant") {
+    return {ResultLeaf::Source::Constant, 0, output[1]};
+  }
+  const auto index = output[1].cast<size_t>();
+  if (source == "computed") {
+    return {ResultLeaf::Source::Computed, index, {}};
+  }
+  TORCH_INTERNAL_ASSERT(source == "argument" || source == "captured", source);
+  return {
+      source == "argument" ? ResultLeaf::Source::Argument : ResultLeaf::Source::Captured,
+      index,
+      {}};
+}
+
+// The structure that torch.utils._pytree names.
+Structure structure_of(const py::object& spec) {
+  const auto count = spec.attr("num_leaves").cast<size_t>();
+  const Leaves leaves(count, py::none());
+  Tree tree = Tree::of(imported("torchlayers.tree", "unflatten")(leaves, spec));
+  return tree.leaves.size() == count ? std::move(tree.structure) : Structure(spec);
+}
+
+} // namespace
+
+KnownCall::KnownCall(Signature signature, py::object entry)
+    : signature_(std::move(signature)), entry_(std::move(entry)) {
+  for (const auto& tensor : entry_.attr("captured")) {
+    captured_objects_.push_back(py::reinterpret_borrow<py::object>(tensor));
+    captured_.push_back(tensor_of(tensor));
+  }
+  for (const auto& output : entry_.attr("outputs")) {
+    outputs_.push_back(result_leaf_of(py::reinterpret_borrow<py::tuple>(output)));
+  }
+  structure_ = structure_of(entry_.attr("out_spec"));
+}
+
+py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {
+  // Another thread may change the containers that hold them.
+  Leaves given;
+  given.reserve(leaves.size());
+  for (PyObject* leaf : leaves) {
+    given.push_back(py::reinterpret_borrow<py::object>(leaf));
+  }
+  CompiledEntry& entry = CompiledEntry::of(entry_);
+  entry.calls += 1;
+  const auto run = py::reinterpret_borrow<py::object>(entry.run);
+  const auto program = program_of(run);
+  const at::AutoGradMode recorded(entry.is_recorded != 0 && at::GradMode::is_enabled());
+  const Leaves computed = program ? by_program(*program, given) : by_python(run, given);
+  return together(given, computed);
+}
+
+int KnownCall::visit(visitproc visit, void* arg) const {
+  Py_VISIT(entry_.ptr());
+  for (const auto& tensor : captured_objects_) {
+    Py_VISIT(tensor.ptr());
+  }
+  for (const auto& output : outputs_) {
+    Py_VISIT(output.constant.ptr());
+  }
+  const int visited = signature_.visit(visit, arg);
+  return visited != 0 ? visited : structure_.visit(visit, arg);
+}
+
+Leaves KnownCall::by_program(const compiled::Program& program, const Leaves& given) const {
+  torch::jit::Stack stack;
+  stack.reserve(std::max(given.size() + captured_.size(), program.num_outputs()));
+  for (const auto& leaf : given) {
+    if (is_tensor(leaf)) {
+      stack.emplace_back(tensor_of(leaf));
+    }
+  }
+  stack.insert(stack.end(), captured_.begin(), captured_.end());
+  run_program(program, stack);
+  Leaves computed;
+  computed.reserve(stack.size());
+  for (auto& value : stack) {
+    computed.push_back(object_of_value(std::move(value)));
+  }
+  return computed;
+}
+
+Leaves KnownCall::by_python(const py::object& run, const Leaves& given) const {
+  py::list tensors;
+  for (const auto& leaf : given) {
+    if (is_tensor(leaf)) {
+      tensors.append(leaf);
+    }
+  }
+  for (const auto& tensor : captured_objects_) {
+    tensors.append(tensor);
+  }
+  auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(run.ptr(), tensors.ptr()));
+  const auto items = py::reinterpret_steal<py::object>(
+      result ? PySequence_Fast(result.ptr(), "torchlayers: a runner returns a list") : nullptr);
+  if (!items) {
+    throw py::error_already_set();
+  }
+  Leaves computed;
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items.ptr()); ++i) {
+    computed.push_back(
+        py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(items.ptr(), i)));
+  }
+  return computed;
+}
+
+py::object KnownCall::together(const Leaves& given, const Leaves& computed) const {
+  Leaves results;
+  results.reserve(outputs_.size());
+  for (const auto& output : outputs_) {
+    switch (output.source) {
+      case ResultLeaf::Source::Computed:
+        results.push_back(computed.at(output.index));
+        break;
+      case ResultLeaf::Source::Argument:
+        results.push_back(given.at(output.index));
+        break;
+      case ResultLeaf::Source::Captured:
+        results.push_back(captured_objects_.at(output.index));
+        break;
+      case ResultLeaf::Source::Constant:
+        results.push_back(output.constant);
+        break;
+    }
+  }
+  return structure_.with(results);
+}
+
+void bind_compiled_entry(py::module_& m) {
+  static PyType_Slot entry_slots[] = {
+      {Py_tp_doc, const_cast<char*>("What a compiled function runs for one signature.")},
+      {Py_tp_new, reinterpret_cast<void*>(&PyType_GenericNew)},
+      {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_entry)},
+      {Py_tp_traverse, reinterpret_cast<void*>(&visit_entry)},
+      {Py_tp_clear, reinterpret_cast<void*>(&clear_entry)},
+      {Py_tp_members, compiled_entry_members},
+      {0, nullptr}};
+  static PyType_Spec entry = {
+      "torchlayers._C.CompiledEntry",
+      sizeof(CompiledEntry),
+      0,
+      Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE,
+      entry_slots};
+  auto* type = PyType_FromSpec(&entry);
+  if (type == nullptr) {
+    throw py::error_already_set();
+  }
+  m.attr("CompiledEntry") = py::reinterpret_steal<py::object>(type);
+}
+
+} // namespace torchlayers

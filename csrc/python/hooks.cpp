@@ -1,0 +1,140 @@
+// What the core asks of Python.
+#include "core/hooks.h"
+
+#include <c10/util/ScopeExit.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include <algorithm>
+
+#include "python/arguments.h"
+#include "python/bindings.h"
+#include "python/steps.h"
+#include "python/tree.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// The count of NOTE [One dual level]. torch.func's counter and forward_ad's notion of
+// the current level are module globals. The GIL is held throughout, so no other thread
+// and no signal handler comes between.
+class DualLevel {
+ public:
+  static DualLevel& instance() {
+    static auto* level = new DualLevel();
+    return *level;
+  }
+  void hold() {
+    const int64_t jvps = count_.get();
+    if (jvps == 0 && current_.get() < 0) {
+      current_.set(static_cast<int64_t>(torch::autograd::forward_ad::enter_dual_level()));
+      opened_by_us_ = true;
+    }
+    count_.set(jvps + 1);
+  }
+  void release() {
+    const int64_t jvps = count_.get() - 1;
+    count_.set(jvps);
+    if (jvps == 0 && opened_by_us_) {
+      torch::autograd::forward_ad::exit_dual_level(0);
+      current_.set(-1);
+      opened_by_us_ = false;
+    }
+  }
+
+ private:
+  // A number that a module keeps.
+  class Global {
+   public:
+    Global(const char* module, const char* name)
+        : names_(imported(module, "__dict__")),
+          name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name))) {}
+    int64_t get() const {
+      return names_[name_].cast<int64_t>();
+    }
+    void set(int64_t value) {
+      const WritesNoStep quiet(names_);
+      names_[name_] = value;
+    }
+
+   private:
+    py::dict names_;
+    py::str name_;
+  };
+
+  Global count_{"torch._functorch.eager_transforms", "JVP_NESTING"};
+  Global current_{"torch.autograd.forward_ad", "_current_level"};
+  bool opened_by_us_ = false;
+};
+
+// A class of Python's with what all nodes of torch's have, and no more: torch's own class of the
+// name would read from the node what its own nodes save.
+void name_type(const std::type_info& type, const std::string& name) {
+  const py::gil_scoped_acquire gil;
+  auto* shown = new PyTypeObject(); // for ever, with its name, as torch's are
+  torch::autograd::_initFunctionPyTypeObject(
+      *shown, (new std::string(name))->c_str(), nullptr, nullptr);
+  torch::autograd::registerCppFunction(type, shown);
+  // As torch's are, it is a node to isinstance.
+  imported("torch.autograd.graph", "Node")
+      .attr("register")(py::handle(reinterpret_cast<PyObject*>(shown)));
+}
+
+bool decompose_in_python(const Operator& op, Args& args) {
+  // An operator that is made of itself in the end (torch's, by way of a prim) is made of nothing.
+  thread_local std::vector<const Operator*> under_way;
+  if (std::ranges::find(under_way, &op) != under_way.end()) {
+    return false;
+  }
+  under_way.push_back(&op);
+  const auto is_done = c10::make_scope_exit([] { under_way.pop_back(); });
+  py::gil_scoped_acquire gil;
+  const py::object function = imported("torchlayers.decompositions", "find")(
+      op.schema().name(), op.schema().overload_name());
+  if (function.is_none()) {
+    return false;
+  }
+  const Args own = last(args, op.num_args).vec();
+  const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
+  Args results = results_from_python(op, function(*positional, **keywords), "the decomposition of");
+  drop(args, op.num_args);
+  args.insert(args.end(), results.begin(), results.end());
+  return true;
+}
+
+int64_t rank_in_group(const c10::IValue& group) {
+  const py::gil_scoped_acquire gil;
+  return py::module_::import("torchlayers.decompositions.collectives")
+      .attr("rank_in_group")(torch::jit::toPyObject(group))
+      .cast<int64_t>();
+}
+
+} // namespace
+
+void supply_hooks() {
+  hooks.python_is_running = [] { return PyGILState_Check() == 1; };
+  hooks.python_location = [] {
+    py::gil_scoped_acquire gil;
+    try {
+      return imported("torchlayers.errors", "location")().cast<std::string>();
+    } catch (const py::error_already_set&) {
+      return std::string();
+    }
+  };
+  hooks.raise_if_interrupted = [] {
+    const py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) {
+      throw py::error_already_set();
+    }
+  };
+  hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
+  hooks.release_dual_level = [] { DualLevel::instance().release(); };
+  hooks.decompose = &decompose_in_python;
+  hooks.rank_in_group = &rank_in_group;
+  hooks.name_type_of_nodes = &name_type;
+}
+
+} // namespace torchlayers

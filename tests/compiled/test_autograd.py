@@ -1,0 +1,228 @@
+"""A compiled function under plain autograd."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+import torchlayers as tl
+
+replayed = functools.partial(tl.compile, backend="replay")
+
+
+def gradients(f, x, order):
+    """f's derivatives along ones, up to the order."""
+    found = [f(x)]
+    for _ in range(order):
+        found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
+    return found
+
+
+class Straight(torch.autograd.Function):
+    """Rounds, and lets gradients through."""
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+FUNCTIONS = {
+    "elementwise": lambda x: x.sin() * x.exp(),
+    "a product": lambda x: (x.outer(x) @ x).tanh(),
+    "a gradient": tl.grad(lambda x: (x.sin() * x).sum()),
+    "a hessian": lambda x: tl.hessian(lambda x: (x @ x).sin())(x).sum(0),
+    "vmap": tl.vmap(lambda x: x**3),
+    "a part without gradients": lambda x: x.sin() * x.detach().cos(),
+    "no_grad inside": lambda x: x.sin() * torch.no_grad()(torch.cos)(x),
+    "an autograd.Function": lambda x: Straight.apply(x * 3) * x,
+    "plain autograd inside": lambda x: (
+        x * torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
+    ),
+    "a write inside": lambda x: x.clone().mul_(x).sin_(),
+}
+
+
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_is_differentiable_twice(name, size):
+    f = FUNCTIONS[name]
+    x = torch.linspace(0.5, 1.5, size, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(gradients(replayed(f), x, 2), gradients(f, x, 2))
+
+
+def test_it_is_differentiable_four_times():
+    def f(x):
+        return x.sin() * x
+
+    x = torch.linspace(0.5, 1.5, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(gradients(replayed(f), x, 4), gradients(f, x, 4))
+
+
+def test_parameters_are_stepped():
+    torch.manual_seed(0)
+    module, other = nn.Linear(3, 1), nn.Linear(3, 1)
+    other.load_state_dict(module.state_dict())
+    compiled = replayed(lambda x, y: (module(x) - y).square().mean())
+    for net, loss in [(module, compiled), (other, lambda x, y: (other(x) - y).square().mean())]:
+        torch.manual_seed(1)
+        optimizer = torch.optim.Adam(net.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss(torch.randn(4, 3), torch.randn(4, 1)).backward()
+            optimizer.step()
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+    assert len(compiled.report().signatures) == 1
+
+
+def test_parameters_have_second_derivatives():
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    params = [*net.parameters()]
+    x = torch.randn(4, 2, dtype=torch.float64)
+
+    def twice(f):
+        first = torch.autograd.grad(f(x).sum(), params, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), params, allow_unused=True)
+
+    torch.testing.assert_close(twice(replayed(net)), twice(net))
+
+
+def test_batch_norm_in_training():
+    torch.manual_seed(0)
+    module, other = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
+    compiled = replayed(module)
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    for net, f in ((module, compiled), (other, other)):
+        (gradient,) = torch.autograd.grad(f(x).pow(3).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        net.found = gradient, net.weight.grad
+    torch.testing.assert_close(module.found, other.found)
+    torch.testing.assert_close(module.state_dict(), other.state_dict())  # written to once
+
+
+def test_dropout_keeps_the_same_in_every_derivative():
+    def f(x):
+        return nn.functional.dropout(x, 0.5).pow(3)
+
+    x = torch.randn(50, dtype=torch.float64, requires_grad=True)
+    compiled = replayed(f)
+    for found in (compiled, f):
+        torch.manual_seed(0)
+        found.results = gradients(found, x, 2)
+        found.next = torch.rand(3)
+    torch.testing.assert_close(compiled.results, f.results)
+    torch.testing.assert_close(compiled.next, f.next)
+
+
+def test_outputs_that_are_not_used_and_those_without_gradients():
+    def f(x):
+        return {"used": x.sin(), "unused": x.cos(), "index": x.argmax(), "cut": x.detach() * 2}
+
+    x = torch.tensor([0.5, 1.0], requires_grad=True)
+    result = replayed(f)(x)
+    assert [name for name, value in result.items() if value.requires_grad] == ["used", "unused"]
+    (gradient,) = torch.autograd.grad(result["used"].sum(), x)
+    torch.testing.assert_close(gradient, x.cos())
+
+
+def test_an_input_that_the_result_does_not_depend_on_has_no_gradient():
+    x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    result = replayed(lambda x, y: x * 2)(x, y)
+    assert torch.autograd.grad(result.sum(), [x, y], allow_unused=True)[1] is None
+
+
+def test_retained_graphs_run_again_and_others_do_not():
+    x = torch.ones(2, requires_grad=True)
+    result = replayed(torch.exp)(x).sum()
+    result.backward(retain_graph=True)
+    result.backward()
+    torch.testing.assert_close(x.grad, 2 * torch.ones(2).exp())
+    with pytest.raises(RuntimeError, match="second time"):
+        result.backward()
+
+
+def test_what_is_saved_is_freed_by_the_backward():
+    x = torch.ones(300, requires_grad=True)
+    result = replayed(lambda x: x.exp().sin().exp())(x)
+    node = result.grad_fn
+    result.sum().backward()
+    with pytest.raises(RuntimeError, match="freed"):
+        _ = node.saved_tensors
+
+
+def test_cotangents_of_any_strides():
+    x = torch.randn(3, 4, requires_grad=True)
+    compiled = replayed(lambda x: x.sin())
+    for cotangent in (torch.randn(4, 3).t(), torch.ones(()).expand(3, 4), torch.randn(6, 4)[::2]):
+        (gradient,) = torch.autograd.grad(compiled(x), x, cotangent)
+        torch.testing.assert_close(gradient, cotangent * x.cos())
+
+
+def test_batched_cotangents():
+    x = torch.randn(3, requires_grad=True)
+    basis = torch.eye(3)
+    (rows,) = torch.autograd.grad(replayed(torch.sin)(x), x, basis, is_grads_batched=True)
+    torch.testing.assert_close(rows, x.cos().diag())
+
+
+def test_without_grad_mode_nothing_is_recorded_for_autograd():
+    x = torch.ones(2, requires_grad=True)
+    compiled = replayed(lambda x: x @ x)
+    with torch.no_grad():
+        assert not compiled(x).requires_grad
+    assert compiled(x).requires_grad
+
+
+def test_results_that_need_no_gradient_of_what_does():
+    weight = nn.Parameter(torch.randn(3, 3))
+    x = torch.randn(3)
+    compiled = replayed(lambda x: (weight @ x).argmax())
+    assert compiled(x) == (weight @ x).argmax()
+
+
+def test_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    x = torch.linspace(0, 1, 5, requires_grad=True)
+    compiled = replayed(lambda x: x.exp().sin())
+    for _ in range(2):
+        result = checkpoint(compiled, x, use_reentrant=False)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        torch.testing.assert_close(gradient, x.exp().cos() * x.exp())
+
+
+def test_autocast_inside_and_outside():
+    weight = nn.Parameter(torch.randn(3, 3))
+
+    def f(x):
+        with torch.autocast("cpu", enabled=False):
+            exact = x @ weight
+        return exact.sum() + (x @ weight).sum()
+
+    compiled, x = replayed(f), torch.randn(3, 3)
+    for found in (compiled, f):
+        with torch.autocast("cpu", torch.bfloat16):
+            result = found(x)
+        found.results = result, *torch.autograd.grad(result, weight)
+    torch.testing.assert_close(compiled.results, f.results)
+
+
+def test_a_written_argument_that_requires_grad_is_refused_as_without_compile():
+    x = torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        replayed(lambda x: x.add_(1))(x)
+
+
+def test_captured_tensors_computed_from_each_other_are_refused():
+    weight = torch.ones(2, requires_grad=True)
+    double = weight * 2
+    with pytest.raises(tl.errors.TransformError, match="Pass them as arguments"):
+        replayed(lambda x: x * weight * double)(torch.ones(2))

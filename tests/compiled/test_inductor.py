@@ -1,0 +1,276 @@
+"""Functions compiled by inductor: few and small, for each takes seconds."""
+
+import errno
+import itertools
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import torchlayers as tl
+from torchlayers.compiled import backends, inductor
+
+POINTS = torch.linspace(0.5, 1.5, 12).reshape(4, 3) + torch.eye(4, 3)
+
+
+def energy(x):
+    """Lennard-Jones, of particles."""
+    i, j = torch.tensor([*itertools.combinations(range(len(x)), 2)]).T
+    r6 = (x[i] - x[j]).square().sum(1).pow(-3)
+    return (4 * (r6 * r6 - r6)).sum()
+
+
+def how(compiled):
+    return [entry.how for entry in compiled.report().signatures]
+
+
+# What torch.compile of torch.func's transforms refuses, or gets wrong.
+REPORTED = {
+    "vmap of hessian, pytorch#183015, #98827": (
+        tl.vmap(tl.hessian(lambda x: (x @ x).sin())),
+        POINTS,
+    ),
+    "hessian of hessian, pytorch#154284": (
+        tl.hessian(tl.hessian(lambda x: (x @ x).sin())),
+        POINTS[0],
+    ),
+    "vmap of jacfwd, pytorch#151196, #160508": (tl.vmap(tl.jacfwd(torch.tanh)), POINTS),
+    "Lennard-Jones, its Hessian": (tl.hessian(energy), POINTS),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_transforms_that_torch_compile_gets_wrong(name):
+    f, x = REPORTED[name]
+    compiled = tl.compile(f)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        torch.testing.assert_close(compiled(x), f(x))
+    torch.testing.assert_close(compiled(x), tl.compile(f, backend="replay")(x))
+    assert how(compiled) == ["inductor"]
+
+
+def test_a_compiled_function_inside_jacrev():
+    """pytorch#154036: the result has another shape there."""
+    f = lambda x: x.sin().outer(x)  # noqa: E731
+    torch.testing.assert_close(tl.jacrev(tl.compile(f))(POINTS[0]), tl.jacrev(f)(POINTS[0]))
+
+
+def test_training_with_dropout_and_batch_norm():
+    torch.manual_seed(0)
+    nets = [
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+        for _ in range(2)
+    ]
+    nets[1].load_state_dict(nets[0].state_dict())
+    compiled = tl.compile(nets[0])
+    for net, f in zip(nets, [compiled, nets[1]], strict=True):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            f(POINTS).square().sum().backward()
+            optimizer.step()
+    torch.testing.assert_close(nets[0].state_dict(), nets[1].state_dict())
+    assert how(compiled) == ["inductor"]
+
+
+def test_second_derivatives():
+    f = lambda x: (x @ x.t()).tanh().sum(0)  # noqa: E731
+
+    def twice(f):
+        x = POINTS.clone().requires_grad_()
+        (first,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(first.square().sum(), x)
+
+    torch.testing.assert_close(twice(tl.compile(f)), twice(f))
+
+
+def test_strides_are_those_of_the_function():
+    f = lambda x: (x.t() * 2, x.t().contiguous().sin(), x[1:])  # noqa: E731
+    for one, other in zip(tl.compile(f)(POINTS), f(POINTS), strict=True):
+        assert one.stride() == other.stride()
+
+
+def test_auto_takes_the_code_when_it_is_ready():
+    compiled = tl.compile(lambda x: x.sin() + 1, backend="auto")
+    x = torch.ones(5)
+    expected = compiled(x)
+    for thread in threading.enumerate():
+        if thread.name.startswith("torchlayers compiles"):
+            thread.join()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), expected)
+    assert how(compiled) == ["inductor"]
+
+
+# With another compiler in inductor's place
+
+
+@pytest.fixture
+def compiler(monkeypatch):
+    """Sets what compiles graphs."""
+
+    def set_to(function):
+        monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: function(graph))
+
+    return set_to
+
+
+def as_it_is(graph):
+    return lambda tensors: graph(*tensors)
+
+
+def test_wrong_code_is_found_and_replayed(compiler):
+    compiler(lambda graph: lambda tensors: [2 * result for result in graph(*tensors)])
+    compiled = tl.compile(lambda x: x.sin())
+    with pytest.warns(UserWarning, match="result 0 is off by 0.8.* where its largest .* is 0.8"):
+        torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin())
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin())
+    assert how(compiled) == [
+        "replay (inductor's result 0 is off by 0.841 where its largest entry is 0.841)"
+    ]
+
+
+def test_wrong_code_that_writes_is_undone(compiler):
+    def twice(graph):
+        def run(tensors):
+            graph(*tensors)
+            return graph(*tensors)
+
+        return run
+
+    compiler(twice)
+    x = torch.ones(2)
+    with pytest.warns(UserWarning, match="is wrong: result 0 is off by 1"):
+        tl.compile(lambda x: x.add_(1))(x)
+    assert x.tolist() == [2, 2]
+
+
+def test_without_check_nothing_is_compared(compiler):
+    compiler(lambda graph: lambda tensors: [2 * result for result in graph(*tensors)])
+    assert tl.compile(lambda x: x + 1, check=False)(torch.ones(())) == 4
+
+
+def test_rounding_is_no_difference(compiler):
+    def rounded(graph):
+        return lambda tensors: [result * (1 + 1e-6) + 1e-7 for result in graph(*tensors)]
+
+    compiler(rounded)
+    compiled = tl.compile(lambda x: x.sin())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.linspace(0, 1, 300))
+
+
+def test_rounding_that_cancels_is_no_difference(compiler):
+    """What is left of a sum of 0 is rounding alone."""
+    compiler(lambda graph: lambda tensors: [result + 0.01 for result in graph(*tensors)])
+    compiled = tl.compile(lambda x: (x + 1e6) - 1e6 - x + x[0] - x[1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.full((4,), 1e4))
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no lowering"), OSError(errno.ENOSPC, "No space left on device")]
+)
+def test_what_the_compiler_fails_at_is_replayed(compiler, error):
+    def fails(graph):
+        raise error
+
+    compiler(fails)
+    compiled = tl.compile(lambda x: x + 1)
+    with pytest.warns(UserWarning, match=rf"did not compile .* \({type(error).__name__}: "):
+        assert compiled(torch.ones(())) == 2
+    assert compiled(torch.ones(())) == 2
+    assert how(compiled)[0].startswith(f"replay ({type(error).__name__}: ")
+
+
+def test_without_a_compiler_it_is_said_once(compiler):
+    def fails(graph):
+        raise inductor.NoCompilerError
+
+    compiler(fails)
+    inductor.say_no_compiler.cache_clear()
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
+        for f in (torch.sin, torch.cos):
+            compiled = tl.compile(f)
+            torch.testing.assert_close(compiled(torch.ones(2)), f(torch.ones(2)))
+    assert len(caught) == 1
+    assert how(compiled) == ["replay (no C++ compiler)"]
+
+
+def test_a_machine_without_a_compiler_is_known_by_its_error():
+    inductor.say_no_compiler.cache_clear()
+    compiled = tl.compile(lambda x: x.sin().cos().sin() + 3.25)
+    nowhere = torch._inductor.config.patch({"cpp.cxx": ("/nowhere/to/be/found",)})
+    with nowhere, pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        compiled(torch.ones(7))
+
+
+@pytest.mark.parametrize("where", ["recording", "compiling", "the first call"])
+def test_the_call_after_an_interrupted_one_works(compiler, where):
+    interrupts = [where]
+
+    def interrupt(here):
+        if interrupts == [here]:
+            interrupts.clear()
+            raise KeyboardInterrupt
+
+    def f(x):
+        interrupt("recording")
+        return tl.vmap(torch.sin)(x)
+
+    def compile_graph(graph):
+        interrupt("compiling")
+
+        def run(tensors):
+            interrupt("the first call")
+            return graph(*tensors)
+
+        return run
+
+    compiler(compile_graph)
+    compiled = tl.compile(f)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(torch.ones(3))
+    assert tl.current_stack() == ()
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin())
+    assert how(compiled) == ["inductor"]
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+def test_threads_that_call_first_at_once_compile_once(compiler, backend):
+    compiled_graphs = []
+
+    def compile_graph(graph):
+        compiled_graphs.append(graph)
+        return as_it_is(graph)
+
+    runs = []
+
+    def f(x):
+        runs.append(1)
+        return tl.grad(lambda x: x.sin().sum())(x)
+
+    compiler(compile_graph)
+    compiled = tl.compile(f, backend=backend)
+    start, results = threading.Barrier(16), [None] * 16
+
+    def call(i):
+        start.wait()
+        results[i] = compiled(torch.full((3,), float(i)))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, result in enumerate(results):
+        torch.testing.assert_close(result, torch.full((3,), float(i)).cos())
+    assert len(runs) == 1
+    assert len(compiled_graphs) <= (backend != "replay")

@@ -1,0 +1,81 @@
+"""Compiled functions draw from torch's generators, anew at each call, the numbers of eager code."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchlayers as tl
+
+X = torch.tensor([0.3, -1.2, 0.7, 2.0, -0.1])
+
+
+def draws(x):
+    like = torch.empty(5)
+    size = x.abs() + 0.5
+    return (
+        torch.rand(5) * 2,
+        torch.randn(5).sin(),
+        torch.randint(0, 9, (5,)) + 1,
+        torch.randperm(5) * 2,
+        torch.bernoulli(torch.full((5,), 0.3)) * 2,
+        torch.bernoulli(x, 0.4) * 2,
+        torch.normal(x, size) * 2,
+        torch.multinomial(size, 3) + 1,
+        torch.poisson(size) * 2,
+        torch.binomial(torch.full((5,), 10.0), torch.full((5,), 0.4)) + 1,
+        torch.rand_like(x) - x,
+        like.clone().bernoulli_(0.3) * 3,
+        like.clone().uniform_(1, 2).cos(),
+        like.clone().normal_(1, 2).sin(),
+        like.clone().exponential_().log1p(),
+        like.clone().geometric_(0.3) + 1,
+        like.clone().cauchy_() / 2,
+        like.clone().log_normal_() * 2,
+        F.dropout(x, 0.5) * x,
+        torch.distributions.Gamma(size, torch.ones(5), validate_args=False).sample(),
+        tl.vmap(lambda x: x + torch.randn(2), randomness="different")(x),
+        tl.vmap(lambda x: x + torch.randn(2), randomness="same")(x),
+    )
+
+
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+def test_numbers_are_eagers_under_the_same_seed(backend):
+    compiled = tl.compile(draws, backend=backend)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = draws(X)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(compiled(X), expected)
+    assert [entry.how for entry in compiled.report().signatures] == [backend]
+
+
+def test_training_with_batch_norm_and_dropout_is_eagers():
+    """inductor alone reads a dropout's mask before it is drawn, in this network (torch 2.13)."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1)
+    )
+    x, y = torch.randn(32, 3), torch.randn(32, 1)
+
+    def trained(net, wrap):
+        @wrap
+        def loss(x, y):
+            return (net(x) - y).square().mean()
+
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        losses = []
+        for step in range(3):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            losses.append(loss(x, y))
+            losses[-1].backward()
+            optimizer.step()
+        return torch.stack(losses), net.state_dict(), loss
+
+    *expected, _ = trained(copy.deepcopy(net), lambda loss: loss)
+    *got, loss = trained(net, tl.compile)
+    torch.testing.assert_close(got, expected)
+    assert [entry.how for entry in loss.report().signatures] == ["inductor"]

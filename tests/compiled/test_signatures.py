@@ -1,0 +1,230 @@
+"""When a call is recorded anew, what report() says of it, and what is refused."""
+
+import dataclasses
+import functools
+import warnings
+
+import pytest
+import torch
+
+import torchlayers as tl
+
+replayed = functools.partial(tl.compile, backend="replay")
+
+ONES = torch.ones(4, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    power: int
+
+
+# Two calls, and why the second is recorded anew.
+DIFFERENT = {
+    "shape": ((ONES,), (torch.ones(9, 2),), "argument 0 has shape (9, 2), was (4, 2)"),
+    "dtype": (
+        (ONES,),
+        (ONES.double(),),
+        "argument 0 has dtype torch.float64, was torch.float32",
+    ),
+    "strides": ((ONES,), (torch.ones(2, 4).t(),), "argument 0 has stride (1, 4), was (2, 1)"),
+    "requires grad": (
+        (ONES,),
+        (torch.ones(4, 2, requires_grad=True),),
+        "argument 0 requires grad, and did not",
+    ),
+    "in a container": (
+        (ONES, {"a": [ONES]}),
+        (ONES, {"a": [ONES[0]]}),
+        "argument 1, ['a'][0] has shape (2,), was (4, 2)",
+    ),
+    "structure": (
+        (ONES, (ONES,)),
+        (ONES, [ONES]),
+        "the arguments have the structure ((*, [*]), {}), had ((*, (*,)), {})",
+    ),
+    "a number": ((ONES, 2), (ONES, 3), "argument 1 is 3, was 2"),
+    "an int and a bool": ((ONES, 1), (ONES, True), "argument 1 is True, was 1"),
+    "an int and a float": ((ONES, 1), (ONES, 1.0), "argument 1 is 1.0, was 1"),
+    "zeros": ((ONES, 0.0), (ONES, -0.0), "argument 1 is -0.0, was 0.0"),
+    "a string": ((ONES, "sum"), (ONES, "mean"), "argument 1 is 'mean', was 'sum'"),
+    "an object with a hash": (
+        (ONES, Options(1)),
+        (ONES, Options(2)),
+        "argument 1 is Options(power=2), was Options(power=1)",
+    ),
+    "a tensor and a number": ((ONES, 1.0), (ONES, ONES[0, 0]), "argument 1 is f32[], was 1.0"),
+}
+
+SAME = {
+    "other values": ((ONES,), (ONES * 3,)),
+    "another part of memory": ((torch.ones(2),), (torch.ones(5)[2:4],)),
+    "a parameter": ((torch.ones(2, requires_grad=True),), (torch.nn.Parameter(torch.ones(2)),)),
+    "nan": ((ONES, float("nan")), (ONES, float("nan"))),
+    "an equal object": ((ONES, Options(1)), (ONES, Options(1))),
+    "a dtype": ((ONES, torch.float64), (ONES, torch.float64)),
+}
+
+
+def first(x, *rest):
+    return x + 1
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_what_differs_is_recorded_anew(name):
+    one, other, why = DIFFERENT[name]
+    compiled = replayed(first)
+    compiled(*one)
+    compiled(*other)
+    assert [entry.why for entry in compiled.report().signatures] == ["", why]
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_alike_is_not(name):
+    one, other = SAME[name]
+    compiled = replayed(first)
+    compiled(*one)
+    torch.testing.assert_close(compiled(*other), first(*other))
+    assert len(compiled.report().signatures) == 1
+
+
+MODES = {
+    "grad mode is off": torch.no_grad,
+    "inference mode is on": torch.inference_mode,
+    "autocast is another": lambda: torch.autocast("cpu", torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("why", MODES)
+def test_modes_are_a_part_of_the_signature(why):
+    weight = torch.randn(2, 3)
+
+    def f(x):
+        return x @ weight, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    compiled = replayed(f)
+    compiled(ONES)
+    with MODES[why]():
+        result, expected = compiled(ONES), f(ONES)
+    torch.testing.assert_close(result, expected)
+    assert result[0].is_inference() == expected[0].is_inference()
+    said = compiled.report().signatures[-1].why
+    assert said == why or why.startswith("inference")  # which turns grad mode off, too
+
+
+def test_the_default_dtype_is_a_part_of_the_signature():
+    compiled = replayed(lambda: torch.zeros(2))
+    assert compiled().dtype == torch.float32
+    try:
+        torch.set_default_dtype(torch.float64)
+        assert compiled().dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert compiled.report().signatures[-1].why == "the default dtype is torch.float64"
+
+
+@pytest.mark.parametrize("places", [1, (1,), [-1]])
+def test_a_static_argument_is_a_constant_as_a_whole(places):
+    compiled = replayed(lambda x, dims: x.sum(dims), static_argnums=places)
+    assert compiled(ONES, (0,)).tolist() == [4, 4]
+    assert compiled(ONES, (0, 1)).item() == 8
+    assert compiled.report().signatures[-1].why == "a static argument is (0, 1), was (0,)"
+
+
+def test_report_says_what_was_done():
+    compiled = replayed(torch.sin)
+    for size in (8, 9, 8):
+        compiled(torch.ones(size))
+    report = compiled.report()
+    assert [(entry.arguments, entry.how, entry.calls) for entry in report.signatures] == [
+        ("f32[8]", "replay", 2),
+        ("f32[9]", "replay", 1),
+    ]
+    assert all(entry.seconds > 0 and entry.operators == 1 for entry in report.signatures)
+    lines = str(report).splitlines()
+    assert lines[0] == "sin: 2 signatures"
+    assert lines[-1].strip() == "new because argument 0 has shape (9,), was (8,)"
+
+
+def test_a_function_that_is_recorded_over_and_over_is_warned_of_once():
+    compiled = replayed(lambda x, n: x + n)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for n in range(20):
+            compiled(torch.ones(()), n)
+    (warning,) = caught
+    assert "was recorded 8 times, the last time because argument 1 is 7, was 6" in str(
+        warning.message
+    )
+
+
+# Refused
+
+
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (set(), r"argument 1 is set, which has no hash: .* Give its class __hash__"),
+        (torch.ones(2).numpy(), r"argument 1 is ndarray, .* Make it a tensor \(torch.as_tensor\)"),
+    ],
+)
+def test_what_has_no_hash_is_refused(value, message):
+    with pytest.raises(tl.errors.TransformError, match=message):
+        replayed(first)(ONES, value)
+
+
+DATA_DEPENDENT = {
+    "a branch": lambda x: x if x.sum() > 0 else -x,
+    "item": lambda x: x * x.sum().item(),
+    "float": lambda x: x * float(x.sum()),
+    "tolist": lambda x: x.sum().tolist(),
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy()),
+    "nonzero": lambda x: x.nonzero(),
+    "a mask": lambda x: x[x > 0],
+    "unique": lambda x: x.unique(),
+    "a branch in a grad": lambda x: tl.grad(lambda x: x.sum() if x.sum() > 0 else x.prod())(x),
+}
+
+
+@pytest.mark.parametrize("name", DATA_DEPENDENT)
+def test_what_depends_on_data_is_refused(name):
+    compiled = replayed(DATA_DEPENDENT[name])
+    with pytest.raises(tl.errors.DataDependentError) as caught:
+        compiled(ONES)
+    message = str(caught.value)
+    assert "In test_signatures.py:" in message and f'"{name}": lambda' in message
+    assert "torch.where or torch.cond" in message
+    assert tl.current_stack() == ()
+
+
+def test_the_ways_out_lead_out():
+    assert replayed(lambda x: torch.where(x.sum() > 0, x, -x))(ONES).sum() == 8
+    assert replayed(lambda x, sign: x if sign else -x, static_argnums=1)(ONES, False).sum() == -8
+
+
+def test_a_value_that_no_argument_has_a_part_in_may_be_asked_for():
+    assert replayed(lambda x: x * torch.tensor(3.0).item())(ONES).sum() == 24
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: tl.compile(first, backend="tvm"), "there is no backend 'tvm'"),
+        (lambda: tl.compile(first, static_argnums="x"), "static_argnums must be an int or ints"),
+        (lambda: tl.compile(3), "3 can't be called"),
+    ],
+)
+def test_misuse_is_refused(make, message):
+    with pytest.raises(tl.errors.TransformError, match=message):
+        make()
+
+
+def test_a_captured_conjugate_is_refused():
+    captured = torch.ones(2, dtype=torch.complex64).conj()
+    with pytest.raises(tl.errors.TransformError, match="captures a tensor that is conjugated"):
+        replayed(lambda x: x * captured)(torch.ones(2))
+
+
+def test_a_conjugate_is_inlined():
+    x = torch.tensor([1 + 2j]).conj()
+    assert replayed(lambda x: x.imag)(x).tolist() == [-2]

@@ -1,0 +1,140 @@
+"""What is written for a compiler that fuses operators: convolutions, tanh, what is shared."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from tests.compiled.simplified import operators, same
+
+CONVOLUTIONS = {
+    "plain": ((2, 3, 5, 6), (4, 3, 3, 2), {}),
+    "padded": ((2, 3, 5, 6), (4, 3, 3, 3), {"padding": 1}),
+    "padded, one way": ((2, 3, 5, 6), (4, 3, 3, 1), {"padding": (1, 0)}),
+    "in steps": ((2, 3, 7, 6), (4, 3, 3, 2), {"stride": (2, 1)}),
+    "with holes": ((2, 3, 7, 8), (4, 3, 2, 3), {"dilation": (2, 3)}),
+    "all at once": ((2, 3, 9, 8), (4, 3, 3, 3), {"stride": 2, "dilation": 2, "padding": (2, 1)}),
+    "of one dimension": ((2, 3, 9), (4, 3, 3), {"padding": 1}),
+    "of three": ((2, 3, 4, 5, 4), (4, 3, 2, 3, 2), {"padding": 1}),
+    "of one channel and sample": ((1, 1, 5, 6), (1, 1, 3, 2), {}),
+    "in groups": ((2, 4, 5, 6), (6, 2, 3, 2), {"groups": 2}),
+    "padded more than it reaches": ((2, 3, 5, 6), (4, 3, 1, 1), {"padding": 1}),
+}
+
+
+def convolution(name):
+    sizes, kernel, options = CONVOLUTIONS[name]
+    function = getattr(torch, f"conv{len(sizes) - 2}d")
+    return lambda image, weight, bias: function(image, weight, bias, **options), sizes, kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_products(name, dtype):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=dtype) for shape in (sizes, kernel, kernel[:1])]
+    graph = same(func, *args, exact=False, fuse_small=True)
+    assert ("convolution" in operators(graph)) == (name == "in groups")
+    same(lambda *args: func(*args[:2], None), *args, exact=False, fuse_small=True)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_derivatives_of_convolutions_are_products(name):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in (sizes, kernel, kernel[:1])]
+
+    def loss(*args: Tensor) -> Tensor:
+        return func(*args).sin().sum()
+
+    graph = same(tl.grad(loss, (0, 1, 2)), *args, exact=False, fuse_small=True)
+    left = {"in groups", "padded more than it reaches", "in steps", "all at once"}
+    assert ("convolution_backward" in operators(graph)) == (name in left)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weights_gradients_of_each_sample_are_products(name):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in (kernel, kernel[:1], (3, *sizes))]
+
+    def loss(weight: Tensor, bias: Tensor, image: Tensor) -> Tensor:
+        return func(image, weight, bias).sin().sum()
+
+    gradients = tl.vmap(tl.grad(loss, (0, 1)), (None, None, 0))
+    same(gradients, *args, exact=False, fuse_small=True)
+
+
+def test_gathered_windows_are_shared():
+    func, sizes, kernel = convolution("padded")
+
+    def gradients(weight: Tensor, images: Tensor) -> Tensor:
+        def loss(weight: Tensor, image: Tensor) -> Tensor:
+            return func(image[None], weight, None).sin().sum()
+
+        return tl.vmap(tl.grad(loss), (None, 0))(weight, images)
+
+    graph = same(gradients, torch.randn(kernel), torch.randn(sizes), exact=False, fuse_small=True)
+    assert operators(graph).count("constant_pad_nd") == 1
+
+
+def test_large_convolutions_stay_convolutions():
+    graph = same(torch.conv2d, torch.randn(1, 64, 34, 34), torch.randn(64, 64, 3, 3), exact=False,
+                 fuse_small=True)  # fmt: skip
+    assert operators(graph) == ["convolution"]
+    half = [torch.randn(shape).half() for shape in ((1, 2, 4, 4), (2, 2, 3, 3))]
+    assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
+
+
+def test_tanh_within_a_few_units_in_the_last_place():
+    numbers = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
+    graph = same(torch.tanh, numbers, exact=False, fuse_small=True)
+    assert "tanh" not in operators(graph)
+    (result,), expected = graph(numbers), numbers.double().tanh()
+    unit = torch.nextafter(expected.float().abs(), torch.tensor(math.inf)) - expected.float().abs()
+    assert ((result - expected).abs() <= 7 * unit).all()
+    assert result.abs().max() <= 1
+
+
+def test_tanh_of_what_is_no_number():
+    given = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
+    (result,) = same(torch.tanh, given, fuse_small=True)(given)
+    assert result[3:].signbit().tolist() == [False, True]
+
+
+def test_tanh_in_double_precision_is_the_librarys():
+    graph = same(torch.tanh, torch.randn(3, dtype=torch.float64), fuse_small=True)
+    assert operators(graph) == ["tanh"]
+
+
+def test_what_no_sample_changes_has_memory_of_its_own():
+    def func(x: Tensor, batch: Tensor) -> Tensor:
+        return (x.exp() + 1)[None] * batch
+
+    graph = same(func, torch.randn(5), torch.randn(8, 5), fuse_small=True)
+    kept = [node for node in graph.graph.nodes if "force_stride" in str(node.target)]
+    assert [str(node.args[0].target) for node in kept] == ["aten.add.Tensor"]
+    cheap = same(
+        lambda x, batch: (x + 1) * batch, torch.randn(5), torch.randn(8, 5), fuse_small=True
+    )
+    assert operators(cheap) == ["add", "mul"]
+
+
+def test_what_a_chain_of_costly_operators_takes_grows_with_its_length():
+    def func(x: Tensor) -> Tensor:
+        for _ in range(60):
+            x = x.exp() * x.sin()  # each is read twice: 2 ** 60 ways from end to start
+        return x
+
+    same(func, torch.randn(3), exact=False, fuse_small=True)
+
+
+def test_products_of_equal_rows_are_of_one_row():
+    graph = same(lambda x, y: x.expand(6, 3) @ y, torch.randn(3), torch.randn(3, 4), exact=False)
+    product = next(node for node in graph.graph.nodes if "mm" in str(node.target))
+    assert product.meta["val"].shape == (1, 4)
+    graph = same(
+        lambda x, y: y @ x.expand(6, 3).t(), torch.randn(3), torch.randn(4, 3), exact=False
+    )
+    product = next(node for node in graph.graph.nodes if "mm" in str(node.target))
+    assert product.meta["val"].shape == (4, 1)

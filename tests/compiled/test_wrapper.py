@@ -1,0 +1,157 @@
+"""Inductor's Python read as a program: each kind of statement, and what is left as it is."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import torchlayers as tl
+from torchlayers._C import Program
+from torchlayers.compiled.wrapper import program_of
+
+X = torch.linspace(0.5, 2, 6).reshape(2, 3)
+Y = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+MODULE = """
+import torch
+import torch._inductor.select_algorithm
+empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
+reinterpret_tensor = torch.ops.inductor._reinterpret_tensor
+assert_size_stride = torch._C._dynamo.guards.assert_size_stride
+extern_kernels = torch._inductor.select_algorithm.extern_kernels
+constant0 = torch.ones(2, 3)
+device_guard = torch.device("cpu")
+
+class Runner:
+    def call(self, args):
+        {unpack} = args
+        args.clear()
+{body}
+
+call = Runner().call
+"""
+
+
+def code_of(path, body, unpack="arg0_1, arg1_1"):
+    """What stands for inductor's, with a function of these lines."""
+    lines = "".join(f"        {line}\n" for line in body)
+    path.write_text(MODULE.format(unpack=unpack, body=lines))
+    spec = importlib.util.spec_from_file_location("wrapper", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return SimpleNamespace(inputs_to_check=[], device_types={"cpu"}, current_callable=module.call)
+
+
+MM = "extern_kernels.mm(arg0_1, reinterpret_tensor(arg1_1, (3, 2), (1, 3), 0), out=buf0)"
+BODIES = {
+    "inputs": ["return (arg1_1, arg0_1, arg1_1, )"],
+    "memory and a product": [
+        "assert_size_stride(arg0_1, (2, 3), (3, 1), 'input')",
+        "buf0 = empty_strided_cpu((2, 2), (2, 1), torch.float32)",
+        MM,
+        "del arg0_1",
+        "buf1 = buf0; del buf0  # reuse",
+        "return (buf1, )",
+    ],
+    "an operator": [
+        "buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)",
+        "assert_size_stride(buf0, (2, 3), (3, 1), 'torch.ops.aten.cumsum.default')",
+        "return (reinterpret_tensor(buf0, (2, ), (3, ), 2), )",
+    ],
+    "an operator of several results": [
+        "buf0 = torch.ops.aten.sort.stable(arg0_1, stable=True, dim=-1, descending=True)",
+        "buf1 = buf0[0]",
+        "buf2 = buf0[1]",
+        "return (buf2, buf1, )",
+    ],
+    "an operator that returns a list": [
+        "buf0 = torch.ops.aten.split.Tensor(arg0_1, 2, -1)",
+        "return (buf0[1], None, )",
+    ],
+    "a tensor of the module": [
+        "buf0 = torch.ops.aten.add.Tensor(arg0_1, constant0)",
+        "return (buf0, 7, )",
+    ],
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_statements(body, tmp_path):
+    code = code_of(tmp_path / "module.py", body)
+    program = program_of(code)
+    assert isinstance(program, Program)
+    for _ in range(2):
+        torch.testing.assert_close(
+            tuple(program([X, Y])), code.current_callable([X, Y]), rtol=0, atol=0
+        )
+
+
+UNKNOWN = {
+    "a branch": ["if arg0_1.sum() > 0:", "    return (arg0_1, )", "return (arg1_1, )"],
+    "another device": ["with device_guard:", "    buf0 = arg0_1", "return (buf0, )"],
+    "a function": ["return (print(arg0_1), )"],
+    "a method": ["return (arg0_1.sin(), )"],
+    "arithmetic": ["return (arg0_1 + 1, )"],
+    "a kernel of unknown types": ["cpp_fused_0(arg0_1, arg1_1)", "return (arg0_1, )"],
+    "sizes that are symbols": [
+        "s0 = arg0_1",
+        "buf0 = empty_strided_cpu((s0, ), (1, ), torch.float32)",
+        "return (buf0, )",
+    ],
+    "no result": ["arg0_1 = arg1_1"],
+}
+
+
+@pytest.mark.parametrize("body", UNKNOWN.values(), ids=UNKNOWN)
+def test_what_is_unknown_is_left(body, tmp_path):
+    assert program_of(code_of(tmp_path / "module.py", body)) is None
+
+
+def test_code_for_another_device_is_left(tmp_path):
+    code = code_of(tmp_path / "module.py", BODIES["inputs"])
+    code.device_types = {"cuda"}
+    assert program_of(code) is None
+
+
+def test_a_layout_that_is_another_is_an_error(tmp_path):
+    body = [
+        "buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)",
+        "assert_size_stride(buf0, (2, 3), (1, 2), 'torch.ops.aten.cumsum.default')",
+        "return (buf0, )",
+    ]
+    program = program_of(code_of(tmp_path / "module.py", body))
+    with pytest.raises(RuntimeError, match=r"torchlayers: compiled code got a tensor of sizes"):
+        program([X, Y])
+
+
+FUNCTIONS = {
+    "elementwise": (lambda x, y: (x.sin() * y, x + 1), (X, Y)),
+    "sixty tensors": (
+        lambda *tensors: [x + 1 for x in tensors],
+        tuple(torch.full((3,), float(i)) for i in range(30)),
+    ),
+    "a product, and an operator": (
+        lambda x, y: (x @ y).relu().sort(0),
+        (torch.randn(64, 64), torch.randn(64, 64)),
+    ),
+    "written to": (lambda x, y: x.mul_(2) + y, (X, Y)),
+}
+
+
+@pytest.mark.parametrize(("f", "inputs"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_what_inductor_writes_is_known(f, inputs):
+    function = tl.compile(f)
+    given, expected = ([x.clone() for x in inputs] for _ in range(2))
+    for _ in range(3):
+        torch.testing.assert_close(function(*given), f(*expected))
+        torch.testing.assert_close(given, expected)
+    run = function._entries.all[0].run
+    assert isinstance(getattr(run, "run", run), Program)
+
+
+def test_more_tensors_than_a_kernel_is_called_with():
+    inputs = [torch.full((3,), float(i)) for i in range(100)]
+    function = tl.compile(lambda *tensors: [x + 1 for x in tensors])
+    for _ in range(2):
+        torch.testing.assert_close(function(*inputs), [x + 1 for x in inputs])

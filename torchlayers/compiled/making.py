@@ -1,0 +1,120 @@
+"""What runs for a signature is made: recorded, simplified, split if need be, given to a backend."""
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers import tree
+from torchlayers.compiled.asked import Asked
+from torchlayers.compiled.backends import Run, Runner, plainly
+from torchlayers.compiled.call import Entry
+from torchlayers.compiled.derivative import Derivative
+from torchlayers.compiled.graphs import is_functional, operators, writes
+from torchlayers.compiled.record import Recording, record
+from torchlayers.compiled.report import SignatureReport
+from torchlayers.compiled.shared_memory import UnlessShared
+from torchlayers.compiled.signature import Signature, described
+from torchlayers.compiled.simplify import simplify
+
+
+class Made:
+    """An entry, and for its report what it was made of."""
+
+    def __init__(
+        self, entry: Entry, runners: list[Runner], graph: GraphModule, seconds: float
+    ) -> None:
+        self.entry = entry
+        self.why = ""
+        self._runners = runners
+        self._operators = sum(1 for _ in operators(graph))
+        self._seconds = seconds
+
+    def report(self) -> SignatureReport:
+        ways = list(dict.fromkeys(runner.how for runner in self._runners))
+        return SignatureReport(
+            described(self.entry.signature),
+            "; ".join(ways) or "as it is (an operator writes to what it is given)",
+            self._seconds + sum(runner.seconds for runner in self._runners),
+            self.entry.calls,
+            self._operators,
+            self.why,
+        )
+
+
+def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
+    """Records asked.func(*args, **kwargs), a call of this signature."""
+    start = time.perf_counter()
+    recorded = record(asked.func, args, kwargs, gradients=given.modes.grad)
+    graph = simplify(recorded.graph)
+    if not asked.keeps_writes:
+        _leave_out_writes(graph)
+    entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    if recorded.gradients is None:
+        runners = [_plain(asked, entry, recorded, graph)]
+    else:
+        computed = _Computed(asked.func, args, kwargs, recorded)
+        if is_functional(graph):
+            derivative = Derivative(
+                recorded, graph, given.modes, asked, computed, computed.arguments
+            )
+            entry.run = derivative
+            entry.is_recorded = True
+            runners = [derivative.forward, derivative.backward]
+        else:
+            entry.run = computed
+            entry.is_recorded = True
+            runners = []
+    return Made(entry, runners, graph, time.perf_counter() - start)
+
+
+def _plain(asked: Asked, entry: Entry, recorded: Recording, graph: GraphModule) -> Runner:
+    """Sets what the entry runs where nothing is differentiated."""
+    around = plainly if entry.signature.modes.any_autocast else None
+    adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
+    if written := {*writes(graph).values()}:
+        entry.run = watched = UnlessShared(recorded.graph, sorted(written), around)
+        adopt = watched.adopt
+    return Runner(graph, asked.settings, asked.name, adopt, around)
+
+
+def _leave_out_writes(graph: GraphModule) -> None:
+    for node in writes(graph):
+        source: Any = node.args[1]
+        node.replace_all_uses_with(source)
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+
+class _Computed:
+    """The function again, from the tensors of a recording to those that it computes."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        recorded: Recording,
+    ) -> None:
+        leaves, self._spec = tree.flatten((tuple(args), kwargs))
+        self._func = func
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._outputs = recorded.outputs
+        self._count = recorded.computed
+        self.arguments = len(self._places)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        leaves = [*self._leaves]
+        for place, tensor in zip(self._places, tensors, strict=False):  # captured ones follow
+            leaves[place] = tensor
+        args, kwargs = tree.unflatten(leaves, self._spec)
+        results = tree.leaves(self._func(*args, **kwargs))
+        computed: list[Any] = [None] * self._count
+        for result, (source, value) in zip(results, self._outputs, strict=True):
+            if source == "computed":
+                computed[value] = result
+        return computed

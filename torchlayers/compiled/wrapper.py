@@ -1,0 +1,197 @@
+"""Inductor's code without its Python: kernels called by a program.
+
+For the CPU inductor writes kernels in C++, and a Python function that allocates memory and calls
+them one after the other. At small sizes that function takes longer than the kernels. It is a list
+of few kinds of statements, which are read here and become the steps of a program in C++. Where
+there is another kind, as for another device or sizes that are symbols, inductor's function stays.
+"""
+
+import ast
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from torchlayers._C import Program, ProgramWriter, RecordedValue
+
+_aten = torch.ops.aten
+_EXTERN = {
+    "mm": _aten.mm.out,
+    "addmm": _aten.addmm.out,
+    "bmm": _aten.bmm.out,
+    "baddbmm": _aten.baddbmm.out,
+    "convolution": _aten.convolution.default,
+}
+
+
+class _UnknownError(Exception):
+    """The function has something that isn't known here."""
+
+
+def program_of(code: Any) -> Program | None:
+    """What inductor compiled, as a program; None where it is more than is known here.
+
+    Args:
+        code: a CompiledFxGraph.
+    """
+    try:
+        if code.inputs_to_check or set(code.device_types) != {"cpu"}:
+            return None
+        function = code.current_callable.__func__
+        with open(function.__code__.co_filename, encoding="utf-8") as file:
+            module = ast.parse(file.read())
+        return _Reader(module, function).program()
+    except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
+        return None
+
+
+class _Reader:
+    """Reads the function, and writes the program."""
+
+    def __init__(self, module: ast.Module, function: Callable[..., Any]) -> None:
+        self.globals: dict[str, Any] = function.__globals__
+        functions = [
+            node
+            for node in ast.walk(module)
+            if isinstance(node, ast.FunctionDef) and node.name == function.__name__
+        ]
+        if len(functions) != 1:
+            raise _UnknownError
+        self.body = functions[0].body
+        self.parameter = functions[0].args.args[-1].arg
+        self.kernels = _kernels(module)
+        # What each name is: values, several results of an operator, constants.
+        self.values: dict[str, Any] = {}
+
+    def program(self) -> Program:
+        unpacked, *rest = self.body
+        match unpacked:
+            case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)) if (
+                all(isinstance(name, ast.Name) for name in names)
+            ):
+                pass
+            case _:
+                raise _UnknownError
+        self.writer = ProgramWriter(len(names))
+        for i, name in enumerate(names):
+            self.values[name.id] = RecordedValue(i)  # type: ignore[attr-defined]
+        self.inputs = {*self.values}
+        for statement in rest:
+            match statement:
+                case ast.Delete():  # a value is freed where it is read last
+                    pass
+                case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                    self.values[target] = self.value(value)
+                    self.inputs.discard(target)
+                case ast.Expr(value=ast.Call() as call):
+                    self.call(call)
+                case ast.Return(value=ast.Tuple(elts=results)):
+                    return self.writer.finish([self.value(result) for result in results])
+                case _:
+                    raise _UnknownError
+        raise _UnknownError
+
+    def value(self, node: ast.expr) -> Any:
+        """What an expression comes to; its steps are written."""
+        match node:
+            case ast.Name(id=name) if name in self.values:
+                return self.values[name]
+            case ast.Call():
+                return self.call(node)
+            case ast.Subscript(value=held, slice=ast.Constant(value=int(index))):
+                value = self.value(held)
+                return self.writer.item(value, index) if _is_value(value) else value[index]
+            case ast.Tuple(elts=elements):
+                return tuple(map(self.value, elements))
+            case ast.List(elts=elements):
+                return [*map(self.value, elements)]
+            case _:
+                return self.constant(node)
+
+    def constant(self, node: ast.expr) -> Any:
+        """A number, or something of torch's, such as a dtype, by its name."""
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=value)):
+                return -value  # type: ignore[operator]
+            case ast.Name(id=name) if name in self.globals:
+                return self.globals[name]
+            case ast.Attribute(value=held, attr=name):
+                return getattr(self.constant(held), name)
+            case _:
+                raise _UnknownError
+
+    def call(self, node: ast.Call) -> Any:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=self.parameter), attr="clear"):
+                return None
+            case ast.Name(id=name):
+                return self.call_named(name, node)
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name) if name in _EXTERN:
+                return self.call_operator(_EXTERN[name], node)
+            case _:
+                function = self.constant(node.func)
+                if not isinstance(function, OpOverload):
+                    raise _UnknownError
+                return self.call_operator(function, node)
+
+    def call_named(self, name: str, node: ast.Call) -> Any:
+        if name == "assert_size_stride" and isinstance(node.args[0], ast.Name):
+            if node.args[0].id not in self.inputs:  # the call's signature has those of the inputs
+                tensor, size, stride = map(self.value, node.args[:3])
+                self.writer.check_layout(tensor, size, stride)
+            return None
+        if name == "assert_alignment":  # kernels for the CPU read memory from any address on
+            return None
+        args = [self.value(arg) for arg in node.args]
+        if node.keywords:
+            raise _UnknownError
+        if name == "empty_strided_cpu":
+            return self.writer.allocate(*args)
+        if name == "reinterpret_tensor":
+            return self.writer.reinterpret(*args)
+        are_tensors = all(isinstance(arg, RecordedValue | Tensor) for arg in args)
+        if self.kernels.get(name) != len(args) or not are_tensors:
+            raise _UnknownError
+        return self.writer.call_kernel(_address(self.globals[name]), args, name)
+
+    def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
+        args = tuple(map(self.value, node.args))
+        kwargs = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        schema = op._schema
+        results = self.writer.call(schema.name, schema.overload_name, args, kwargs, str(op))
+        return results[0] if len(results) == 1 else results
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, RecordedValue)
+
+
+def _kernels(module: ast.Module) -> dict[str, int]:
+    """How many tensors each kernel of the module takes, of those that take nothing else."""
+    found = {}
+    for statement in module.body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=name)],
+                value=ast.Call(
+                    func=ast.Attribute(attr="cpp_pybinding"), args=[ast.List(elts=types), *_]
+                ),
+            ):
+                names = [ast.literal_eval(kind) for kind in types]
+                if all(kind.endswith("*") for kind in names):
+                    found[name] = len(names)
+    return found
+
+
+def _address(kernel: Any) -> int:
+    """Where the function in C is that a kernel's module has for Python."""
+    library = ctypes.CDLL(kernel.__self__.__file__)
+    address = ctypes.cast(library.kernel, ctypes.c_void_p).value
+    if address is None:
+        raise _UnknownError
+    return address
