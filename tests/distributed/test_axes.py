@@ -236,7 +236,7 @@ def an_invariant_sum_has_one_cotangent():
 
 
 def test_an_invariant_sum_over_samples_has_one_cotangent():
-    x = torch.arange(3.0)
+    x = torch.arange(3.0, dtype=torch.float64)
     shared = tl.vmap(tl.grad(lambda x: psum_invariant(x.sin(), "i")), axis_name="i")
     close(shared(x), x.cos())
     everywhere = tl.vmap(tl.grad(lambda x: psum(x.sin(), "i")), axis_name="i")

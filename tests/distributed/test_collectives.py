@@ -10,6 +10,8 @@ from tests.distributed.counting import counted
 from tests.distributed.nests import ALL, close, everybodys
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.samples import COLLECTIVES
+from torchlayers.compiled.record import record
+from torchlayers.compiled.simplify.common import share_common
 
 
 def compare(nest: str, name: str) -> None:
@@ -90,6 +92,37 @@ def what_was_reduced_may_be_written_to():
 
     size = dist.get_world_size()
     assert tl.grad(f)(torch.ones(2)).tolist() == [6.0 * size] * 2
+
+
+@case
+def a_linear_map_sends_at_each_call():
+    _, push = tl.linearize(lambda x: total(x.sin()), torch.ones(3))
+    for _ in range(2):
+        with counted() as calls:
+            pushed = push(torch.ones(3))
+        assert calls.names == ["all_reduce_coalesced"]
+    close(pushed, dist.get_world_size() * torch.ones(3).cos())
+
+
+@case
+def two_equal_collectives_of_a_recording_stay_two():
+    """All ranks have to come to them as often as they were called."""
+    compiled = tl.compile(lambda x: total(x) * total(x))
+    for _ in range(2):
+        close(compiled(torch.ones(3)), torch.full((3,), float(dist.get_world_size() ** 2)))
+    recorded = record(lambda x: total(x) * total(x), (torch.ones(3),))
+    share_common(recorded.graph)
+    targets = [str(node.target) for node in recorded.graph.graph.nodes]
+    assert targets.count("_c10d_functional.all_reduce.default") == 2
+
+
+@case
+def a_module_of_ddp_is_called_with_a_warning():
+    module = torch.nn.Linear(2, 1)
+    parallel = torch.nn.parallel.DistributedDataParallel(module)
+    given = {f"module.{name}": value for name, value in module.named_parameters()}
+    with pytest.warns(UserWarning, match="each rank gets the gradient of its own data alone"):
+        tl.functional_call(parallel, given, (torch.ones(3, 2),))
 
 
 test_over_ranks = over_ranks(__name__)

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from torchlayers import _C
 from torchlayers.errors import AxisError
+from torchlayers.stack import current_stack
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -55,7 +55,7 @@ def naming_samples(
 
     @functools.wraps(func)
     def named(*args: Any, **kwargs: Any) -> Any:
-        vmap = _C.current_stack()[-1]
+        vmap = current_stack()[-1]
         key = f"#{vmap.level}"
         if spread is None:
             axis = Axis(name, vmap.metadata["batch_size"], (key,))

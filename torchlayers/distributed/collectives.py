@@ -58,6 +58,11 @@ def psum_invariant(x: Any, axis: "AxisLike") -> Any:
         x's structure, each tensor of its shape.
     Raises:
         AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import psum_invariant
+        >>> slopes = torchlayers.grad(lambda x: psum_invariant(x**2, "batch"))
+        >>> torchlayers.vmap(slopes, axis_name="batch")(torch.tensor([1.0, 3.0]))
+        tensor([2., 6.])
 
     Source: JEP 17111, jax.lax.psum_invariant.
     """
@@ -96,6 +101,11 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
         x's structure, each tensor of its shape.
     Raises:
         AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import pmax
+        >>> below = torchlayers.vmap(lambda x: x - pmax(x, "batch"), axis_name="batch")
+        >>> below(torch.tensor([1.0, 3.0]))
+        tensor([-2.,  0.])
 
     Source: jax.lax.pmax, which has no derivative.
     """
@@ -113,6 +123,13 @@ def pvary(x: Any, axis: "AxisLike") -> Any:
         x's structure, each tensor a copy.
     Raises:
         AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import psum_invariant, pvary
+        >>> def loss(weight, x):
+        ...     return psum_invariant(pvary(weight, "batch") * x, "batch")
+        >>> slopes = torchlayers.vmap(torchlayers.grad(loss), (None, 0), axis_name="batch")
+        >>> slopes(torch.tensor(2.0), torch.tensor([1.0, 3.0]))
+        tensor([4., 4.])
 
     Source: JEP 17111, jax.lax.pvary.
     """
@@ -165,6 +182,11 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
     Raises:
         AxisError: no such axis is bound.
         DimensionError: ``dim`` does not fit the axis.
+    Example:
+        >>> from torchlayers.distributed import psum_scatter
+        >>> part = torchlayers.vmap(lambda x: psum_scatter(x, "batch"), axis_name="batch")
+        >>> part(torch.tensor([[1.0, 2.0], [30.0, 40.0]]))
+        tensor([31., 42.])
 
     Source: jax.lax.psum_scatter.
     """
@@ -203,6 +225,12 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
     Raises:
         AxisError: no such axis is bound.
         DimensionError: ``split_dim`` does not fit the axis.
+    Example:
+        >>> from torchlayers.distributed import all_to_all
+        >>> exchanged = torchlayers.vmap(lambda x: all_to_all(x, "batch", 0, 0), axis_name="batch")
+        >>> exchanged(torch.tensor([[1, 2], [30, 40]]))
+        tensor([[ 1, 30],
+                [ 2, 40]])
 
     Source: jax.lax.all_to_all, tiled.
     """
@@ -232,6 +260,12 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
         x's structure, each tensor of its shape.
     Raises:
         AxisError: no such axis is bound, or the pairs are not such.
+    Example:
+        >>> from torchlayers.distributed import ppermute
+        >>> to_the_right = lambda x: ppermute(x, "batch", [(0, 1), (1, 2)])
+        >>> right = torchlayers.vmap(to_the_right, axis_name="batch")
+        >>> right(torch.tensor([1, 2, 3]))
+        tensor([0, 1, 2])
 
     Source: jax.lax.ppermute.
     """
@@ -276,6 +310,10 @@ def axis_size(axis: "AxisLike") -> int:
         axis: an axis's name, or a DeviceMesh of one dimension.
     Raises:
         AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import axis_size
+        >>> torchlayers.vmap(lambda x: x / axis_size("batch"), axis_name="batch")(torch.ones(4))
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
 
     Source: jax.lax.axis_size.
     """
