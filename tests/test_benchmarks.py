@@ -6,18 +6,18 @@ import struct
 import pytest
 import torch
 
-from benchmarks import batching, growth, jacobians, modules, scaling, timing
+from benchmarks import batching, compiled_passes, growth, jacobians, modules, scaling, timing
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
 from benchmarks.workloads import peers, tables
 from benchmarks.workloads.catalogue import catalogue, small
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, Ready
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
 
 SPECIALISTS = ("Opacus", "BackPACK", "curvlinops")
-OTHERS = (COMPILED, JIT, EAGER, *SPECIALISTS)
+OTHERS = (COMPILED, JIT, EAGER, OURS_COMPILED, *SPECIALISTS)
 
 
 def doubling(by_hand=lambda x: 2 * x, specialists=None, size="one number"):
@@ -96,7 +96,7 @@ def test_a_refusal_is_in_the_table_with_its_reason():
 
 def test_a_wrong_compiler_is_in_the_table_with_its_error(monkeypatch):
     monkeypatch.setattr(peers, "_compiled", lambda function: lambda x: 3 * function(x))
-    others = (JIT, EAGER)
+    others = (JIT, EAGER, OURS_COMPILED)
     ready = peers.prepare(doubling(), others)
     wrong = tables.Row(doubling(), 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))
     assert COMPILED not in ready.works
@@ -114,7 +114,7 @@ def test_a_missed_bar_is_written_down():
 
 def test_who_is_faster_is_computed():
     rows = [row(theirs=4.0, ours=2.0, jit=0.5), row("large", theirs=1.0, ours=2.0, jit=2.0)]
-    lines = tables.leaders(rows).splitlines()[2:]
+    lines = tables.leaders(rows, OURS).splitlines()[2:]
     assert lines == [
         "| torch.func | 1 of 2 | 2.00 | 2.00 | doubling, large |",
         "| JAX jit | 1 of 2 | 4.00 | 4.00 | doubling, one number |",
@@ -126,6 +126,14 @@ def test_the_workloads_run(monkeypatch):
     text = workloads.measure(quick=True, threads="one")
     assert "| Lennard-Jones cluster, forces | 13 atoms |" in text
     assert f"- {JIT} was left out of this run." in text
+
+
+def test_what_passes_save_is_counted():
+    each = [compiled_passes.passes(small()[-1])]
+    (_, recorded), *_, (_, left) = each[0]
+    assert left.operators < recorded.operators
+    assert "| `drop_copies` | " in compiled_passes.by_pass(each)
+    assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
 @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])

@@ -14,7 +14,6 @@ transforms have come to.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -79,8 +78,8 @@ def run_eagerly() -> contextlib.AbstractContextManager[Any]:
     A compiled function has its mutations removed and is recorded as a whole already; neither
     can be done to it a second time, from outside.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled
-        return contextlib.nullcontext()
+    import torch._dynamo  # a part of torch.cond's first call, which must not be compiled either
+
     stack = contextlib.ExitStack()
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))

@@ -16,10 +16,18 @@ from importlib import metadata
 import torch
 
 from benchmarks import machine, page
+from benchmarks.chains import OURS
 from benchmarks.timing import Effort, by_turns
 from benchmarks.workloads import tables
 from benchmarks.workloads.catalogue import LARGE_BAR, SMALL_BAR, catalogue, large, small
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, prepare, warm_up_compiler
+from benchmarks.workloads.peers import (
+    COMPILED,
+    EAGER,
+    JIT,
+    OURS_COMPILED,
+    prepare,
+    warm_up_compiler,
+)
 
 PACKAGES = ("jax", "opacus", "backpack-for-pytorch", "curvlinops-for-pytorch")
 
@@ -63,7 +71,8 @@ def measure(quick: bool, threads: str) -> str:
             advance()
     parts = [
         tables.times(rows),
-        tables.leaders(rows),
+        tables.leaders(rows, OURS),
+        tables.leaders(rows, OURS_COMPILED),
         tables.absences(rows, left_out),
         tables.first_calls(rows),
         f"{machine.describe()}{versions()}.",
@@ -74,7 +83,7 @@ def measure(quick: bool, threads: str) -> str:
 def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
     """What compiles for minutes in all: inductor programs, JAX outside jit each operator."""
     if quick:
-        return COMPILED, JIT, EAGER
+        return COMPILED, JIT, EAGER, OURS_COMPILED
     return (COMPILED, EAGER) if threads == "all" else ()
 
 

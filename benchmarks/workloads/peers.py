@@ -20,6 +20,7 @@ from benchmarks.workloads import torch_operators
 from benchmarks.workloads.workload import Workload
 
 COMPILED, JIT, EAGER = f"{FUNC} compiled", "JAX jit", "JAX eager"
+OURS_COMPILED = f"{OURS} compiled"
 TOLERANCE = 1e-4  # of a result's largest entry; float32 rounds by 6e-8, and derivatives add to it
 
 
@@ -63,7 +64,7 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
         except ImportError as error:
             ready.missing[name] = str(error)
         except (TorchDynamoException, NotImplementedError) as error:
-            if name in (RAW, FUNC, OURS):
+            if name in (RAW, FUNC, OURS, OURS_COMPILED):
                 raise
             ready.failures[name] = Failure("refused", f"{workload}: {name}: {_reason(error)}")
         except AssertionError as error:
@@ -107,6 +108,7 @@ def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
         EAGER: lambda: _jax(workload, compiled=False),
         **workload.specialists,
         OURS: lambda: of(program(torchlayers, torch_operators)),
+        OURS_COMPILED: lambda: of(torchlayers.compile(program(torchlayers, torch_operators))),
     }
 
 

@@ -7,7 +7,7 @@ from benchmarks import page
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.comparisons import judged
 from benchmarks.timing import Timing
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, Ready
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
 
 MICRO = 1e6
@@ -31,19 +31,21 @@ class Row:
             *map(self._time, EVERYWHERE),
             "<br>".join(f"{name} {self._time(name)}" for name in self._specialists()),
             self._time(OURS),
+            self._time(OURS_COMPILED),
             *judged(ratio, self.bar),
         ]
 
     def first_calls(self) -> list[str]:
         seconds = self.ready.first_calls
-        shown = [f"{seconds[peer]:.2f}" if peer in seconds else "" for peer in (*EVERYWHERE, OURS)]
+        peers = (*EVERYWHERE, OURS, OURS_COMPILED)
+        shown = [f"{seconds[peer]:.2f}" if peer in seconds else "" for peer in peers]
         return [str(self.workload), *shown]
 
-    def lead(self, peer: str) -> float | None:
+    def lead(self, peer: str, ours: str) -> float | None:
         """How many times faster than ours the peer is."""
-        if peer not in self.timings:
+        if peer not in self.timings or ours not in self.timings:
             return None
-        return self.timings[OURS].median / self.timings[peer].median
+        return self.timings[ours].median / self.timings[peer].median
 
     def _specialists(self) -> list[str]:
         """Those that are installed."""
@@ -61,20 +63,22 @@ class Row:
 
 def times(rows: list[Row]) -> str:
     peers = [f"{peer}, µs" for peer in EVERYWHERE]
-    header = ["workload", "size", *peers, "specialist, µs", f"{OURS}, µs"]
+    header = ["workload", "size", *peers, "specialist, µs", f"{OURS}, µs", f"{OURS_COMPILED}, µs"]
     return page.table([*header, f"{OURS} / {FUNC}", "bar"], [row.cells() for row in rows])
 
 
 def first_calls(rows: list[Row]) -> str:
-    header = ["the first call", *(f"{peer}, s" for peer in (*EVERYWHERE, OURS))]
+    header = ["the first call", *(f"{peer}, s" for peer in (*EVERYWHERE, OURS, OURS_COMPILED))]
     return page.table(header, [row.first_calls() for row in rows])
 
 
-def leaders(rows: list[Row]) -> str:
-    """Where others are faster than torchlayers, and by how much."""
+def leaders(rows: list[Row], ours: str) -> str:
+    """Where others are faster than one of ours, and by how much."""
+    if not any(ours in row.timings for row in rows):
+        return ""
     lines = []
-    for peer in dict.fromkeys(peer for row in rows for peer in row.timings if peer != OURS):
-        leads = {str(row.workload): row.lead(peer) for row in rows}
+    for peer in dict.fromkeys(peer for row in rows for peer in row.timings if peer != ours):
+        leads = {str(row.workload): row.lead(peer, ours) for row in rows}
         measured = {name: lead for name, lead in leads.items() if lead is not None}
         faster = {name: lead for name, lead in measured.items() if lead > 1}
         most = max(faster, key=faster.__getitem__, default="")
@@ -87,7 +91,7 @@ def leaders(rows: list[Row]) -> str:
                 most,
             ]
         )
-    header = [f"faster than {OURS}", "in", "times, geometric mean", "times, at most", "at"]
+    header = [f"faster than {ours}", "in", "times, geometric mean", "times, at most", "at"]
     return page.table(header, lines)
 
 
