@@ -1,0 +1,89 @@
+"""Whole programs simplified and as recorded: the workloads, random programs, op_db.
+
+Shapes, strides, dtypes and fake values of all that a simplified graph computes are checked too.
+"""
+
+import warnings
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from benchmarks.workloads import torch_operators
+from benchmarks.workloads.catalogue import catalogue
+from tests.compiled.simplified import same
+from tests.opinfo.cases import cases as samples
+from tests.opinfo.cases import full_name, ops
+from tests.opinfo.transforms import BASIC
+from tests.programs import Case, cases
+from tests.programs.judge import ours
+from tests.programs.values import APART
+from torchlayers.compiled.record import record
+
+OPS = ops(torch.float32)
+# What they compute is nearly singular, or their results are not determined by it.
+ILL_CONDITIONED = {"linalg.pinv.singular", "pca_lowrank", "svd_lowrank", "empty_strided"}
+
+
+@pytest.mark.parametrize("fuse_small", [False, True], ids=["replay", "inductor"])
+@pytest.mark.parametrize("workload", [workload for workload, _ in catalogue()], ids=str)
+def test_workloads(workload, fuse_small):
+    func = workload.program(tl, torch_operators)
+    same(func, *workload.arguments, exact=False, fuse_small=fuse_small)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_random_programs(depth: int) -> None:
+    def check(case: Case) -> None:
+        hypothesis.note(f"{case!r}\n{case.script}")
+        if isinstance(ours(case), Exception):
+            return  # which tests/test_random_programs.py looks at
+        names: dict[str, Any] = {"torch": torch, "APART": APART, "K": case.constant.tensor()}
+        names["tl"] = tl
+        exec(compile(case.source, "<random program>", "exec"), names)
+        for fuse_small in (False, True):
+            same_if_recorded(names["f0"], case.x.tensor(), fuse_small=fuse_small)
+
+    settings = hypothesis.settings(
+        max_examples=15, derandomize=True, database=None, deadline=None,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )  # fmt: skip
+    settings(hypothesis.given(cases(depth, ("tl",)))(check))()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
+)
+def test_a_sample(op, turn):
+    if full_name(op) in ILL_CONDITIONED:
+        pytest.skip("results that rounding decides")
+    transform = [*BASIC.values()][turn % len(BASIC)]
+    for case in samples(op, torch.float32, 1):
+        tangents = case.tangents()
+
+        def func(*inputs: Tensor, case: Any = case, tangents: Any = tangents) -> Any:
+            given = type(case)(case.func, list(inputs))
+            given.tangents = lambda: tangents
+            return transform(tl, given)
+
+        torch.manual_seed(0)
+        try:
+            func(*case.inputs)
+        except Exception:
+            return  # which the sweep over op_db looks at
+        same_if_recorded(func, *case.inputs, fuse_small=turn % 2 == 0)
+
+
+def same_if_recorded(func: Any, *args: Any, **options: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            record(func, args)
+        except Exception:
+            return  # which the tests of recording look at
+        same(func, *args, exact=False, **options)
