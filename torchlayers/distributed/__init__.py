@@ -5,7 +5,6 @@ ranks of a mesh dimension. It is named by its name, which the vmap or a ``with m
 or by a one-dimensional DeviceMesh.
 """
 
-from torchlayers.distributed import autograd as autograd
 from torchlayers.distributed.collectives import all_gather as all_gather
 from torchlayers.distributed.collectives import all_to_all as all_to_all
 from torchlayers.distributed.collectives import axis_index as axis_index

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -104,9 +105,16 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
             f"torchlayers: {api}: an axis is one dimension of a mesh, and this one has "
             f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
         )
+    _tell_autograd()
     key = mesh.get_group().group_name
     name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else str(key)
     return Axis(name, mesh.size(), (str(key),))
+
+
+@functools.cache
+def _tell_autograd() -> None:
+    """Derivatives for plain autograd, which takes a moment, and samples need none."""
+    importlib.import_module("torchlayers.distributed.autograd")
 
 
 def _meshes() -> "list[DeviceMesh]":
