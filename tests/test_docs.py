@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers
 from tests import errors_page
-from torchlayers import autograd_function, errors, extend, graph
+from torchlayers import autograd_function, distributed, errors, extend, graph
 from torchlayers.autograd_function import custom_function_call
 from torchlayers.graph import differentiate
 
@@ -32,6 +32,7 @@ PAGES = {
     "README.md": 2,
     "docs/compile.md": 12,
     "docs/custom-functions.md": 3,
+    "docs/distributed.md": 1,
     "docs/errors.md": 14,
     "docs/forward-mode.md": 3,
     "docs/graph-fx.md": 5,
@@ -99,7 +100,7 @@ def session(text, namespace, flags):
 
 def public():
     """What is ours and for everybody, by its name: functions, classes and their methods."""
-    for module in (torchlayers, errors, autograd_function, extend, graph):
+    for module in (torchlayers, errors, autograd_function, distributed, extend, graph):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.ismodule(value) or getattr(torch.func, name, None) is value:
@@ -123,7 +124,7 @@ def test_all_that_is_public_has_been_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
-    assert modules == {"autograd_function", "extend", "graph"}
+    assert modules == {"autograd_function", "distributed", "extend", "graph"}
 
 
 def docstrings():

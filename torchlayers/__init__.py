@@ -6,6 +6,7 @@ built_for.check()  # before anything that loads the extension
 
 # ruff: noqa: E402
 from torchlayers import autograd_function as autograd_function
+from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
@@ -48,6 +49,7 @@ __all__ = [
     "compile",
     "current_stack",
     "debug_unwrap",
+    "distributed",
     "ensemble",
     "extend",
     "functional",

@@ -14,6 +14,7 @@ import torch
 
 __all__ = [
     "ArgnumsError",
+    "AxisError",
     "CallError",
     "DataDependentError",
     "DimensionError",
@@ -176,6 +177,18 @@ class RuleError(TransformError, ValueError):
         torchlayers.errors.RuleError: torchlayers: jvp_rule takes an operator
         (torch.ops.mylib.name, or what torch.library.custom_op made), got
         builtin_function_or_method.
+    """
+
+
+class AxisError(TransformError, NameError):
+    """No axis of this name is bound, or a collective can't run along it.
+
+    Example:
+        >>> torchlayers.vmap(lambda x: torchlayers.distributed.psum(x, "i"))(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.AxisError: torchlayers: psum: no axis named 'i' is bound here. Bound
+        are: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
+        `with mesh:` block.
     """
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torchlayers import _C, chunks, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
+from torchlayers.distributed import dtensor
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import Grad, by_argnums
 from torchlayers.jvp import Jvp
@@ -362,7 +363,9 @@ def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
     else:
         block = torch.zeros(size, columns, dtype=leaf.dtype, device=leaf.device)
         block.diagonal(start).fill_(1)
-    return block if leaf.dim() == 1 else block.view(size, *leaf.shape)
+    if leaf.dim() != 1:
+        block = block.view(size, *leaf.shape)
+    return dtensor.placed_like(block, leaf) if dtensor.is_dtensor_below(leaf) else block
 
 
 def _at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:

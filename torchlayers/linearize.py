@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlayers import torch_compile, torch_func, tree
 from torchlayers.compiled.record import recording
 from torchlayers.compiled.replay import replay
+from torchlayers.compiled.simplify.nodes import is_collective
 from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import Jvp
 from torchlayers.stack import current_stack
@@ -175,14 +176,18 @@ def _can_fold(recorded: GraphModule) -> bool:
 
 
 def _fold(recorded: GraphModule) -> None:
-    """Computes what does not depend on the inputs, once and for good."""
+    """Computes what does not depend on the inputs, once and for good; collectives at each call."""
     known: dict[Node, Any] = {}
     graph = recorded.graph
     with torch.no_grad():
         for node in graph.nodes:
             if node.op == "get_attr":
                 known[node] = getattr(recorded, str(node.target))
-            elif node.op == "call_function" and all(map(known.__contains__, node.all_input_nodes)):
+            elif (
+                node.op == "call_function"
+                and not is_collective(node)
+                and all(map(known.__contains__, node.all_input_nodes))
+            ):
                 args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*args, **kwargs)
     for node in [node for node in known if node.op == "call_function"]:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
+from torchlayers.distributed import dtensor
+from torchlayers.distributed.axes import naming_samples
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import transformed
 
@@ -33,6 +35,7 @@ def vmap(
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
+    axis_name: str | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -52,6 +55,8 @@ def vmap(
         memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
             earlier chunks not counted. None is half of what is free on the device.
         progress: show a progress bar over the chunks (needs tqdm).
+        axis_name: what the samples are called inside func by collectives,
+            ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -59,7 +64,7 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness.
+        TransformError: no such randomness, or an axis_name with chunks.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
     Example:
@@ -76,12 +81,21 @@ def vmap(
             f"{randomness!r}."
         )
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
-    given = Vmap(func, in_dims, out_dims, randomness)
     at_once = chunk_size is None and not progress
+    if axis_name is not None and not at_once:
+        raise TransformError(
+            f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
+            "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
+            "one of them out."
+        )
+    named = func if axis_name is None else naming_samples(func, axis_name)
+    given = Vmap(named, in_dims, out_dims, randomness)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
-            torch_compile.refuse("vmap", auto_chunks=chunk_size == "auto", progress=progress)
+            torch_compile.refuse(
+                "vmap", auto_chunks=chunk_size == "auto", progress=progress, axis_name=axis_name
+            )
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
@@ -96,8 +110,10 @@ def vmap(
             label=f"vmap({tree.name_of(func)})",
         )
         if torch_compile.is_exporting():
-            return torch_compile.exported(_vmap_in_chunks, given, args, kwargs, run_chunks)
-        return _vmap_in_chunks(given, args, kwargs, run_chunks)
+            return torch_compile.exported(
+                _vmap_in_chunks, given, args, kwargs, run_chunks, chunk_size
+            )
+        return _vmap_in_chunks(given, args, kwargs, run_chunks, chunk_size)
 
     return transformed(func, wrapper)
 
@@ -253,11 +269,16 @@ def _vmap_in_chunks(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
+    chunk_size: ChunkSize,
 ) -> Any:
     steps.replaced(steps.CHUNKS)  # none can be, but refused
     given.check_out_dims()
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     random = RandomState() if given.randomness == "same" else None
+    # Found by measuring, sizes may differ between ranks, which have to run as many chunks.
+    if isinstance(chunk_size, int) and dtensor.is_sharded(leaves, dims):
+        samples = leaves, spec, dims, batch_size
+        return _vmap_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
         if random is not None:  # every chunk draws what the first one drew
@@ -266,6 +287,29 @@ def _vmap_in_chunks(
         return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
 
     return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
+
+
+def _vmap_in_shards(
+    given: Vmap,
+    samples: Samples,
+    kwargs: dict[str, Any],
+    run_chunks: Callable[..., list[Any]],
+    chunk_size: int,
+    random: RandomState | None,
+) -> Any:
+    """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
+    leaves, spec, dims, batch_size = samples
+    parts = dtensor.LocalChunks(leaves, dims, batch_size)
+
+    def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
+        if random is not None:
+            random.restore()
+        chunk = parts.narrow(start, size), spec, dims, parts.size_of(start, size)
+        return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+
+    of_each = -(-chunk_size // parts.ranks)
+    results = run_chunks(run_chunk, parts.largest, chunk_size=of_each, device=_device(leaves))
+    return _join(results, given.out_dims, parts.join)
 
 
 def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:
@@ -279,7 +323,11 @@ def _device(leaves: list[Any]) -> torch.device:
     return next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def _join(results: list[tuple[list[Any], tree.TreeSpec]], out_dims: Any) -> Any:
+def _join(
+    results: list[tuple[list[Any], tree.TreeSpec]],
+    out_dims: Any,
+    joined: Callable[[list[Tensor], int], Tensor] = torch.cat,
+) -> Any:
     spec = results[0][1]
     dims = tree.broadcast(out_dims, spec)
     if dims is None:  # a one-tuple for a single tensor
@@ -289,7 +337,7 @@ def _join(results: list[tuple[list[Any], tree.TreeSpec]], out_dims: Any) -> Any:
     def join(parts: list[Any]) -> Any:
         dim = next(remaining)
         # None: the result does not depend on the batch, so any chunk's stands for all.
-        return parts[0] if dim is None else torch.cat(parts, dim=dim)
+        return parts[0] if dim is None else joined(parts, dim)
 
     parts = [leaves for leaves, _ in results]
     results.clear()

@@ -88,7 +88,9 @@ class Interruptible {
       return;
     }
     const auto now = std::chrono::steady_clock::now();
-    if (now - last_ > kInterval) {
+    if (steps_ == kSteps) {
+      last_ = now;
+    } else if (now - last_ > kInterval) {
       last_ = now;
       hooks.raise_if_interrupted();
     }
@@ -98,7 +100,7 @@ class Interruptible {
   static constexpr uint32_t kSteps = 16; // reading the clock takes as long as a small step does
   static constexpr std::chrono::milliseconds kInterval{50};
   uint32_t steps_ = 0;
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_;
 };
 
 // A frame for one run, empty again at its end.

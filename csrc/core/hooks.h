@@ -22,6 +22,10 @@ struct Hooks {
   void (*release_dual_level)() = [] {};
   // Calls what the operator is made of instead of it; false where nothing is known of that.
   bool (*decompose)(const Operator& op, Args& args) = [](const Operator&, Args&) { return false; };
+  // The rank that this process has in a process group, or in one of this name.
+  int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
+    return 0;
+  };
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};

@@ -100,6 +100,11 @@ bool is_users(const c10::OperatorHandle& op) {
   return name != "aten" && name != "prims";
 }
 
+bool is_of_distributed(const c10::OperatorHandle& op) {
+  const auto name = op.schema().getNamespace();
+  return name == "c10d" || name == "_c10d_functional" || name == "torchlayers";
+}
+
 bool has_autograd_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
          op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
@@ -196,6 +201,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
       lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
+      is_collective(is_of_distributed(op)),
       is_pointwise(rules.batching == nullptr && find_pointwise(op)),
       is_constant(rules.is_constant),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
@@ -211,7 +217,10 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     if (is_written(schema().arguments()[i])) {
       written_args.push_back(i);
     }
-    aliased_result[i] = find_aliased_result(schema(), i);
+    // Lists may hold each other's members, says torch of any two, but these make new ones.
+    if (!is_collective || schema().is_mutable()) {
+      aliased_result[i] = find_aliased_result(schema(), i);
+    }
     aliases = aliases || aliased_result[i];
   }
   aliases = aliases || !written_args.empty();

@@ -4,6 +4,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "values/wrapper.h"
 
@@ -37,6 +38,9 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
   });
   if (any_hidden && !has_batching_rule(op, layer) && (op.is_composite || !any_seen)) {
     op.handle.redispatchBoxed(keys & c10::autograd_dispatch_keyset, args);
+    return true;
+  }
+  if (any_followed && op.is_collective && hooks.decompose(op, *args)) {
     return true;
   }
   if (hidden_and_followed && !has_batching_rule(op, layer)) {

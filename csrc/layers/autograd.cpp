@@ -7,6 +7,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "core/recording.h"
 #include "core/trace.h"
@@ -191,6 +192,9 @@ Modes AutogradLayer::modes_of_caller(const Operator& op) const {
 
 void AutogradLayer::process(const Operator& op, Args& args) {
   const bool may_lose = may_lose_derivatives(op, args, *this);
+  if (may_lose && op.is_collective && hooks.decompose(op, args)) {
+    return;
+  }
   if (may_lose && is_made_for_any_backend(op)) {
     op.handle.redispatchBoxed(DispatchKeySet(), &args);
     return;

@@ -2,6 +2,10 @@
 
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#endif
+
 #include <vector>
 
 #include "core/errors.h"
@@ -22,6 +26,12 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& declared) {
   if (value.isInt() && kind == c10::TypeKind::MemoryFormatType) {
     return py::cast(value.toMemoryFormat());
   }
+#if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
+  if (value.isObject() && value.toObject()->name() == "__torch__.torch.classes.c10d.ReduceOp") {
+    // Python can't look into it.
+    return py::int_(static_cast<int>(value.toCustomClass<c10d::ReduceOp>()->op_));
+  }
+#endif
   return torch::jit::toPyObject(value);
 }
 

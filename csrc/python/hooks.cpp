@@ -4,6 +4,7 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
 
@@ -104,6 +105,13 @@ bool decompose_in_python(const Operator& op, Args& args) {
   return true;
 }
 
+int64_t rank_in_group(const c10::IValue& group) {
+  const py::gil_scoped_acquire gil;
+  return py::module_::import("torchlayers.decompositions.collectives")
+      .attr("rank_in_group")(torch::jit::toPyObject(group))
+      .cast<int64_t>();
+}
+
 } // namespace
 
 void supply_hooks() {
@@ -125,6 +133,7 @@ void supply_hooks() {
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;
+  hooks.rank_in_group = &rank_in_group;
   hooks.name_type_of_nodes = &name_type;
 }
 

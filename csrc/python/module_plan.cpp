@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace {
 
 struct TorchClasses {
-  py::object module, script, data_parallel, rnn;
+  py::object module, script, data_parallel, distributed, rnn;
 };
 
 const TorchClasses& classes() {
@@ -23,6 +23,7 @@ const TorchClasses& classes() {
         nn.attr("Module"),
         py::module_::import("torch.jit").attr("ScriptModule"),
         nn.attr("DataParallel"),
+        nn.attr("parallel").attr("DistributedDataParallel"),
         nn.attr("RNNBase")};
   }();
   return *found;
@@ -270,6 +271,19 @@ class Plans {
       raise(
           "functional_call: can't be used with nn.DataParallel, which copies its module to "
           "devices. Call it on the module inside, `.module`.");
+    }
+    if (PyObject_IsInstance(module, classes().distributed.ptr()) == 1) {
+      const int is_error = PyErr_WarnEx(
+          PyExc_UserWarning,
+          "torchlayers: functional_call: DistributedDataParallel reduces the gradients of its own "
+          "parameters, and knows nothing of those that are given: each rank gets the gradient of "
+          "its own data alone. Call it on the module inside, `.module`, and sum the gradients with "
+          "torchlayers.distributed.psum_invariant(gradients, mesh), or spread the batch with "
+          "torchlayers.vmap(..., mesh=mesh).",
+          1);
+      if (is_error != 0) {
+        throw py::error_already_set();
+      }
     }
   }
 

@@ -29,6 +29,8 @@ void add_spectra(Table& rules);
 void add_cumulative(Table& rules);
 void add_fft(Table& rules);
 void add_constants(Table& rules);
+void add_collectives(Table& rules);
+void add_axes(Table& rules);
 
 inline void add_families(Table& rules) {
   add_unary(rules);
@@ -55,6 +57,8 @@ inline void add_families(Table& rules) {
   add_cumulative(rules);
   add_fft(rules);
   add_constants(rules);
+  add_collectives(rules);
+  add_axes(rules);
 }
 
 } // namespace torchlayers

@@ -38,6 +38,9 @@ class JvpCall : public Operands {
   // Makes this the call of an in-place operator by that name: the arguments hold copies of
   // what it writes to, and `run` runs it on the original.
   void write_to(const Operator& in_place, const at::Tensor& target);
+  bool writes() const {
+    return in_place_ != nullptr;
+  }
   // Takes results that were computed another way.
   void have_run(Args results);
 

@@ -6,12 +6,18 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/SmallVector.h>
 
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "core/operator.h"
 
 namespace torchlayers {
+
+// The whole name of an operator of a table: "mul.Tensor" is aten::mul.Tensor.
+inline std::string in_namespace(const std::string& name) {
+  return name.find("::") == std::string::npos ? "aten::" + name : name;
+}
 
 // Arguments and results go by their places in the operator's schema.
 class Operands {

@@ -99,7 +99,8 @@ void Derivatives::step() {
 }
 
 Derivatives& Table::operator[](const std::string& name) {
-  const auto [place, is_new] = rules_.try_emplace("aten::" + name, "aten::" + name);
+  const std::string full = in_namespace(name);
+  const auto [place, is_new] = rules_.try_emplace(full, full);
   TORCH_INTERNAL_ASSERT(is_new, "two statements about ", name);
   return place->second;
 }

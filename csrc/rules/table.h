@@ -79,7 +79,8 @@ class Derivatives {
 
 class Table {
  public:
-  // Begins the statement about an operator: "mul.Tensor" is aten::mul.Tensor.
+  // Begins the statement about an operator: "mul.Tensor" is aten::mul.Tensor; those of other
+  // namespaces go by their whole names.
   Derivatives& operator[](const std::string& name);
 
   // Null where there is none.

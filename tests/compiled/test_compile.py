@@ -302,3 +302,11 @@ def test_nothing_is_left_on_the_stack_after_an_error():
         compiled(torch.ones(()))
     assert tl.current_stack() == ()
     torch.testing.assert_close(replayed(tl.grad(torch.sin))(torch.zeros(())), torch.ones(()))
+
+
+def test_an_error_of_an_operator_is_raised_once_and_logged_nowhere(caplog):
+    product = tl.compile(torch.matmul, backend="replay")
+    with pytest.raises(RuntimeError, match=r"reduction dim|shapes cannot be multiplied"):
+        product(torch.ones(2, 3), torch.ones(2, 3))
+    assert not [entry for entry in caplog.records if entry.levelname == "ERROR"]
+    assert product(torch.ones(2, 3), torch.ones(3, 2)).shape == (2, 2)

@@ -6,6 +6,7 @@ tensor is one that the function captured, and becomes an input of the recording.
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -91,13 +92,29 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     recorder = _Recorder(func, args, kwargs or {}, gradients)
-    with recording, torch_compile.run_eagerly(), _without_hooks():
+    with recording, torch_compile.run_eagerly(), _without_hooks(), _unlogged():
         try:
             graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, func)
             raise
         return recorder.finish(graph)
+
+
+@contextlib.contextmanager
+def _unlogged() -> Iterator[None]:
+    """torch logs what an operator raises on fake tensors, with a stack; the caller gets it too."""
+    thread = threading.get_ident()
+
+    def is_of_others(entry: logging.LogRecord) -> bool:
+        return entry.thread != thread
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
 
 
 class _Recorder:

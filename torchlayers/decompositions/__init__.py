@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from torchlayers.decompositions import attention, transformer
+from torchlayers.decompositions import attention, collectives, transformer
 
 Decomposition = Callable[..., Any]
 
@@ -41,4 +41,5 @@ _OURS: dict[str, Decomposition] = {
     "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
     "aten::_scaled_dot_product_efficient_attention": attention.efficient,
     "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    **collectives.DECOMPOSITIONS,
 }

@@ -1,6 +1,7 @@
 #include "rules/batching/batched_call.h"
 
 #include "core/args.h"
+#include "core/hooks.h"
 #include "core/recording.h"
 #include "values/batched.h"
 #include "values/wrapper.h"
@@ -103,6 +104,10 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
   return value;
 }
 
+bool BatchedCall::decompose() {
+  return hooks.decompose(op_, args_);
+}
+
 bool BatchedCall::run() {
   trace("rule", op_, layer_);
   try {
@@ -184,6 +189,11 @@ std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
   return results;
 }
 
+std::vector<at::Tensor> BatchedCall::call_list(Args args) const {
+  op_.handle.callBoxed(&args);
+  return args[0].toTensorVector();
+}
+
 at::Tensor BatchedCall::call(Args args) const {
   return call_all(std::move(args))[0];
 }
@@ -193,6 +203,17 @@ void BatchedCall::finish(const std::vector<at::Tensor>& results) {
   for (const at::Tensor& result : results) {
     args_.emplace_back(result.defined() ? batched(result, /*dim=*/0, layer_) : result);
   }
+}
+
+void BatchedCall::finish_list(
+    std::vector<at::Tensor> results, const std::vector<bool>& is_batched) {
+  args_.resize(first_);
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (is_batched[i]) {
+      results[i] = batched(results[i], /*dim=*/0, layer_);
+    }
+  }
+  args_.emplace_back(std::move(results));
 }
 
 bool at_dim(BatchedCall& call, size_t arg) {

@@ -58,6 +58,9 @@ class BatchedCall {
   int64_t rank(size_t i) const {
     return tensor(i).dim();
   }
+  int64_t level() const {
+    return layer_.level();
+  }
   std::string layer_name() const {
     return layer_.name();
   }
@@ -76,6 +79,9 @@ class BatchedCall {
   }
   bool is_batched(size_t i) const {
     return has_tensor(i) && is_batched(tensor(i));
+  }
+  bool any_batched() const {
+    return num_batched_ > 0;
   }
   // Whether this is the one batched argument.
   bool only(size_t i) const {
@@ -110,6 +116,8 @@ class BatchedCall {
   void set(size_t i, c10::IValue value) {
     changed_.emplace_back(i, std::exchange(args_[first_ + i], std::move(value)));
   }
+  // Calls what the operator is made of instead of it, on this layer.
+  bool decompose();
   // Calls the operator, as it now is, on the layer below.
   bool run();
   // The same with the values as they are batched, which are alike.
@@ -133,6 +141,31 @@ class BatchedCall {
     finish(results);
     return true;
   }
+  // The same where what it returns is one tensor that does not depend on the sample.
+  template <class Compute>
+  bool give_unbatched(const Compute& compute) {
+    trace("rule", op_, layer_);
+    at::Tensor result;
+    {
+      const Below below(layer_, op_);
+      result = compute();
+    }
+    args_.resize(first_);
+    args_.emplace_back(std::move(result));
+    return true;
+  }
+  // The same of an operator that returns a list, with those of its members that are batched.
+  template <class Compute>
+  bool give_list(const std::vector<bool>& is_batched, const Compute& compute) {
+    trace("rule", op_, layer_);
+    std::vector<at::Tensor> results;
+    {
+      Below below(layer_, op_);
+      results = compute();
+    }
+    finish_list(std::move(results), is_batched);
+    return true;
+  }
   // The arguments, with change(i) for every tensor i among them.
   template <class Change>
   Args args_with(const Change& change) const {
@@ -147,6 +180,7 @@ class BatchedCall {
   // Calls the operator on the layer below with these arguments.
   at::Tensor call(Args args) const;
   std::vector<at::Tensor> call_all(Args args) const;
+  std::vector<at::Tensor> call_list(Args args) const; // of an operator that returns a list
 
  private:
   static std::vector<at::Tensor> as_list(at::Tensor result) {
@@ -156,6 +190,7 @@ class BatchedCall {
     return results;
   }
   void finish(const std::vector<at::Tensor>& results);
+  void finish_list(std::vector<at::Tensor> results, const std::vector<bool>& is_batched);
   // Puts the arguments back as they were, for an error's sake.
   void put_back();
   // Whether its tensors, or what they batch, are plain.

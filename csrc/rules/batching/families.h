@@ -10,7 +10,7 @@
 
 namespace torchlayers {
 
-// By the operators' names: "mul.Tensor" is aten::mul.Tensor.
+// By the operators' names: "mul.Tensor" is aten::mul.Tensor; those of other namespaces have theirs.
 class BatchingTable {
  public:
   void add(std::initializer_list<const char*> names, BatchingRule rule);
@@ -36,5 +36,7 @@ void add_batched_norms(BatchingTable& rules);
 void add_batched_indexing(BatchingTable& rules);
 void add_batched_lists(BatchingTable& rules);
 void add_batched_masked(BatchingTable& rules);
+void add_batched_collectives(BatchingTable& rules);
+void add_batched_axes(BatchingTable& rules);
 
 } // namespace torchlayers

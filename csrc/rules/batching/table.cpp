@@ -1,10 +1,12 @@
 #include "rules/batching/families.h"
 
+#include "rules/operands.h"
+
 namespace torchlayers {
 
 void BatchingTable::add(std::initializer_list<const char*> names, BatchingRule rule) {
   for (const char* name : names) {
-    const bool is_new = rules_.emplace(std::string("aten::") + name, rule).second;
+    const bool is_new = rules_.emplace(in_namespace(name), rule).second;
     TORCH_INTERNAL_ASSERT(is_new, "two batching rules for ", name);
   }
 }
@@ -23,6 +25,8 @@ const BatchingTable& BatchingTable::instance() {
     add_batched_indexing(*all);
     add_batched_lists(*all);
     add_batched_masked(*all);
+    add_batched_collectives(*all);
+    add_batched_axes(*all);
     return all;
   }();
   return *table;

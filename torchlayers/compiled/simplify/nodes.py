@@ -73,11 +73,19 @@ def is_random(node: Node) -> bool:
     )
 
 
+def is_collective(node: Node) -> bool:
+    """All ranks have to come to it, as often and in the same order."""
+    return isinstance(node.target, OpOverload) and (
+        node.target.namespace
+        in ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
+    )
+
+
 def has_effect(node: Node) -> bool:
     """It has to run, as often as it was recorded, whoever reads its result."""
     if node.op != "call_function":
         return node.op != "get_attr"
-    return is_random(node) or node.is_impure()
+    return is_random(node) or is_collective(node) or node.is_impure()
 
 
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:

@@ -1,0 +1,94 @@
+"""What a call of a compiled function costs, beside jax.jit's, torch.compile's and an eager one.
+
+python -m benchmarks.compiled_calls measures the table of docs/benchmarks.md, and writes it there.
+It needs JAX.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import torchlayers
+from benchmarks import machine, page
+from benchmarks.timing import Effort, Timing, by_turns
+
+EAGER, COMPILED, JIT = "eager", "torch.compile", "jax.jit"
+INDUCTOR, REPLAY = "torchlayers.compile", "torchlayers.compile, replay"
+PEERS = (EAGER, JIT, COMPILED, REPLAY, INDUCTOR)
+
+Tree = dict[str, Any]
+
+
+def one(x: Any) -> Any:
+    return x + 1
+
+
+def each(tree: Tree) -> Tree:
+    return {name: value + 1 for name, value in tree.items()}
+
+
+def chain(x: Any) -> Any:
+    for _ in range(20):
+        x = x * x + 1
+    return x
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "`x + 1` on 4 elements": (one, torch.ones(4)),
+    "a dict of 20 such tensors": (each, {str(i): torch.ones(4) for i in range(20)}),
+    "20 of `x * x + 1`": (chain, torch.zeros(4)),
+}
+
+
+def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]]:
+    """Calls of the function, each made ready."""
+    import jax
+    import jax.numpy as jnp
+    from torch.utils import _pytree as pytree
+
+    theirs = pytree.tree_map(lambda x: jnp.asarray(x.numpy()), argument)
+    jit = jax.jit(f)
+    compiled = torch.compile(f, fullgraph=True)
+    inductor, replay = (torchlayers.compile(f, backend=name) for name in ("inductor", "replay"))
+    calls = {
+        EAGER: lambda: f(argument),
+        JIT: lambda: jax.block_until_ready(jit(theirs)),
+        COMPILED: lambda: compiled(argument),
+        REPLAY: lambda: replay(argument),
+        INDUCTOR: lambda: inductor(argument),
+    }
+    expected = f(argument)
+    for name, call in calls.items():
+        for _ in range(3):
+            given = call()
+        if name == JIT:
+            given = pytree.tree_map(lambda x: torch.from_numpy(x.__array__().copy()), given)
+        torch.testing.assert_close(given, expected)
+    return calls
+
+
+def row(name: str, timings: dict[str, Timing]) -> list[str]:
+    medians = {peer: timing.median for peer, timing in timings.items()}
+    return [
+        name,
+        *(str(timings[peer].scaled(1e6)) for peer in PEERS),
+        *(f"{medians[INDUCTOR] / medians[peer]:.2f}" for peer in (JIT, COMPILED)),
+    ]
+
+
+def measure(quick: bool) -> dict[str, str]:
+    effort = Effort(rounds=11 if quick else 101, block=0.001 if quick else 0.002)
+    rows = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, (f, argument) in FUNCTIONS.items():
+            torch._dynamo.reset()
+            rows.append(row(name, by_turns(peers(f, argument), effort)))
+    header = ["a call", *PEERS, "of jax.jit", "of torch.compile"]
+    return {"benchmarks.md": f"{page.table(header, rows)}\n\n{machine.describe()}."}
+
+
+if __name__ == "__main__":
+    page.run(__doc__ or "", measure, "compiled calls")

@@ -1,0 +1,252 @@
+// The operators of named axes, and what they do to tangents and cotangents.
+#include "rules/axes.h"
+
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "core/errors.h"
+#include "core/hooks.h"
+#include "rules/collectives.h"
+#include "rules/families.h"
+#include "rules/forms.h"
+
+namespace torchlayers {
+
+std::vector<int64_t> inverse_sources(const std::vector<int64_t>& sources) {
+  std::vector<int64_t> inverse(sources.size(), -1);
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i] >= 0) {
+      inverse[sources[i]] = static_cast<int64_t>(i);
+    }
+  }
+  return inverse;
+}
+
+namespace {
+
+using at::Tensor;
+
+// ---- kernels: over ranks
+
+void check_is_of_ranks(const std::string& axis) {
+  if (is_of_vmap(axis)) {
+    raise(
+        "a collective over a vmap's axis (level {}) was called outside that vmap: a name holds "
+        "inside the vmap that binds it.",
+        axis.substr(1));
+  }
+}
+
+Tensor psum_kernel(const Tensor& x, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return collective("all_reduce", x, {"sum", axis});
+}
+
+Tensor pmax_kernel(const Tensor& x, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return collective("all_reduce", x, {"max", axis});
+}
+
+Tensor pvary_kernel(const Tensor& x, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return x.clone();
+}
+
+// (..., size, ...)
+Tensor all_gather_kernel(const Tensor& x, int64_t dim, int64_t size, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return collective("all_gather_into_tensor", x.unsqueeze(0), {size, axis})
+      .movedim(0, dim)
+      .contiguous();
+}
+
+Tensor psum_scatter_kernel(const Tensor& x, int64_t dim, int64_t size, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return collective("reduce_scatter_tensor", x.movedim(dim, 0), {"sum", size, axis}).squeeze(0);
+}
+
+Tensor all_to_all_kernel(
+    const Tensor& x, int64_t split, int64_t join, int64_t size, const std::string& axis) {
+  check_is_of_ranks(axis);
+  const std::vector<int64_t> one(size, 1);
+  const Tensor blocks = at::stack(x.chunk(size, split));
+  return at::cat(collective("all_to_all_single", blocks, {one, one, axis}).unbind(0), join);
+}
+
+// To one rank, or to nobody; from one, or zeros.
+Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::string& axis) {
+  check_is_of_ranks(axis);
+  const auto rank = static_cast<size_t>(hooks.rank_in_group(axis));
+  const int64_t to = inverse_sources(sources.vec())[rank];
+  std::vector<int64_t> sent(sources.size());
+  std::vector<int64_t> received(sources.size());
+  if (to >= 0) {
+    sent[to] = 1;
+  }
+  if (sources[rank] >= 0) {
+    received[sources[rank]] = 1;
+  }
+  const Tensor rows = x.unsqueeze(0).narrow(0, 0, to >= 0 ? 1 : 0);
+  const Tensor result = collective("all_to_all_single", rows, {received, sent, axis});
+  return sources[rank] >= 0 ? result.squeeze(0) : at::zeros_like(x);
+}
+
+Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& axis) {
+  check_is_of_ranks(axis);
+  return at::scalar_tensor(
+      hooks.rank_in_group(axis),
+      at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
+}
+
+std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*axis*/) {
+  std::vector<Tensor> copies;
+  for (const Tensor& x : xs) {
+    copies.push_back(x.clone());
+  }
+  return copies;
+}
+
+// Those of one dtype and device side by side, in one collective.
+std::vector<Tensor> psum_each_kernel(at::TensorList xs, const std::string& axis) {
+  std::vector<Tensor> sums(xs.size());
+  for (size_t first = 0; first < xs.size(); ++first) {
+    if (sums[first].defined()) {
+      continue;
+    }
+    std::vector<Tensor> flat;
+    std::vector<size_t> places;
+    std::vector<int64_t> sizes;
+    for (size_t i = first; i < xs.size(); ++i) {
+      if (xs[i].scalar_type() == xs[first].scalar_type() && xs[i].device() == xs[first].device()) {
+        flat.push_back(xs[i].reshape({-1}));
+        places.push_back(i);
+        sizes.push_back(xs[i].numel());
+      }
+    }
+    const auto parts = psum_kernel(at::cat(flat), axis).split_with_sizes(sizes);
+    for (size_t i = 0; i < places.size(); ++i) {
+      sums[places[i]] = parts[i].view(xs[places[i]].sizes());
+    }
+  }
+  return sums;
+}
+
+// ---- the same, called
+
+Tensor on(const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
+  Args args{x};
+  args.insert(args.end(), rest);
+  c10::Dispatcher::singleton()
+      .findSchemaOrThrow((std::string("torchlayers::") + name).c_str(), "")
+      .callBoxed(&args);
+  return args[0].toTensor();
+}
+
+// ---- tangents
+
+// A value and its tangent go in one collective, side by side in a last dimension.
+void together(JvpCall& call) {
+  const Tensor x = call[0];
+  const Tensor t = call.tangent(0);
+  const std::string& axis = call.arg(call.op().num_args - 1).toStringRef();
+  if (is_of_vmap(axis) || !may_be_stacked(x, t)) {
+    call.run();
+    call.set_tangent(0, on_first(t, call));
+    return;
+  }
+  const Tensor both = on_first(at::stack({x, t}, x.dim()), call);
+  call.have_run({both.select(-1, 0).contiguous()});
+  call.set_tangent(0, both.select(-1, 1).contiguous());
+}
+
+// Of a list: for those members that have cotangents.
+void transposed_by(VjpCall& call, const char* name) {
+  std::vector<Tensor> cotangents;
+  std::vector<size_t> members;
+  for (size_t i = 0; i < call.cotangents().size(); ++i) {
+    if (call.cotangents()[i].defined()) {
+      cotangents.push_back(call.cotangents()[i]);
+      members.push_back(i);
+    }
+  }
+  Args args{cotangents, call.arg(1)};
+  c10::Dispatcher::singleton().findSchemaOrThrow(name, "").callBoxed(&args);
+  const std::vector<Tensor> gradients = args[0].toTensorVector();
+  for (size_t i = 0; i < members.size(); ++i) {
+    call.give(0, gradients[i], members[i]);
+  }
+}
+
+void psum_invariant_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::psum_invariant_each");
+}
+
+void pvary_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::pvary_each");
+}
+
+// Which are the largest, as parts of one.
+Tensor share_of_largest(const Tensor& x, const Tensor& y, const c10::IValue& axis) {
+  const Tensor is_largest = at::eq(x, y).to(x.scalar_type());
+  return is_largest / on("psum", is_largest, {axis});
+}
+
+void pmax(JvpCall& call) {
+  call.run();
+  const Tensor share = share_of_largest(call[0], call.result(), call.arg(1));
+  call.set_tangent(0, on("psum", share * call.tangent(0), {call.arg(1)}));
+}
+
+TORCH_LIBRARY(torchlayers, library) {
+  library.def("psum(Tensor x, str axis) -> Tensor");
+  library.def("psum_invariant(Tensor x, str axis) -> Tensor");
+  library.def("pvary(Tensor x, str axis) -> Tensor");
+  library.def("pmax(Tensor x, str axis) -> Tensor");
+  library.def("all_gather(Tensor x, int dim, int size, str axis) -> Tensor");
+  library.def("psum_scatter(Tensor x, int dim, int size, str axis) -> Tensor");
+  library.def("all_to_all(Tensor x, int split, int join, int size, str axis) -> Tensor");
+  library.def("ppermute(Tensor x, int[] sources, str axis) -> Tensor");
+  library.def("pvary_each(Tensor[] xs, str axis) -> Tensor[]");
+  library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
+  library.def("axis_index(Device? device, str axis) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
+  library.impl("psum", psum_kernel);
+  library.impl("psum_invariant", psum_kernel);
+  library.impl("pvary", pvary_kernel);
+  library.impl("pmax", pmax_kernel);
+  library.impl("all_gather", all_gather_kernel);
+  library.impl("psum_scatter", psum_scatter_kernel);
+  library.impl("all_to_all", all_to_all_kernel);
+  library.impl("ppermute", ppermute_kernel);
+  library.impl("pvary_each", pvary_each_kernel);
+  library.impl("psum_invariant_each", psum_each_kernel);
+  library.impl("axis_index", axis_index_kernel);
+}
+
+} // namespace
+
+void add_axes(Table& rules) {
+  rules["torchlayers::psum"].jvp(together).vjp(VJP(0, on("psum", g, {c.arg(1)})));
+  rules["torchlayers::psum_invariant"].jvp(together).vjp(VJP(0, on("pvary", g, {c.arg(1)})));
+  rules["torchlayers::pvary"].linear_in(0).vjp(VJP(0, on("psum_invariant", g, {c.arg(1)})));
+  rules["torchlayers::pmax"].jvp(pmax).vjp(
+      VJP(0, on("psum", g, {c.arg(1)}) * share_of_largest(x, y, c.arg(1))));
+  rules["torchlayers::pvary_each"]
+      .jvp(with_tangents_in_list)
+      .vjp(psum_invariant_each, {.by = {"xs"}});
+  rules["torchlayers::psum_invariant_each"]
+      .jvp(with_tangents_in_list)
+      .vjp(pvary_each, {.by = {"xs"}});
+  rules["torchlayers::all_gather"].jvp(together).vjp(
+      VJP(0, on("psum_scatter", g, {c.arg(1), c.arg(2), c.arg(3)})));
+  rules["torchlayers::psum_scatter"].jvp(together).vjp(
+      VJP(0, on("all_gather", g, {c.arg(1), c.arg(2), c.arg(3)})));
+  rules["torchlayers::all_to_all"].jvp(together).vjp(
+      VJP(0, on("all_to_all", g, {c.arg(2), c.arg(1), c.arg(3), c.arg(4)})));
+  rules["torchlayers::ppermute"].jvp(together).vjp(
+      VJP(0, on("ppermute", g, {inverse_sources(c.integers(1)), c.arg(2)})));
+}
+
+} // namespace torchlayers

@@ -1,0 +1,123 @@
+// Named axes under vmap. NOTE [Named axes].
+#include "rules/axes.h"
+
+#include <ATen/ATen.h>
+
+#include "rules/batching/families.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// Whether the axis, the last argument, is this vmap's.
+bool is_own(const BatchedCall& call) {
+  const c10::IValue& axis = call[call.size() - 1];
+  return axis.isString() && axis.toStringRef() == axis_of_vmap(call.level());
+}
+
+// Of another axis: each element for itself, or along these dimensions of a sample.
+bool of_another(BatchedCall& call, std::initializer_list<size_t> dims) {
+  if (!call.only(0)) {
+    return false;
+  }
+  for (const size_t arg : dims) {
+    call.set(arg, call[arg].toInt() + 1);
+  }
+  return call.run();
+}
+
+bool psum(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {});
+  }
+  return call.give_unbatched([&] {
+    return call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.batch_size();
+  });
+}
+
+bool pmax(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {});
+  }
+  return call.give_unbatched(
+      [&] { return call.is_batched(0) ? call.value(0).amax(0) : call.tensor(0).clone(); });
+}
+
+bool pvary(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {});
+  }
+  return call.give([&] { return call.expanded(0).clone(); });
+}
+
+// all_gather(x, dim, size, axis): every sample sees all of them.
+bool all_gather(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {1});
+  }
+  return call.give_unbatched(
+      [&] { return call.expanded(0).movedim(0, call[1].toInt()).contiguous(); });
+}
+
+// psum_scatter(x, dim, size, axis)
+bool psum_scatter(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {1});
+  }
+  return call.give([&] {
+    const Tensor sum =
+        call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.batch_size();
+    return sum.movedim(call[1].toInt(), 0).contiguous();
+  });
+}
+
+// all_to_all(x, split, join, size, axis)
+bool all_to_all(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {1, 2});
+  }
+  return call.give([&] {
+    const auto sent = call.expanded(0).chunk(call.batch_size(), call[1].toInt() + 1);
+    return at::cat(at::stack(sent).unbind(1), call[2].toInt() + 1);
+  });
+}
+
+// ppermute(x, sources, axis)
+bool ppermute(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {});
+  }
+  return call.give([&] {
+    const Tensor x = call.expanded(0);
+    std::vector<Tensor> received;
+    for (const int64_t source : call[1].toIntVector()) {
+      received.push_back(source >= 0 ? x.select(0, source) : at::zeros_like(x.select(0, 0)));
+    }
+    return at::stack(received);
+  });
+}
+
+// axis_index(device, axis)
+bool axis_index(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return false;
+  }
+  const at::Device device = call[0].isNone() ? at::Device(at::kCPU) : call[0].toDevice();
+  return call.give([&] { return at::arange(call.batch_size(), device); });
+}
+
+} // namespace
+
+void add_batched_axes(BatchingTable& rules) {
+  rules.add({"torchlayers::psum", "torchlayers::psum_invariant"}, {psum});
+  rules.add({"torchlayers::pmax"}, {pmax});
+  rules.add({"torchlayers::pvary"}, {pvary});
+  rules.add({"torchlayers::all_gather"}, {all_gather});
+  rules.add({"torchlayers::psum_scatter"}, {psum_scatter});
+  rules.add({"torchlayers::all_to_all"}, {all_to_all});
+  rules.add({"torchlayers::ppermute"}, {ppermute});
+  rules.add({"torchlayers::axis_index"}, {axis_index});
+}
+
+} // namespace torchlayers

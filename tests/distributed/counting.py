@@ -1,0 +1,39 @@
+"""What is sent, counted where operators meet no layer any more."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
+WAITING = ("wait_tensor", "_wrap_tensor_autograd", "pvary", "pvary_each")
+
+
+@dataclasses.dataclass
+class Calls:
+    names: list[str] = dataclasses.field(default_factory=list)
+    bytes: int = 0  # of what is given to them
+
+
+class _Count(TorchDispatchMode):
+    def __init__(self, calls: Calls):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace in NAMESPACES:
+            name = func.__name__.split(".")[0]
+            if name not in WAITING:
+                self.calls.names.append(name)
+                sent = args[0] if isinstance(args[0], list) else [args[0]]
+                self.calls.bytes += sum(x.numel() * x.element_size() for x in sent)
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Calls]:
+    """The collectives inside, of this rank."""
+    calls = Calls()
+    with _Count(calls):
+        yield calls

@@ -1,0 +1,117 @@
+"""Processes that stay for many cases, one a rank: a case is a function that every rank runs.
+
+    @case
+    def a_sum_is_every_ranks(): ...
+
+    test_over_ranks = over_ranks(__name__)
+
+What a case raises on any rank fails the test, with that rank's traceback. A case that takes longer
+than its time is ended with its processes, and the next one gets new ones.
+"""
+
+import dataclasses
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 40
+
+
+@dataclasses.dataclass
+class _Rank:
+    process: subprocess.Popen
+    requests: int
+    answers: int
+    received: bytes = b""
+
+    def send(self, request: list) -> None:
+        os.write(self.requests, json.dumps(request).encode() + b"\n")
+
+    def receive(self, deadline: float) -> str | None:
+        """The traceback that the case ended with, "" for none; None where time is up."""
+        while b"\n" not in self.received:
+            ready, _, _ = select.select([self.answers], [], [], max(deadline - time.time(), 0))
+            if not ready:
+                return None
+            part = os.read(self.answers, 65536)
+            if not part:
+                return f"it ended with {self.process.wait()}"
+            self.received += part
+        line, _, self.received = self.received.partition(b"\n")
+        return json.loads(line)
+
+
+class Ranks:
+    """So many processes with a process group of gloo."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._ranks: list[_Rank] = []
+
+    def run(self, module: str, name: str, *args, seconds: float = SECONDS) -> None:
+        if not self._ranks:
+            self._start()
+        for rank in self._ranks:
+            rank.send([module, name, *args])
+        deadline = time.time() + seconds
+        answers = [rank.receive(deadline) for rank in self._ranks]
+        if any(
+            answer != "" for answer in answers
+        ):  # the ranks may wait for each other in different places
+            self.close()
+        failures = [
+            f"rank {i}: {'no answer in time' if answer is None else answer}"
+            for i, answer in enumerate(answers)
+            if answer != ""
+        ]
+        assert not failures, "\n".join(failures)
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.process.kill()
+            rank.process.wait()
+            os.close(rank.requests)
+            os.close(rank.answers)
+        self._ranks = []
+
+    def _start(self) -> None:
+        store = tempfile.mktemp()
+        for i in range(self.size):
+            theirs, requests = os.pipe()
+            answers, to_us = os.pipe()
+            arguments = [str(each) for each in (theirs, to_us, store, i, self.size)]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.distributed.worker", *arguments],
+                cwd=ROOT,
+                pass_fds=(theirs, to_us),
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            os.close(theirs)
+            os.close(to_us)
+            self._ranks.append(_Rank(process, requests, answers))
+
+
+CASES: dict[str, list[str]] = {}
+
+
+def case(function):
+    """Marks a function that all ranks run."""
+    CASES.setdefault(function.__module__, []).append(function.__name__)
+    return function
+
+
+def over_ranks(module: str):
+    """A test of each of the module's cases."""
+    import pytest
+
+    @pytest.mark.parametrize("name", CASES[module])
+    def test_over_ranks(ranks, name):
+        ranks.run(module, name)
+
+    return test_over_ranks

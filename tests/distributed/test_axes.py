@@ -1,0 +1,287 @@
+"""Named axes: over the samples of a vmap, over ranks, and over both, under each transform."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import torchlayers as tl
+from tests.distributed.counting import counted
+from tests.distributed.nests import ALL, NESTS, close, everybodys, summed, weighted
+from tests.distributed.processes import case, over_ranks
+from tests.distributed.samples import Collective, blocks, to_everybody
+from torchlayers.distributed import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    ppermute,
+    psum,
+    psum_invariant,
+    psum_scatter,
+    pvary,
+)
+from torchlayers.errors import AxisError, DimensionError, TransformError
+
+
+def mean_and_spread(x):
+    centred = x - pmean(x, "i")
+    return centred / (pmean(centred**2, "i") + 1).sqrt()
+
+
+def mean_and_spread_of_all(x):
+    centred = x - x.mean(0)
+    return centred / ((centred**2).mean(0) + 1).sqrt()
+
+
+def contrast(x):
+    return (all_gather(x.sin(), "i") @ x).logsumexp(0)
+
+
+def contrast_of_all(x):
+    return (x @ x.sin().mT).logsumexp(1)
+
+
+def index(x):
+    return x * (axis_index("i") + 1)
+
+
+def index_of_all(x):
+    places = torch.arange(1, x.shape[0] + 1)
+    return x * places.view(-1, *[1] * (x.dim() - 1))
+
+
+def ring(x):
+    size = axis_size("i")
+    return ppermute(x, "i", [(i, (i + 1) % size) for i in range(size)])
+
+
+def to_the_right(x):
+    return ppermute(x, "i", [(i, i + 1) for i in range(axis_size("i") - 1)])
+
+
+def to_the_right_of_all(x):
+    return torch.cat([torch.zeros_like(x[:1]), x[:-1]])
+
+
+def tree(x):
+    summed = psum({"x": x.sin(), "both": (x, 2 * x)}, "i")
+    return summed["x"] + summed["both"][1]
+
+
+ALONG = {
+    "psum": Collective(lambda x: psum(x, "i"), lambda x: x.sum(0).expand_as(x)),
+    "psum of a number": Collective(lambda x: psum(x, "i"), lambda x: x.sum(0).expand_as(x), ()),
+    "psum of a tree": Collective(tree, lambda x: (x.sin() + 2 * x).sum(0).expand_as(x)),
+    "psum of what does not depend on it": Collective(
+        lambda x: x + psum(torch.ones(3), "i"), lambda x: x + x.shape[0]
+    ),
+    "pmean": Collective(mean_and_spread, mean_and_spread_of_all),
+    "pmax": Collective(lambda x: pmax(x, "i"), lambda x: x.amax(0).expand_as(x)),
+    "softmax": Collective(
+        lambda x: (x - pmax(x, "i")).exp() / psum((x - pmax(x, "i")).exp(), "i"),
+        lambda x: x.softmax(0),
+    ),
+    "all_gather": Collective(
+        lambda x: all_gather(x, "i"), lambda x: x.expand(x.shape[0], *x.shape)
+    ),
+    "all_gather in the last dim": Collective(
+        lambda x: all_gather(x, "i", dim=-1),
+        lambda x: x.movedim(0, -1).expand(x.shape[0], *x.movedim(0, -1).shape),
+    ),
+    "all_gather, tiled": Collective(lambda x: all_gather(x, "i", tiled=True), to_everybody),
+    "contrast": Collective(contrast, contrast_of_all, (3,)),
+    "psum_scatter, tiled": Collective(
+        lambda x: psum_scatter(x, "i", tiled=True), lambda x: blocks(x).sum(1)
+    ),
+    "psum_scatter": Collective(
+        lambda x: psum_scatter(torch.stack([x * i for i in range(axis_size("i"))], 1), "i", 1),
+        lambda x: torch.stack([x.sum(0) * i for i in range(x.shape[0])]),
+    ),
+    "all_to_all": Collective(
+        lambda x: all_to_all(x, "i", 0, 1),
+        lambda x: torch.cat([*blocks(x).unbind(1)], 2),
+    ),
+    "all_to_all in place": Collective(
+        lambda x: all_to_all(x, "i", 1, 1),
+        lambda x: blocks(x.mT).flatten(1, 2).mT,
+        (3, 4),
+    ),
+    "ppermute": Collective(ring, lambda x: x.roll(1, 0)),
+    "ppermute to the right": Collective(to_the_right, to_the_right_of_all),
+    "axis_index": Collective(index, index_of_all),
+}
+
+names = pytest.mark.parametrize("name", ALONG)
+# The gradients of these read their results, which then can't be written to.
+READ = ("pmax", "contrast")
+
+
+def may_follow(name, nest):
+    return nest != "grad after a write" or name not in READ
+
+
+nests = pytest.mark.parametrize(
+    "name, nest", [(name, nest) for name in ALONG for nest in ALL if may_follow(name, nest)]
+)
+
+
+@nests
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
+def test_a_nest_over_samples_is_that_of_all(name, nest, size):
+    along = ALONG[name]
+    of_rank, of_all = ALL[nest]
+    x = everybodys(along.shape, size, nest)
+    found = tl.vmap(of_rank(along.of_rank), axis_name="i")(x)
+    close(found, of_all(along.of_all)(x))
+
+
+@names
+@pytest.mark.parametrize("nest", [nest for nest in NESTS if nest != "grad after a write"])
+def test_a_nest_outside_the_samples_is_that_of_all(name, nest):
+    """The transform is outside the vmap that binds the name."""
+    along = ALONG[name]
+    of_one, of_function = NESTS[nest][0], NESTS[nest][0]
+    x = everybodys(along.shape, 2, nest)
+    named = of_one(tl.vmap(along.of_rank, axis_name="i"))
+    close(named(x), of_function(along.of_all)(x))
+
+
+def mesh():
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("i",))
+
+
+def compare(nest: str, name: str) -> None:
+    along = ALONG[name]
+    of_rank, of_all = ALL[nest]
+    x = everybodys(along.shape, dist.get_world_size(), nest)
+    rank = dist.get_rank()
+    with mesh():
+        found = of_rank(along.of_rank)(x[rank])
+    close(found, of_all(along.of_all)(x)[rank])
+
+
+@nests
+def test_a_nest_over_ranks_is_that_of_all(ranks, nest, name):
+    ranks.run(__name__, "compare", nest, name)
+
+
+def both(x):
+    return x / psum(x, "i") + psum(x, "j") * pmean(x.sin(), "j")
+
+
+def both_of_all(x):
+    return x / x.sum(0) + x.sum(1, keepdim=True) * x.sin().mean(1, keepdim=True)
+
+
+def test_two_names_over_samples():
+    x = torch.rand(2, 3, 4, dtype=torch.float64)
+    close(tl.vmap(tl.vmap(both, axis_name="j"), axis_name="i")(x), both_of_all(x))
+    over_i_inside = tl.vmap(tl.vmap(both, axis_name="i"), 1, 1, axis_name="j")
+    close(over_i_inside(x), both_of_all(x))
+
+
+@case
+def a_name_of_samples_and_one_of_ranks():
+    rank = dist.get_rank()
+    x = torch.rand(dist.get_world_size(), 3, 4)
+    with mesh():
+        close(tl.vmap(both, axis_name="j")(x[rank]), both_of_all(x)[rank])
+        found = tl.grad(lambda x: (tl.vmap(both, axis_name="j")(x) ** 2).sum())(x[rank])
+    close(found, torch.func.grad(lambda x: (both_of_all(x) ** 2).sum())(x)[rank])
+
+
+@case
+def a_mesh_is_an_axis_as_well_as_its_name():
+    own = torch.ones(2)
+    assert psum(own, mesh()).equal(own * dist.get_world_size())
+    assert axis_index(mesh()) == dist.get_rank()
+
+
+@case
+def a_value_and_its_tangent_go_together():
+    with counted() as calls, mesh():
+        tl.jvp(lambda x: psum(x, "i"), (torch.ones(3),), (torch.ones(3),))
+    assert calls.names == ["psum"]
+    with counted() as calls, mesh():
+        tl.vmap(tl.grad(lambda x: psum(x.sin(), "i").sum()))(torch.ones(5, 3))
+    assert calls.names == ["psum", "psum"]
+
+
+@case
+def plain_autograd_has_the_same_derivatives():
+    for along in ALONG.values():
+        x = everybodys(along.shape, dist.get_world_size(), "grad")
+        own = x[dist.get_rank()].clone().requires_grad_()
+        with mesh():
+            y = along.of_rank(own)
+            (found,) = torch.autograd.grad(weighted(y), own)
+        expected = torch.func.grad(summed(along.of_all))(x)
+        close(found, expected[dist.get_rank()])
+
+
+@case
+def an_invariant_sum_has_one_cotangent():
+    """What all ranks share is differentiated once, and what each takes of it is summed."""
+    size = dist.get_world_size()
+    x = torch.arange(1.0, size + 1)
+    own = x[dist.get_rank()]
+    with mesh():
+        assert tl.grad(lambda x: psum_invariant(x.sin(), "i"))(own) == own.cos()
+        found = tl.grad(lambda w: psum_invariant((pvary(w, "i") * own).sin(), "i"))(own * 0 + 0.5)
+    close(found, (x * (0.5 * x).cos()).sum())
+
+
+def test_an_invariant_sum_over_samples_has_one_cotangent():
+    x = torch.arange(3.0, dtype=torch.float64)
+    shared = tl.vmap(tl.grad(lambda x: psum_invariant(x.sin(), "i")), axis_name="i")
+    close(shared(x), x.cos())
+    everywhere = tl.vmap(tl.grad(lambda x: psum(x.sin(), "i")), axis_name="i")
+    close(everywhere(x), 3 * x.cos())
+
+
+def test_a_name_that_nobody_binds_is_an_error_that_names_those_bound():
+    with pytest.raises(AxisError, match=r"no axis named 'k' is bound here. Bound are: 'i', 'j'"):
+        tl.vmap(tl.vmap(lambda x: psum(x, "k"), axis_name="j"), axis_name="i")(torch.ones(2, 2))
+    with pytest.raises(NameError, match="none"):
+        psum(torch.ones(2), "i")
+
+
+def test_a_name_is_bound_inside_its_vmap_alone():
+    with pytest.raises(ValueError, match="inside"):
+        tl.vmap(raises_inside, axis_name="i")(torch.ones(2))
+    with pytest.raises(AxisError):
+        psum(torch.ones(2), "i")
+
+
+def raises_inside(x):
+    raise ValueError("inside")
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 2}, {"chunk_size": "auto"}])
+def test_a_name_is_refused_with_chunks(options):
+    with pytest.raises(TransformError, match="have to run at once"):
+        tl.vmap(torch.sin, axis_name="i", **options)
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda x: psum(x, 3), AxisError, "got int"),
+        (lambda x: all_gather(x, "i", 2), DimensionError, "out of range"),
+        (lambda x: psum_scatter(x, "i"), DimensionError, "one each"),
+        (lambda x: psum_scatter(x, "i", tiled=True), DimensionError, "can't be dealt out"),
+        (lambda x: all_to_all(x, "i", 0, 0), DimensionError, "can't be dealt out"),
+        (lambda x: ppermute(x, "i", [(0, 1), (0, 0)]), AxisError, "pairs"),
+        (lambda x: ppermute(x, "i", [(0, 2)]), AxisError, "pairs"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_words(call, error, words):
+    with pytest.raises(error, match=words):
+        tl.vmap(call, axis_name="i")(torch.ones(2, 3))
+
+
+test_over_ranks = over_ranks(__name__)

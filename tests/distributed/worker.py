@@ -1,0 +1,42 @@
+"""A rank: runs the cases that it is told, and answers with the traceback of each, "" for none."""
+
+import datetime
+import importlib
+import json
+import os
+import sys
+import traceback
+import warnings
+
+import torch
+import torch.distributed as dist
+
+
+def main(requests: int, answers: int, store: str, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=size,
+        timeout=datetime.timedelta(seconds=20),
+    )
+    with open(requests) as lines:
+        for line in lines:
+            module, name, *args = json.loads(line)
+            failure = ""
+            try:
+                torch.manual_seed(0)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", FutureWarning)  # of names that torch changes
+                    getattr(importlib.import_module(module), name)(*args)
+            except BaseException:
+                failure = traceback.format_exc()
+            os.write(answers, json.dumps(failure).encode() + b"\n")
+    os._exit(0)  # without waiting for the other ranks
+
+
+if __name__ == "__main__":
+    _, *numbers, path, own_rank, world = sys.argv
+    main(int(numbers[0]), int(numbers[1]), path, int(own_rank), int(world))

@@ -1,0 +1,33 @@
+"""Over ranks: named axes and their collectives, under every transform.
+
+An axis is what a collective runs along: the samples of ``vmap(..., axis_name="batch")``, or the
+ranks of a mesh dimension. It is named by its name, which the vmap or a ``with mesh:`` block binds,
+or by a one-dimensional DeviceMesh.
+"""
+
+from torchlayers.distributed import autograd as autograd
+from torchlayers.distributed.collectives import all_gather as all_gather
+from torchlayers.distributed.collectives import all_to_all as all_to_all
+from torchlayers.distributed.collectives import axis_index as axis_index
+from torchlayers.distributed.collectives import axis_size as axis_size
+from torchlayers.distributed.collectives import pmax as pmax
+from torchlayers.distributed.collectives import pmean as pmean
+from torchlayers.distributed.collectives import ppermute as ppermute
+from torchlayers.distributed.collectives import psum as psum
+from torchlayers.distributed.collectives import psum_invariant as psum_invariant
+from torchlayers.distributed.collectives import psum_scatter as psum_scatter
+from torchlayers.distributed.collectives import pvary as pvary
+
+__all__ = [
+    "all_gather",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
+    "pmax",
+    "pmean",
+    "ppermute",
+    "psum",
+    "psum_invariant",
+    "psum_scatter",
+    "pvary",
+]

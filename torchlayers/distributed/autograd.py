@@ -1,0 +1,58 @@
+"""The same derivatives for plain autograd, outside every transform, as csrc/rules/axes.cpp has."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_ops: Any = torch.ops.torchlayers
+
+
+def _inverse(sources: list[int]) -> list[int]:
+    inverse = [-1] * len(sources)
+    for place, source in enumerate(sources):
+        if source >= 0:
+            inverse[source] = place
+    return inverse
+
+
+# Of a cotangent and the operator's other arguments.
+TRANSPOSES: dict[str, Callable[..., Any]] = {
+    "psum": lambda g, axis: _ops.psum(g, axis),
+    "psum_invariant": lambda g, axis: _ops.pvary(g, axis),
+    "pvary": lambda g, axis: _ops.psum_invariant(g, axis),
+    "all_gather": lambda g, dim, size, axis: _ops.psum_scatter(g, dim, size, axis),
+    "psum_scatter": lambda g, dim, size, axis: _ops.all_gather(g, dim, size, axis),
+    "all_to_all": lambda g, split, join, size, axis: _ops.all_to_all(g, join, split, size, axis),
+    "ppermute": lambda g, sources, axis: _ops.ppermute(g, _inverse(sources), axis),
+    "pvary_each": lambda gs, axis: _ops.psum_invariant_each(gs, axis),
+    "psum_invariant_each": lambda gs, axis: _ops.pvary_each(gs, axis),
+}
+
+
+def _register(name: str, transpose: Callable[..., Any]) -> None:
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.rest = inputs[1:]
+
+    def backward(ctx: Any, cotangent: Any) -> tuple[Any, ...]:
+        return transpose(cotangent, *ctx.rest), *[None] * len(ctx.rest)
+
+    torch.library.register_autograd(f"torchlayers::{name}", backward, setup_context=keep)
+
+
+def _keep_largest(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    x, ctx.axis = inputs
+    ctx.save_for_backward(x, output)
+
+
+def _share_with_largest(ctx: Any, cotangent: Any) -> tuple[Any, None]:
+    x, largest = ctx.saved_tensors
+    is_largest = (x == largest).to(x.dtype)
+    return _ops.psum(cotangent, ctx.axis) * is_largest / _ops.psum(is_largest, ctx.axis), None
+
+
+for _name, _transpose in TRANSPOSES.items():
+    _register(_name, _transpose)
+torch.library.register_autograd(
+    "torchlayers::pmax", _share_with_largest, setup_context=_keep_largest
+)

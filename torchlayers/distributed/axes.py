@@ -1,0 +1,121 @@
+"""Which axis a name means here: a vmap's, or a mesh dimension's. NOTE [Named axes]."""
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from torchlayers.errors import AxisError
+from torchlayers.stack import current_stack
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    AxisLike: TypeAlias = str | DeviceMesh
+
+
+class Axis(NamedTuple):
+    """What a collective runs along.
+
+    ``keys`` are what the operators call it: a vmap's level, a process group's name. A batch that
+    is spread over ranks has two, the samples here and the ranks. ``start`` is the place of the
+    first of the samples here.
+    """
+
+    name: str
+    size: int
+    keys: tuple[str, ...]
+    start: int = 0
+
+
+class _Bound(threading.local):
+    def __init__(self) -> None:
+        self.axes: list[Axis] = []
+
+
+_bound = _Bound()
+
+
+@contextlib.contextmanager
+def bound(axis: Axis) -> Iterator[None]:
+    """Inside, the name means this axis."""
+    _bound.axes.append(axis)
+    try:
+        yield
+    finally:
+        _bound.axes.pop()
+
+
+def naming_samples(
+    func: Callable[..., Any], name: str, spread: Axis | None = None
+) -> Callable[..., Any]:
+    """func under a vmap whose samples are an axis of this name, spread over ranks or not."""
+
+    @functools.wraps(func)
+    def named(*args: Any, **kwargs: Any) -> Any:
+        vmap = current_stack()[-1]
+        key = f"#{vmap.level}"
+        if spread is None:
+            axis = Axis(name, vmap.metadata["batch_size"], (key,))
+        else:
+            axis = spread._replace(name=name, keys=(key, *spread.keys))
+        with bound(axis):
+            return func(*args, **kwargs)
+
+    return named
+
+
+def resolve(axis: "AxisLike", api: str) -> Axis:
+    """The axis of this name that was bound last, or a mesh's one dimension.
+
+    Raises:
+        AxisError: there is none.
+    """
+    if isinstance(axis, str):
+        for each in reversed(_bound.axes):
+            if each.name == axis:
+                return each
+        for mesh in reversed(_meshes()):
+            if axis in (mesh.mesh_dim_names or ()):
+                return of_mesh(mesh[axis])
+        raise AxisError(
+            f"torchlayers: {api}: no axis named {axis!r} is bound here. Bound are: "
+            f"{', '.join(map(repr, _names())) or 'none'}. Name the samples with "
+            f"vmap(..., axis_name={axis!r}), or a mesh's dimension in a `with mesh:` block."
+        )
+    if "torch.distributed.device_mesh" in sys.modules:
+        from torch.distributed.device_mesh import DeviceMesh
+
+        if isinstance(axis, DeviceMesh):
+            return of_mesh(axis, api)
+    raise AxisError(
+        f"torchlayers: {api}: an axis is a name or a DeviceMesh of one dimension, got "
+        f"{type(axis).__name__}."
+    )
+
+
+def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
+    """The axis of a mesh's one dimension."""
+    if mesh.ndim != 1:
+        names = ", ".join(map(repr, mesh.mesh_dim_names or ()))
+        raise AxisError(
+            f"torchlayers: {api}: an axis is one dimension of a mesh, and this one has "
+            f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
+        )
+    key = mesh.get_group().group_name
+    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else str(key)
+    return Axis(name, mesh.size(), (str(key),))
+
+
+def _meshes() -> "list[DeviceMesh]":
+    """The meshes of the `with mesh:` blocks that we are in."""
+    module = sys.modules.get("torch.distributed.device_mesh")
+    found: list[DeviceMesh] = getattr(getattr(module, "_mesh_resources", None), "mesh_stack", [])
+    return found
+
+
+def _names() -> list[str]:
+    of_meshes = [name for mesh in _meshes() for name in mesh.mesh_dim_names or ()]
+    return [*(axis.name for axis in _bound.axes), *of_meshes]

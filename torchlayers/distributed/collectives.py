@@ -1,0 +1,360 @@
+"""psum and its relatives: collectives along a named axis, of pytrees of tensors.
+
+Each of them goes down the stack as an operator, with a tangent, a cotangent and a batching rule
+(csrc/rules/axes.cpp). NOTE [Named axes].
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.distributed.axes import Axis, resolve
+from torchlayers.errors import AxisError, DimensionError
+
+if TYPE_CHECKING:
+    from torchlayers.distributed.axes import AxisLike
+
+_ops: Any = torch.ops.torchlayers
+
+
+def psum(x: Any, axis: "AxisLike") -> Any:
+    """The sum along an axis.
+
+    Its derivative is that of the sum of what all samples or ranks return: psum's transpose is
+    psum. Where all of them share one result of it, and that is differentiated once, it is
+    :func:`psum_invariant`.
+
+    Args:
+        x: a tensor or pytree of tensors; a number is as good as one on each.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Returns:
+        x's structure, each tensor of its shape.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import psum
+        >>> share = torchlayers.vmap(lambda x: x / psum(x, "batch"), axis_name="batch")
+        >>> share(torch.tensor([1.0, 3.0]))
+        tensor([0.2500, 0.7500])
+
+    Source: jax.lax.psum.
+    """
+    return _reduced(_ops.psum.default, x, resolve(axis, "psum"))
+
+
+def psum_invariant(x: Any, axis: "AxisLike") -> Any:
+    """The sum along an axis, as one value that all share: its cotangent is that of one of them.
+
+    For a loss that all ranks compute of one sum, and gradients that each of them sums up. Its
+    transpose is :func:`pvary`.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Returns:
+        x's structure, each tensor of its shape.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import psum_invariant
+        >>> slopes = torchlayers.grad(lambda x: psum_invariant(x**2, "batch"))
+        >>> torchlayers.vmap(slopes, axis_name="batch")(torch.tensor([1.0, 3.0]))
+        tensor([2., 6.])
+
+    Source: JEP 17111, jax.lax.psum_invariant.
+    """
+    return _reduced(_ops.psum_invariant.default, x, resolve(axis, "psum_invariant"))
+
+
+def pmean(x: Any, axis: "AxisLike") -> Any:
+    """The mean along an axis: :func:`psum` by the axis's size.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Returns:
+        x's structure, each tensor of its shape.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import pmean
+        >>> centred = torchlayers.vmap(lambda x: x - pmean(x, "batch"), axis_name="batch")
+        >>> centred(torch.tensor([1.0, 3.0]))
+        tensor([-1.,  1.])
+
+    Source: jax.lax.pmean.
+    """
+    resolved = resolve(axis, "pmean")
+    return _mapped(lambda s: s / resolved.size, _reduced(_ops.psum.default, x, resolved))
+
+
+def pmax(x: Any, axis: "AxisLike") -> Any:
+    """The largest along an axis, element by element; equal ones share its gradient.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Returns:
+        x's structure, each tensor of its shape.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import pmax
+        >>> below = torchlayers.vmap(lambda x: x - pmax(x, "batch"), axis_name="batch")
+        >>> below(torch.tensor([1.0, 3.0]))
+        tensor([-2.,  0.])
+
+    Source: jax.lax.pmax, which has no derivative.
+    """
+    resolved = resolve(axis, "pmax")
+    return _each(lambda t: _along(_ops.pmax.default, t, resolved), x)
+
+
+def pvary(x: Any, axis: "AxisLike") -> Any:
+    """A value that all samples or ranks share, taken by each for itself: its gradient is summed.
+
+    Args:
+        x: a tensor or pytree of tensors, the same on each.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Returns:
+        x's structure, each tensor a copy.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import psum_invariant, pvary
+        >>> def loss(weight, x):
+        ...     return psum_invariant(pvary(weight, "batch") * x, "batch")
+        >>> slopes = torchlayers.vmap(torchlayers.grad(loss), (None, 0), axis_name="batch")
+        >>> slopes(torch.tensor(2.0), torch.tensor([1.0, 3.0]))
+        tensor([4., 4.])
+
+    Source: JEP 17111, jax.lax.pvary.
+    """
+    resolved = resolve(axis, "pvary")
+    return _each(lambda t: _along(_ops.pvary.default, t, resolved), x)
+
+
+def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
+    """What all samples or ranks have, in a new dimension. Its transpose is :func:`psum_scatter`.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+        dim: where the new dimension goes.
+        tiled: join them along ``dim`` instead.
+    Returns:
+        x's structure, each tensor with a dimension more, of the axis's size.
+    Raises:
+        AxisError: no such axis is bound.
+        DimensionError: x has no such dimension.
+    Example:
+        >>> from torchlayers.distributed import all_gather
+        >>> scores = torchlayers.vmap(lambda x: x * all_gather(x, "batch"), axis_name="batch")
+        >>> scores(torch.tensor([1.0, 2.0]))
+        tensor([[1., 2.],
+                [2., 4.]])
+
+    Source: jax.lax.all_gather.
+    """
+    one = _of_one(resolve(axis, "all_gather"), "all_gather")
+
+    def gather(t: Tensor) -> Tensor:
+        at = _dim("all_gather", t, dim, more=not tiled)
+        gathered: Tensor = _ops.all_gather.default(t, at, one.size, one.keys[0])
+        return gathered.flatten(at, at + 1) if tiled else gathered
+
+    return _each(gather, x)
+
+
+def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
+    """The sum along an axis, of which each takes its part. Its transpose is :func:`all_gather`.
+
+    Args:
+        x: a tensor or pytree of tensors, with as many parts as the axis is long.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+        dim: the dimension of the parts, which the result has not.
+        tiled: parts of any size are side by side in ``dim``, which stays.
+    Returns:
+        x's structure.
+    Raises:
+        AxisError: no such axis is bound.
+        DimensionError: ``dim`` does not fit the axis.
+    Example:
+        >>> from torchlayers.distributed import psum_scatter
+        >>> part = torchlayers.vmap(lambda x: psum_scatter(x, "batch"), axis_name="batch")
+        >>> part(torch.tensor([[1.0, 2.0], [30.0, 40.0]]))
+        tensor([31., 42.])
+
+    Source: jax.lax.psum_scatter.
+    """
+    one = _of_one(resolve(axis, "psum_scatter"), "psum_scatter")
+
+    def scatter(t: Tensor) -> Tensor:
+        at = _dim("psum_scatter", t, dim)
+        fits = t.size(at) % one.size == 0 if tiled else t.size(at) == one.size
+        if not fits:
+            raise DimensionError(
+                f"torchlayers: psum_scatter: dimension {dim} of a tensor of shape "
+                f"{tuple(t.shape)} can't be dealt out to the {one.size} of axis {one.name!r}"
+                + ("." if tiled else ", one each. Parts of several go with tiled=True.")
+            )
+        parts = t
+        if tiled:
+            parts = t.reshape(*t.shape[:at], one.size, t.size(at) // one.size, *t.shape[at + 1 :])
+        scattered: Tensor = _ops.psum_scatter.default(parts, at, one.size, one.keys[0])
+        return scattered
+
+    return _each(scatter, x)
+
+
+def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
+    """Each deals out ``split_dim``, a part to each, and joins what it gets along ``join_dim``.
+
+    Its transpose deals out ``join_dim`` and joins along ``split_dim``.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+        split_dim: the dimension that is dealt out, in parts of one size.
+        join_dim: the dimension along which parts are joined, in order of who sent them.
+    Returns:
+        x's structure.
+    Raises:
+        AxisError: no such axis is bound.
+        DimensionError: ``split_dim`` does not fit the axis.
+    Example:
+        >>> from torchlayers.distributed import all_to_all
+        >>> exchanged = torchlayers.vmap(lambda x: all_to_all(x, "batch", 0, 0), axis_name="batch")
+        >>> exchanged(torch.tensor([[1, 2], [30, 40]]))
+        tensor([[ 1, 30],
+                [ 2, 40]])
+
+    Source: jax.lax.all_to_all, tiled.
+    """
+    one = _of_one(resolve(axis, "all_to_all"), "all_to_all")
+
+    def exchange(t: Tensor) -> Tensor:
+        split, join = (_dim("all_to_all", t, dim) for dim in (split_dim, join_dim))
+        if t.size(split) % one.size:
+            raise DimensionError(
+                f"torchlayers: all_to_all: dimension {split_dim} of a tensor of shape "
+                f"{tuple(t.shape)} can't be dealt out to the {one.size} of axis {one.name!r}."
+            )
+        exchanged: Tensor = _ops.all_to_all.default(t, split, join, one.size, one.keys[0])
+        return exchanged
+
+    return _each(exchange, x)
+
+
+def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
+    """Sends along an axis by pairs (from, to); who is sent nothing gets zeros.
+
+    Args:
+        x: a tensor or pytree of tensors.
+        axis: an axis's name, or a DeviceMesh of one dimension.
+        perm: pairs of places on the axis. Nobody sends twice or is sent to twice.
+    Returns:
+        x's structure, each tensor of its shape.
+    Raises:
+        AxisError: no such axis is bound, or the pairs are not such.
+    Example:
+        >>> from torchlayers.distributed import ppermute
+        >>> to_the_right = lambda x: ppermute(x, "batch", [(0, 1), (1, 2)])
+        >>> right = torchlayers.vmap(to_the_right, axis_name="batch")
+        >>> right(torch.tensor([1, 2, 3]))
+        tensor([0, 1, 2])
+
+    Source: jax.lax.ppermute.
+    """
+    one = _of_one(resolve(axis, "ppermute"), "ppermute")
+    sources = [-1] * one.size
+    for source, to in perm:
+        is_place = 0 <= source < one.size and 0 <= to < one.size
+        if not is_place or sources[to] >= 0 or source in sources:
+            raise AxisError(
+                f"torchlayers: ppermute: {list(perm)} are not pairs of places on axis "
+                f"{one.name!r}, of size {one.size}, each at most once on either side."
+            )
+        sources[to] = source
+    return _each(lambda t: _ops.ppermute.default(t, sources, one.keys[0]), x)
+
+
+def axis_index(axis: "AxisLike", device: torch.device | str | None = None) -> Tensor:
+    """The sample's or rank's own place on the axis, an integer tensor without dimensions.
+
+    Args:
+        axis: an axis's name, or a DeviceMesh of one dimension.
+        device: where the tensor is.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import axis_index
+        >>> torchlayers.vmap(lambda x: x + axis_index("batch"), axis_name="batch")(torch.zeros(3))
+        tensor([0., 1., 2.])
+
+    Source: jax.lax.axis_index.
+    """
+    resolved = resolve(axis, "axis_index")
+    where = None if device is None else torch.device(device)
+    index: Tensor = _ops.axis_index.default(where, resolved.keys[0])
+    return index + resolved.start if resolved.start else index
+
+
+def axis_size(axis: "AxisLike") -> int:
+    """How many samples or ranks are on the axis.
+
+    Args:
+        axis: an axis's name, or a DeviceMesh of one dimension.
+    Raises:
+        AxisError: no such axis is bound.
+    Example:
+        >>> from torchlayers.distributed import axis_size
+        >>> torchlayers.vmap(lambda x: x / axis_size("batch"), axis_name="batch")(torch.ones(4))
+        tensor([0.2500, 0.2500, 0.2500, 0.2500])
+
+    Source: jax.lax.axis_size.
+    """
+    return resolve(axis, "axis_size").size
+
+
+def _each(function: Callable[[Tensor], Any], x: Any) -> Any:
+    return _mapped(lambda t: function(t if isinstance(t, Tensor) else torch.tensor(t)), x)
+
+
+def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return function(x)
+    leaves, spec = tree.flatten(x)
+    return tree.unflatten([function(leaf) for leaf in leaves], spec)
+
+
+def _along(op: Callable[[Tensor, str], Tensor], t: Tensor, axis: Axis) -> Tensor:
+    for key in axis.keys:
+        t = op(t, key)
+    return t
+
+
+def _reduced(op: Callable[[Tensor, str], Tensor], x: Any, axis: Axis) -> Any:
+    return _mapped(lambda t: _along(op, t, axis) if isinstance(t, Tensor) else t * axis.size, x)
+
+
+def _of_one(axis: Axis, api: str) -> Axis:
+    if len(axis.keys) > 1:
+        raise AxisError(
+            f"torchlayers: {api}: the samples of {axis.name!r} are spread over ranks, in parts "
+            "that may differ in size: psum, pmean, pmax and axis_index alone know such an axis."
+        )
+    return axis
+
+
+def _dim(api: str, t: Tensor, dim: int, *, more: bool = False) -> int:
+    dims = t.dim() + more
+    if not -dims <= dim < dims:
+        raise DimensionError(
+            f"torchlayers: {api}: dimension {dim} is out of range for a tensor of shape "
+            f"{tuple(t.shape)}: it must lie in [{-dims}, {dims - 1}]."
+        )
+    return dim % dims

@@ -1,0 +1,140 @@
+"""What transforms ask of DTensors."""
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+_functorch: Any = torch._C._functorch
+
+
+def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
+    """Whether it is one; torch.distributed.tensor is not imported for that."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def is_dtensor_below(tensor: Tensor) -> bool:
+    """Whether a DTensor holds its memory, inside the wrappers and batches of all levels."""
+    return "torch.distributed.tensor" in sys.modules and is_dtensor(under_levels(tensor))
+
+
+def under_levels(tensor: Tensor) -> Tensor:
+    """The tensor that holds the memory, inside the wrappers and batches of all levels."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
+
+
+def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
+    """A stack of tensors that each rank has, placed as one of them, a DTensor, is."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    leaf = under_levels(leaf)
+    assert is_dtensor(leaf)
+    placements = [
+        Shard(each.dim + 1) if isinstance(each, Shard) else Replicate() for each in leaf.placements
+    ]
+    return distribute_tensor(block, leaf.device_mesh, placements, src_data_rank=None)
+
+
+def is_sharded(leaves: list[Any], dims: list[int | None]) -> bool:
+    """Whether a batch dimension is spread over ranks."""
+    return any(
+        dim is not None and is_dtensor(leaf) and _mesh_dim(leaf, dim) is not None
+        for leaf, dim in zip(leaves, dims, strict=True)
+    )
+
+
+class LocalChunks:
+    """A sharded batch, so many of each rank's samples at a time.
+
+    ``narrow`` of a DTensor along the dimension it is sharded in gathers all of it on each rank. A
+    chunk that has its part of every shard stays where it is, and its samples are in the batch's
+    order once the chunks' shards are joined.
+    """
+
+    def __init__(self, leaves: list[Any], dims: list[int | None], batch_size: int) -> None:
+        sharded, dim = next(
+            (leaf, dim)
+            for leaf, dim in zip(leaves, dims, strict=True)
+            if dim is not None and is_dtensor(leaf) and _mesh_dim(leaf, dim) is not None
+        )
+        self.mesh = sharded.device_mesh
+        mesh_dim = _mesh_dim(sharded, dim)
+        assert mesh_dim is not None
+        self.mesh_dim = mesh_dim
+        self.ranks = self.mesh.size(mesh_dim)
+        self.batch_size = batch_size
+        self.largest = -(-batch_size // self.ranks)  # as torch.chunk cuts
+        self.leaves = [
+            leaf if dim is None else self._sharded(leaf, dim)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        self.dims = dims
+
+    def size_of(self, start: int, size: int) -> int:
+        """How many samples of all ranks are in the chunk that begins with each one's `start`."""
+        own = [
+            min(self.largest, max(self.batch_size - rank * self.largest, 0))
+            for rank in range(self.ranks)
+        ]
+        return sum(max(min(start + size, each) - start, 0) for each in own)
+
+    def narrow(self, start: int, size: int) -> list[Any]:
+        """The chunk's leaves."""
+        return [
+            leaf if dim is None else self._narrowed(leaf, dim, start, size)
+            for leaf, dim in zip(self.leaves, self.dims, strict=True)
+        ]
+
+    def join(self, parts: list[Any], dim: int) -> Any:
+        """A result of all chunks, sharded where the batch is."""
+        dim = dim % parts[0].dim()
+        if not is_dtensor(parts[0]):
+            return torch.cat(parts, dim)
+        local = torch.cat([self._sharded(part, dim).to_local() for part in parts], dim)
+        return self._of_local(local, self._sharded(parts[0], dim), dim, self.batch_size)
+
+    def _sharded(self, leaf: Any, dim: int) -> Any:
+        if not is_dtensor(leaf) or _mesh_dim(leaf, dim) == self.mesh_dim:
+            return leaf
+        from torch.distributed.tensor import Shard
+
+        placements = list(leaf.placements)
+        placements[self.mesh_dim] = Shard(dim)
+        return leaf.redistribute(self.mesh, placements)
+
+    def _narrowed(self, leaf: Any, dim: int, start: int, size: int) -> Any:
+        if not is_dtensor(leaf):
+            return leaf
+        local = leaf.to_local()
+        start = min(start, local.size(dim))
+        part = local.narrow(dim, start, min(size, local.size(dim) - start))
+        return self._of_local(part, leaf, dim, self.size_of(start, size))
+
+    def _of_local(self, local: Tensor, like: Any, dim: int, size: int) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        shape = list(like.shape)
+        shape[dim] = size
+        return DTensor.from_local(
+            local.contiguous(),
+            self.mesh,
+            like.placements,
+            run_check=False,
+            shape=torch.Size(shape),
+            stride=torch.empty(shape, device="meta").stride(),
+        )
+
+
+def _mesh_dim(tensor: "DTensor", dim: int) -> int | None:
+    """The mesh dimension over which this one of the tensor's is spread."""
+    for place, placement in enumerate(tensor.placements):
+        if placement.is_shard(dim):
+            return place
+    return None
