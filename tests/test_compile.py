@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
 import torchlayers as tl
@@ -76,3 +77,26 @@ def test_a_compiled_function_works_inside_a_transform(name):
 def test_chunks_found_by_measuring_are_refused_under_compile():
     with pytest.raises(Exception, match=r"does not work in torch\.compile"):
         torch.compile(tl.vmap(f, chunk_size="auto"), fullgraph=True, backend="eager")(torch.ones(3))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nonstrict_trace_puts_our_recording_into_dynamos_graph(compiled):
+    second = tl.hessian(lambda x: (x @ x).sin())
+    traced = torch._dynamo.nonstrict_trace(
+        tl.compile(second, backend="replay") if compiled else second
+    )
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    x = torch.tensor([0.5, -1.0, 2.0])
+    around = aot_autograd(fw_compiler=backend)
+    got = torch.compile(lambda x: traced(x) * 2, fullgraph=True, backend=around)(x)
+    torch.testing.assert_close(got, 2 * second(x))
+    assert any(node.target is torch.ops.aten.cos.default for node in seen[0].graph.nodes)
+
+
+def test_a_compiled_function_of_ours_inside_torch_compile():
+    assert_equal_compiled(tl.compile(tl.hessian(f), backend="replay"))
