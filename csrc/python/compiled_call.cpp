@@ -9,7 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/recording.h"
+#include "core/keys.h"
+#include "core/stack.h"
 #include "python/callable.h"
 #include "python/compiled_entry.h"
 #include "python/signature.h"
@@ -33,9 +34,11 @@ struct CompiledCall {
   // Replaced, not changed: a call may be looking through it.
   std::shared_ptr<const Entries> entries = std::make_shared<Entries>();
 
-  // Nobody looks at the operators of this thread, or at the calls.
+  // Nobody looks at the operators of this thread, or at the calls; inference mode does not.
   static bool is_plain() {
-    return nothing_is_below() && at::impl::PythonTorchFunctionTLS::stack_len() == 0;
+    const auto included = thread_keys().included() | DispatchKeySet(DispatchKey::ADInplaceOrView);
+    return mirror().empty() && included - kOurKeys - kTorchFuncKeys == c10::default_included_set &&
+           at::impl::PythonTorchFunctionTLS::stack_len() == 0;
   }
 
   static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {

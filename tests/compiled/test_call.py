@@ -111,6 +111,15 @@ def test_calls_that_differ_are_told_apart(pair):
     assert len(function.report().signatures) == 2
 
 
+def test_inference_mode_comes_to_python_once():
+    function = compiled(lambda x: x.sin())
+    with torch.inference_mode():
+        assert come_to_python(function, lambda g: g(X), lambda g: g(X)) == 0
+        assert function(X).is_inference()
+    assert not function(X).is_inference()
+    assert len(function.report().signatures) == 2
+
+
 def test_nan_is_nan():
     function = compiled(lambda x, n: x * n)
     call = lambda g: g(X, float("nan"))  # noqa: E731

@@ -139,6 +139,17 @@ FUNCTIONS = {
 }
 
 
+def test_autograd_is_told_of_what_is_written_to():
+    function = tl.compile(lambda x: x.mul_(2).sum())
+    x, weight = X.clone(), Y.clone().requires_grad_()
+    function(x)
+    for _ in range(2):
+        product = (x * weight).sum()
+        function(x)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.backward()
+
+
 @pytest.mark.parametrize(("f", "inputs"), FUNCTIONS.values(), ids=FUNCTIONS)
 def test_what_inductor_writes_is_known(f, inputs):
     function = tl.compile(f)

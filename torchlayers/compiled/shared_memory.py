@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -30,7 +31,11 @@ class UnlessShared:
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         if not self._shared(tensors):
-            return self.run(tensors)
+            # Inductor's code clears the list, and writes without telling autograd.
+            written = [tensors[i] for i in self._written if not tensors[i].is_inference()]
+            results = self.run(tensors)
+            torch.autograd.graph.increment_version(written)
+            return results
         if self._in_order is None:
             in_order = replay(self._recorded)
             self._in_order = in_order if self._around is None else self._around(in_order)
