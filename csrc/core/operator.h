@@ -70,7 +70,8 @@ struct Operator {
   bool has_custom_autograd;
   // Not of aten or prims, with no derivative and not made of others.
   bool lacks_autograd;
-  // Of torch.distributed, or along a named axis; torch's may write to its arguments without a word of it in the schema.
+  // Of torch.distributed, or along a named axis; torch's may write to its arguments without a word
+  // of it in the schema.
   bool is_collective;
   // torch's own, of one result whose elements come from the arguments' at their places.
   bool is_pointwise;
