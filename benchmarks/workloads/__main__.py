@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.workloads`` prints the tables and writes them into docs/workloads.md;
 with ``--threads all`` it measures the large ones on all cores; with ``--quick`` it measures the
-small ones roughly, and prints only.
+small ones roughly, and prints only. ``--leave-out "JAX eager"`` runs without a peer.
 """
 
 import argparse
@@ -36,10 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small ones, printed only")
     parser.add_argument("--threads", choices=("one", "all"), default="one")
+    parser.add_argument(
+        "--leave-out", action="append", choices=(COMPILED, JIT, EAGER, OURS_COMPILED), default=[]
+    )
     options = parser.parse_args()
     if options.threads == "one":
         use_one_thread()
-    text = measure(options.quick, options.threads)
+    text = measure(options.quick, options.threads, tuple(options.leave_out))
     print(text)
     if not options.quick:
         page.write("workloads.md", f"workloads, {options.threads}", text)
@@ -51,7 +54,7 @@ def use_one_thread() -> None:
     os.environ["NPROC"] = "1"  # XLA's pools; its flag for Eigen's threads leaves four at work
 
 
-def measure(quick: bool, threads: str) -> str:
+def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
     """The tables, with what is absent and the machine under them."""
     effort = Effort(3, 0.001) if quick else Effort(15, 0.003)
     if quick:
@@ -60,7 +63,7 @@ def measure(quick: bool, threads: str) -> str:
         bounded = [(workload, LARGE_BAR) for workload in large()]
     else:
         bounded = catalogue()
-    left_out = left_out_of(quick, threads)
+    left_out = (*left_out_of(quick, threads), *besides)
     rows = []
     with compiler_cache(), quiet(), page.progress(len(bounded)) as advance:
         if COMPILED not in left_out:
