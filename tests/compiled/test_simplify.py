@@ -182,3 +182,18 @@ def test_memory_read_by_strides_stays_where_it_is():
 
     same(func, torch.randn(3, 3))
     same(lambda x: (x[1:].clone()).as_strided((2,), (1,), 1) + 1, torch.randn(5))
+
+
+def test_a_permutation_of_a_copy_in_another_layout_is_one_of_what_was_copied():
+    def func(x, like):
+        copy = torch.empty_like(like).copy_(x)
+        return copy.permute(0, 2, 1).contiguous() * torch.arange(6.0).reshape(3, 2)
+
+    x = torch.arange(24.0).reshape(4, 2, 3)
+    same(func, x, torch.empty(4, 3, 2).permute(0, 2, 1))
+
+
+def test_a_padding_that_shifts_is_kept():
+    pad = torch.nn.functional.pad
+    same(lambda x: pad(x, (1, -1)) * x, torch.arange(1.0, 5.0))
+    assert operators(same(lambda x: pad(x, (0, 0)) * x, torch.ones(4))) == ["mul"]

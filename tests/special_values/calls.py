@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tests.rules import of_aten
 from tests.torch_versions import in_this_torch
 from torchlayers import _C
 
@@ -156,7 +157,7 @@ def chooses_by_order(call: Call) -> bool:
 
 @functools.cache
 def all_calls() -> list[Call]:
-    rules = in_this_torch({*_C.jvp_rules(), *_C.vjp_rules()})
+    rules = in_this_torch(of_aten({*_C.jvp_rules(), *_C.vjp_rules()}))
     return [call for rule in rules for call in calls_of(rule)]
 
 

@@ -21,7 +21,7 @@ from torchlayers.compiled.simplify.dead import drop_dead, drop_outputs
 from torchlayers.compiled.simplify.factors import share_factors
 from torchlayers.compiled.simplify.identities import fold_constants
 from torchlayers.compiled.simplify.mutations import without_mutations
-from torchlayers.compiled.simplify.nodes import pin, refresh
+from torchlayers.compiled.simplify.nodes import pin
 from torchlayers.compiled.simplify.returned import keep, promised
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.tanh import approximate_tanh
@@ -88,7 +88,6 @@ def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModu
         pin(simplified.graph)
         for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
             simplification(simplified)
-            refresh(simplified.graph)
             drop_dead(simplified)
             yield simplification.__name__, simplified
         keep(simplified, promise)

@@ -6,6 +6,7 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import (
     aten,
+    calls,
     emit,
     is_tensor,
     replace,
@@ -15,7 +16,8 @@ from torchlayers.compiled.simplify.nodes import (
 )
 
 # The result has the elements of the first argument, in their order along each dimension, wherever
-# sizes and strides are the same. (What has an offset, as slice, takes all or changes a size.)
+# sizes and strides are the same. (What has an offset, as slice, takes all or changes a size; a
+# padding that is negative at one end shifts.)
 SAME_ELEMENTS = {
     aten.alias.default,
     aten.detach.default,
@@ -44,6 +46,8 @@ def drop_copies(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target is aten.copy.default:
             _written_over(node)
+        elif calls(node, aten.constant_pad_nd.default) and any(node.args[1]):  # type: ignore[arg-type]
+            continue
         elif node.target in SAME_ELEMENTS and is_tensor(node.args[0]):
             source = value(node.args[0])
             if same_layout(value(node), source) and same_kind(value(node), source):

@@ -2,7 +2,7 @@
 
 A value's layout is no part of what a program computes, but operators are told of it by the fake
 values, and a view may need it. A node replaced by one with another layout has its readers' fake
-values computed anew (refresh).
+values computed anew at once (_refresh).
 """
 
 from collections.abc import Callable
@@ -111,9 +111,12 @@ def replace(old: Node, new: Any) -> bool:
     told, true = value(old), value(new)
     if told.shape != true.shape or not same_kind(told, true):
         raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
-    if not same_layout(told, true):
+    if same_layout(told, true):
+        old.replace_all_uses_with(new)
+    else:
         _doubt(old)
-    old.replace_all_uses_with(new)
+        old.replace_all_uses_with(new)
+        _refresh(old.graph)
     return True
 
 
@@ -122,10 +125,11 @@ def update(node: Node, *args: Any, target: Any = None) -> None:
     node.args = args
     node.target = target or node.target
     node.meta[_STALE] = True
+    _refresh(node.graph)
 
 
-def refresh(graph: Graph) -> None:
-    """Computes the values that replacements left in doubt."""
+def _refresh(graph: Graph) -> None:
+    """Computes the values that a replacement left in doubt, before a pass reads them."""
     for node in graph.nodes:
         if not node.meta.pop(_STALE, False) or node.op != "call_function":
             continue
