@@ -6,6 +6,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torchlayers.compiled.simplify.mutations import writes as is_write
+from torchlayers.compiled.simplify.nodes import is_random
+
 _COPY = torch.ops.aten.copy_.default
 
 
@@ -35,17 +38,10 @@ def operators(graph: GraphModule) -> Iterator[Node]:
 
 def draws(graph: GraphModule) -> bool:
     """Whether an operator draws random numbers."""
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node in operators(graph)
-    )
+    return any(is_random(node) for node in operators(graph))
 
 
 def is_functional(graph: GraphModule) -> bool:
     """Whether no operator writes to an argument, but for the copies that end the graph."""
     copies = writes(graph)
-    return not any(
-        node.target._schema.is_mutable
-        for node in operators(graph)
-        if isinstance(node.target, torch._ops.OpOverload) and node not in copies
-    )
+    return not any(is_write(node) for node in operators(graph) if node not in copies)
