@@ -108,6 +108,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return batched != nullptr && batched->level() == level;
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  // A bit each.
+  m.def("batched_levels", [](const at::Tensor& tensor) {
+    return batched_levels(tensor).to_ullong();
+  });
 
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);

@@ -1,0 +1,342 @@
+"""The samples of a batch: brought into sight, picked, and put back.
+
+NOTE [Samples of their own]
+Where a predicate is batched, what it decides runs under a vmap that is entered for it, on the
+samples that take it: those of one vmap, or of several that nest, in a row. It sits on top of
+the stack, above layers that may differentiate the operands, so bringing the samples into sight
+is an operation of its own, whose derivative hides them again (_Revealed, _Hidden). What a branch
+captures is brought over where it is first used, which the branch's operators tell (Inside). So a
+branch never meets a tensor of which it has other samples than it runs on.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchlayers import _C, tree
+from torchlayers.errors import TransformError, location
+from torchlayers.stack import current_stack
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+_depth = _functorch.get_dynamic_layer_stack_depth
+
+
+def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor in memory, without a derivative, and the levels at which it was batched.
+
+    Their dimensions are in front, the outermost first.
+    """
+    if _functorch.is_batchedtensor(x):
+        level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
+        value, levels = in_sight(_functorch.get_unwrapped(x))
+        return value.movedim(len(levels) + dim, len(levels)), (*levels, level)
+    if _functorch.is_gradtrackingtensor(x):
+        return in_sight(_functorch.get_unwrapped(x))
+    if _functorch.is_functionaltensor(x):
+        _torch._sync(x)
+        return in_sight(_torch._from_functional_tensor(x))
+    return x.detach(), ()
+
+
+def levels_of(x: Tensor) -> int:
+    """The levels at which it is batched, a bit each."""
+    levels: int = _C.batched_levels(x)
+    if not levels and any(layer.kind == "functionalize" for layer in current_stack()):
+        levels = sum(1 << level for level in in_sight(x)[1])
+    return levels
+
+
+class Batch(NamedTuple):
+    """The samples of these levels. ``token`` is a tensor that is batched at each of them."""
+
+    levels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    token: Tensor
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def mask(self) -> int:
+        return sum(1 << level for level in self.levels)
+
+    @property
+    def randomness(self) -> str:
+        found = {layer.level: layer.metadata.get("randomness") for layer in current_stack()}
+        return found.get(self.levels[-1]) or "error"
+
+    def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
+        """All samples of x in a row, or those that the index names, in a first dimension."""
+        own = [i for i, level in enumerate(self.levels) if levels_of(x) >> level & 1]
+        rows = _revealed(x, self.token, tuple(self.levels[i] for i in own))
+        rows = rows.flatten(0, len(own) - 1)
+        if len(own) < len(self.levels):
+            index = self._rows(own, index, rows.device)
+        return rows if index is None else rows.index_select(0, index)
+
+    def hide(self, rows: Tensor) -> Tensor:
+        """What reveal gave, batched again."""
+        return _hidden(rows.unflatten(0, self.sizes), self.token, self.levels)
+
+    def _rows(self, own: list[int], index: Tensor | None, device: torch.device) -> Tensor:
+        """Which sample of these levels alone each sample is."""
+        sizes = [self.sizes[i] if i in own else 1 for i in range(len(self.sizes))]
+        rows = torch.arange(math.prod(sizes), device=device).view(sizes)
+        rows = rows.expand(self.sizes).flatten()
+        return rows if index is None else rows[index]
+
+
+def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
+    """The batch of a tensor that in_sight has found to be batched."""
+    return Batch(levels, tuple(values.shape[: len(levels)]), x.detach())
+
+
+class Inside(TorchFunctionMode):
+    """What is seen by a function that runs under a vmap of a batch's samples, or of some.
+
+    It is made inside that vmap, and entered around the function alone.
+
+    Args:
+        batch: the samples.
+        level: of the vmap.
+        index: the samples that it runs on; all of them if None.
+    """
+
+    def __init__(self, batch: Batch, level: int, count: int, index: Tensor | None = None) -> None:
+        super().__init__()
+        self.batch = batch
+        self.level = level
+        self.count = count
+        self.index = index
+        self.around = innermost()
+        self.mask = batch.mask
+        self.token = _C.add_batch_dim(batch.token.new_zeros(count, dtype=torch.bool), 0)
+        self.taken: Tensor | None = None
+        self.stand_in = 0
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
+        """From now on samples where taken is False show another one's values, without a derivative.
+
+        Nobody asks what they come to, but what has no value there, or no derivative, would show.
+        """
+        self.taken = None if taken is None else _C.add_batch_dim(taken, 0)
+        self.stand_in = stand_in
+        self._guarded.clear()
+
+    def guarded(self, x: Tensor) -> Tensor:
+        """x, a tensor of this vmap, as it is seen."""
+        if self.taken is None or not self._is_batched(x):
+            return x
+        rows, _ = _functorch._unwrap_batched(x, self.level)
+        other = rows.select(_dim(x, self.level), self.stand_in)
+        return torch.where(self.taken, x, other.detach())
+
+    def sample(self, x: Tensor) -> Tensor:
+        """A tensor as it is seen: one that comes from outside is brought over."""
+        if (found := self._guarded.get(id(x))) is not None:
+            return found[1]
+        at_top = _depth() == self.level
+        if (found := self._known.get(id(x))) is not None:
+            made = found[1]
+        else:
+            inner = x if self.around is None else self.around.sample(x)
+            if not levels_of(inner) & self.mask:
+                return inner
+            made = self.show(self.batch.reveal(inner, self.index))
+            if at_top:
+                self._known[id(x)] = x, made
+        if self.taken is None:
+            return made
+        guarded = torch.where(self.taken, made, self._other(made))
+        if at_top:
+            self._guarded[id(x)] = x, guarded
+        return guarded
+
+    def show(self, rows: Tensor) -> Tensor:
+        """Rows, batched."""
+        return _hidden(rows, self.token, (self.level,))
+
+    def rows(self, x: Any) -> Tensor:
+        """What a function returned, in rows."""
+        if not isinstance(x, Tensor):
+            x = torch.as_tensor(x, device=self.token.device)
+        x = self.sample(x)
+        value, dim = _functorch._unwrap_batched(x, self.level)
+        if dim is None:
+            return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
+        return value.movedim(dim, 0)  # type: ignore[no-any-return]
+
+    def _is_batched(self, x: Tensor) -> bool:
+        return bool(levels_of(x) >> self.level & 1)
+
+    def _other(self, x: Tensor) -> Tensor:
+        rows = _revealed(x, self.token, (self.level,))
+        return rows[self.stand_in].detach()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        seen = tree.map_all_tensors(self.sample, args)
+        options = dict(zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()])))
+        if _writes(func) and seen and seen[0] is not args[0]:
+            self._refuse(func)
+        if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
+            self._refuse(func)
+        return func(*seen, **options)
+
+    def _refuse(self, func: Any) -> None:
+        raise TransformError(
+            "torchlayers: control flow on a batched predicate: a branch or loop body writes "
+            f"({func.__name__}) to a tensor from outside it, of which each sample has its own."
+            f"{location()} Return the new value instead."
+        )
+
+
+def innermost() -> Inside | None:
+    """The vmap of samples around us that was entered last."""
+    for mode in reversed(_torch.overrides._get_current_function_mode_stack()):
+        if isinstance(mode, Inside):
+            return mode
+    return None
+
+
+def seen(values: Any) -> Any:
+    """The values as they are seen here: what comes from outside a branch is brought over."""
+    inside = innermost()
+    return values if inside is None else tree.map_tensors(inside.sample, values)
+
+
+@functools.cache
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__set__") or (
+        name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE
+    ) or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+
+
+_IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"}
+
+
+def _dim(x: Tensor, level: int) -> int:
+    dim: int = _functorch._unwrap_batched(x, level)[1]
+    return dim
+
+
+def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """x with the samples of these levels in its first dimensions."""
+    if levels and levels[-1] == _depth():  # nothing on top can differentiate it
+        value, dim = _functorch._unwrap_batched(x, levels[-1])
+        if len(levels) == 1:
+            return value.movedim(dim, 0)  # type: ignore[no-any-return]
+    return _Revealed.apply(x, token, levels)  # type: ignore[no-any-return]
+
+
+def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """rows, whose first dimensions are samples, batched at these levels."""
+    if levels == (_depth(),) and _C.top() is not None:
+        return _C.add_batch_dim(rows, 0)
+    return _Hidden.apply(rows, token, levels)  # type: ignore[no-any-return]
+
+
+class _Moved(torch.autograd.Function):
+    """Samples between a level and a dimension. Its rule of vmap does it, from level to level."""
+
+    inverse: "type[_Moved]"
+
+    @staticmethod
+    def forward(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+        raise TransformError(
+            "torchlayers: control flow on a batched predicate ended outside the vmap that batched "
+            "it. Return its results from the function that vmap runs."
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, token, ctx.levels = inputs
+        ctx.save_for_backward(token)
+        ctx.save_for_forward(token)
+
+
+class _Revealed(_Moved):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return _hidden(g, *ctx.saved_tensors, ctx.levels), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:  # type: ignore[override]
+        return _Revealed.apply(t, *ctx.saved_tensors, ctx.levels)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:  # type: ignore[override]
+        x_dim, token_dim, _ = in_dims
+        token = token if token_dim is None else token.select(token_dim, 0)
+        if _depth() + 1 == levels[-1]:
+            x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+            rest = levels[:-1]
+            return (_revealed(x, token, rest) if rest else x.clone()), None
+        if x_dim is None:
+            return _revealed(x, token, levels), None
+        return _revealed(x.movedim(x_dim, 0), token, levels), len(levels)
+
+
+class _Hidden(_Moved):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+        return _Revealed.apply(g, *ctx.saved_tensors, ctx.levels), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:  # type: ignore[override]
+        return _Hidden.apply(t, *ctx.saved_tensors, ctx.levels)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:  # type: ignore[override]
+        x_dim, token_dim, _ = in_dims
+        token = token if token_dim is None else token.select(token_dim, 0)
+        if _depth() + 1 == levels[-1]:
+            if x_dim is not None:
+                raise TransformError(
+                    "torchlayers: control flow on a batched predicate: a branch or loop body used "
+                    "a batched tensor from outside it in a way that can't be seen (an extension in "
+                    "C++, or a Function that captures it). Pass it as an operand."
+                )
+            rest = levels[:-1]
+            return (_hidden(x, token, rest) if rest else x.clone()), 0
+        if x_dim is None:
+            return _hidden(x, token, levels), None
+        return _hidden(x.movedim(x_dim, len(levels)), token, levels), 0
+
+
+def run_inside(
+    func: Callable[..., Any],
+    operands: Sequence[Any],
+    batch: Batch,
+    *,
+    taken: Tensor | None = None,
+    index: Tensor | None = None,
+) -> tuple[list[Any], tree.TreeSpec]:
+    """func(*operands) on the samples: the leaves of what it returns in rows, and their spec.
+
+    Args:
+        taken: for each sample whether the function is meant for it; others are guarded.
+        index: the samples to run on; all if None.
+    """
+    count = batch.count if index is None else len(index)
+    with _C.vmap_entry(count, batch.randomness) as level:
+        inside = Inside(batch, level, count, index)
+        if taken is not None:
+            inside.guard(taken, int(taken.byte().argmax()))
+        given = tree.map_tensors(inside.sample, tuple(operands))
+        with inside:
+            results = func(*given)
+        leaves, spec = tree.flatten(results)
+        return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec
