@@ -135,7 +135,7 @@ def _loops(batched):
 
     def plain_counted(x):
         i, y = float(x[0] > 0) + 1, x
-        while i < 2 + float(x[1].abs()) * 3:
+        while i < 2 + float(x[1].detach().abs()) * 3:
             y = y.sin() + x / i
             i += 1
         return y
@@ -143,14 +143,13 @@ def _loops(batched):
     def dangerous_afterwards(x):
         """One trip more, and the value is nan."""
         return tl.while_loop(
-            lambda y: y.sum() > 1, lambda y: (y - 0.9).sqrt() * SCALE.abs(), x.abs() + 1,
-            batched=batched,
-        )  # fmt: skip
+            lambda y: y.min() > 1, lambda y: (y - 1).sqrt(), 5 * x.square() + 2, batched=batched
+        )
 
     def plain_dangerous_afterwards(x):
-        y = x.abs() + 1
-        while y.sum() > 1:
-            y = (y - 0.9).sqrt() * SCALE.abs()
+        y = 5 * x.square() + 2
+        while y.min() > 1:
+            y = (y - 1).sqrt()
         return y
 
     def loop_in_branch(x):

@@ -117,7 +117,8 @@ class Inside(TorchFunctionMode):
         self.index = index
         self.around = innermost()
         self.mask = batch.mask
-        self.token = _C.add_batch_dim(batch.token.new_zeros(count, dtype=torch.bool), 0)
+        zeros = torch.zeros(count, dtype=torch.bool, device=batch.token.device)
+        self.token = _C.add_batch_dim(zeros, 0)
         self.taken: Tensor | None = None
         self.stand_in = 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
@@ -238,14 +239,16 @@ def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
         value, dim = _functorch._unwrap_batched(x, levels[-1])
         if len(levels) == 1:
             return value.movedim(dim, 0)  # type: ignore[no-any-return]
-    return _Revealed.apply(x, token, levels)  # type: ignore[no-any-return]
+    with _torch._C.DisableTorchFunction():  # for an Inside around this one
+        return _Revealed.apply(x, token, levels)  # type: ignore[no-any-return]
 
 
 def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
     if levels == (_depth(),) and _C.top() is not None:
         return _C.add_batch_dim(rows, 0)
-    return _Hidden.apply(rows, token, levels)  # type: ignore[no-any-return]
+    with _torch._C.DisableTorchFunction():
+        return _Hidden.apply(rows, token, levels)  # type: ignore[no-any-return]
 
 
 class _Moved(torch.autograd.Function):
