@@ -98,6 +98,14 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
       at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
 }
 
+// NOTE [Samples of their own] (torchlayers/control_flow/samples.py)
+Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
+  raise(
+      "control flow on a predicate that is batched by a vmap (level {}) went on outside that vmap. "
+      "Return its results from the function that vmap runs.",
+      axis.substr(1));
+}
+
 std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*axis*/) {
   std::vector<Tensor> copies;
   for (const Tensor& x : xs) {
@@ -209,6 +217,8 @@ TORCH_LIBRARY(torchlayers, library) {
   library.def("pvary_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("axis_index(Device? device, str axis) -> Tensor");
+  library.def("samples_to_dim(Tensor x, int dim, str axis) -> Tensor");
+  library.def("dim_to_samples(Tensor x, int dim, str axis) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
@@ -223,6 +233,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("pvary_each", pvary_each_kernel);
   library.impl("psum_invariant_each", psum_each_kernel);
   library.impl("axis_index", axis_index_kernel);
+  library.impl("samples_to_dim", moved_kernel);
+  library.impl("dim_to_samples", moved_kernel);
 }
 
 } // namespace
@@ -247,6 +259,10 @@ void add_axes(Table& rules) {
       VJP(0, on("all_to_all", g, {c.arg(2), c.arg(1), c.arg(3), c.arg(4)})));
   rules["torchlayers::ppermute"].jvp(together).vjp(
       VJP(0, on("ppermute", g, {inverse_sources(c.integers(1)), c.arg(2)})));
+  rules["torchlayers::samples_to_dim"].linear_in(0).vjp(
+      VJP(0, on("dim_to_samples", g, {c.arg(1), c.arg(2)})));
+  rules["torchlayers::dim_to_samples"].linear_in(0).vjp(
+      VJP(0, on("samples_to_dim", g, {c.arg(1), c.arg(2)})));
 }
 
 } // namespace torchlayers

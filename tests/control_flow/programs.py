@@ -258,7 +258,11 @@ def _scans():
 
 
 PROGRAMS = [
-    *(Program(f"{name}, {by}", f, g) for by in ("select", "gather") for name, f, g in _branches(by)),
+    *(
+        Program(f"{name}, {by}", f, g)
+        for by in ("select", "gather")
+        for name, f, g in _branches(by)
+    ),
     *(Program(f"{name}, {by}", f, g) for by in ("hold", "drop") for name, f, g in _loops(by)),
     *(Program(name, f, g) for name, f, g in _scans()),
 ]

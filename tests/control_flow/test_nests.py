@@ -1,4 +1,4 @@
-"""Every construct in every nest of grad, jvp and vmap, two deep, against Python sample by sample."""
+"""Every construct in every nest of grad, jvp and vmap, two deep, against a loop over samples."""
 
 import itertools
 
@@ -56,7 +56,13 @@ def test_each_sample_has_what_it_has_alone(program, nest):
 
 @pytest.mark.parametrize("nest", [nest for nest in NESTS if "vmap" in nest], ids="-".join)
 @pytest.mark.parametrize(
-    "program", [p for p in PROGRAMS if "captures" in p.name or "trans" in p.name or p.name == "while_loop, hold"], ids=repr
+    "program",
+    [
+        p
+        for p in PROGRAMS
+        if "captures" in p.name or "trans" in p.name or p.name == "while_loop, hold"
+    ],
+    ids=repr,
 )
 def test_layers_of_torch_func_may_be_around(program, nest):
     x = batch(nest)

@@ -15,7 +15,7 @@ from torchlayers.vmap import vmap
 def associative_scan(
     f: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False
 ) -> Any:
-    """x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ... along a dimension.
+    """Along a dimension: x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ...
 
     f runs on many pairs at once, about 2 log2(n) times for n elements, and on no more than 2 n pairs
     in all.
@@ -74,15 +74,13 @@ def associative_scan(
     found = _partial(pairs, rows)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
-    return tree.unflatten(
-        [leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec
-    )
+    return tree.unflatten([leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec)
 
 
 def _partial(
     pairs: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]
 ) -> list[Tensor]:
-    """The partial results of neighbours are every second one; the others are one step from these."""
+    """The partial results of pairs are every second one; the others are one step from these."""
     count = len(rows[0])
     if count < 2:
         return rows

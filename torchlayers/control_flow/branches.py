@@ -31,7 +31,7 @@ def run(
         operands: what the branches are called with.
         batched: ``"select"`` or ``"gather"``.
     """
-    taken = which.unique().tolist()
+    taken = sorted({*which.tolist()})
     if len(taken) <= 1:  # all samples take the same
         return branches[taken[0] if taken else 0][1](*operands)
     name_of_first, first, spec = "", None, None

@@ -1,7 +1,7 @@
 """cond: one of two functions, as a predicate says."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def cond(
     check_predicate("cond", "pred", pred)
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
-    pred = seen(pred.reshape(()))
+    pred = cast(Tensor, seen(pred.reshape(())))
     values, levels = in_sight(pred)
     if recorded.is_recorded(values):
         return recorded.cond(pred, true_fn, false_fn, operands)
@@ -64,6 +64,4 @@ def cond(
         return (true_fn if values.item() else false_fn)(*operands)
     functions = (("false_fn", false_fn), ("true_fn", true_fn))
     which = values.flatten().long()
-    return branches.run(
-        "cond", which, batch_of(pred, values, levels), functions, operands, batched
-    )
+    return branches.run("cond", which, batch_of(pred, values, levels), functions, operands, batched)

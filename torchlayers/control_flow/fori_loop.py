@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import tree
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.errors import TransformError
-from torchlayers import tree
 
 
 def fori_loop(

@@ -4,7 +4,7 @@ NOTE [Samples of their own]
 Where a predicate is batched, what it decides runs under a vmap that is entered for it, on the
 samples that take it: those of one vmap, or of several that nest, in a row. It sits on top of
 the stack, above layers that may differentiate the operands, so bringing the samples into sight
-is an operation of its own, whose derivative hides them again (_Revealed, _Hidden). What a branch
+is an operator of its own, whose derivative hides them again (_revealed, _hidden). What a branch
 captures is brought over where it is first used, which the branch's operators tell (Inside). So a
 branch never meets a tensor of which it has other samples than it runs on.
 """
@@ -25,6 +25,7 @@ from torchlayers.stack import current_stack
 _torch: Any = torch  # what it keeps for its own use has no types
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
+_ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
 
 
 def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -52,6 +53,15 @@ def levels_of(x: Tensor) -> int:
     return levels
 
 
+class Rows(NamedTuple):
+    """Samples in a row, on their way into the vmap that is entered next."""
+
+    values: Tensor
+
+    def shown(self) -> Tensor:
+        return _C.add_batch_dim(self.values, 0)
+
+
 class Batch(NamedTuple):
     """The samples of these levels. ``token`` is a tensor that is batched at each of them."""
 
@@ -60,7 +70,7 @@ class Batch(NamedTuple):
     token: Tensor
 
     @property
-    def count(self) -> int:
+    def number(self) -> int:
         return math.prod(self.sizes)
 
     @property
@@ -81,9 +91,15 @@ class Batch(NamedTuple):
             index = self._rows(own, index, rows.device)
         return rows if index is None else rows.index_select(0, index)
 
+    def rows(self, x: Any, index: Tensor | None = None) -> Any:
+        """x, or its samples in a row where it has some of its own."""
+        if isinstance(x, Tensor) and levels_of(x) & self.mask:
+            return Rows(self.reveal(x, index))
+        return x
+
     def hide(self, rows: Tensor) -> Tensor:
         """What reveal gave, batched again."""
-        return _hidden(rows.unflatten(0, self.sizes), self.token, self.levels)
+        return _hidden(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
 
     def _rows(self, own: list[int], index: Tensor | None, device: torch.device) -> Tensor:
         """Which sample of these levels alone each sample is."""
@@ -188,7 +204,9 @@ class Inside(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         seen = tree.map_all_tensors(self.sample, args)
-        options = dict(zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()])))
+        options = dict(
+            zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
+        )
         if _writes(func) and seen and seen[0] is not args[0]:
             self._refuse(func)
         if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
@@ -220,9 +238,11 @@ def seen(values: Any) -> Any:
 @functools.cache
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
-    return name in ("__setitem__", "__set__") or (
-        name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE
-    ) or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+    return (
+        name in ("__setitem__", "__set__")
+        or (name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE)
+        or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+    )
 
 
 _IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"}
@@ -235,24 +255,35 @@ def _dim(x: Tensor, level: int) -> int:
 
 def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
-    if levels and levels[-1] == _depth():  # nothing on top can differentiate it
-        value, dim = _functorch._unwrap_batched(x, levels[-1])
-        if len(levels) == 1:
-            return value.movedim(dim, 0)  # type: ignore[no-any-return]
     with _torch._C.DisableTorchFunction():  # for an Inside around this one
-        return _Revealed.apply(x, token, levels)  # type: ignore[no-any-return]
+        if not _is_plain_stack():
+            return _reveal(x, token, levels)  # type: ignore[no-any-return]
+        for level in reversed(levels):
+            x = _ops.samples_to_dim.default(x, 0, f"#{level}")
+        return x
 
 
 def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
-    if levels == (_depth(),) and _C.top() is not None:
-        return _C.add_batch_dim(rows, 0)
     with _torch._C.DisableTorchFunction():
-        return _Hidden.apply(rows, token, levels)  # type: ignore[no-any-return]
+        if not _is_plain_stack():
+            return _hide(rows, token, levels)  # type: ignore[no-any-return]
+        for place, level in reversed([*enumerate(levels)]):
+            rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
+        return rows
+
+
+def _is_plain_stack() -> bool:
+    """Whether operators of ours know their way: through no layer of torch.func's."""
+    return all(layer and layer[0] != "functionalize" for layer in _C.current_stack())
 
 
 class _Moved(torch.autograd.Function):
-    """Samples between a level and a dimension. Its rule of vmap does it, from level to level."""
+    """Samples between a level and a dimension, through layers of torch.func's too.
+
+    Its rule of vmap does it, from level to level. It asks for the token, as the rule of a vmap is
+    left out where nothing is batched.
+    """
 
     inverse: "type[_Moved]"
 
@@ -272,37 +303,37 @@ class _Moved(torch.autograd.Function):
 
 class _Revealed(_Moved):
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return _hidden(g, *ctx.saved_tensors, ctx.levels), None, None
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _hide(g, *ctx.saved_tensors, ctx.levels), None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:  # type: ignore[override]
-        return _Revealed.apply(t, *ctx.saved_tensors, ctx.levels)
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
+        return _reveal(t, *ctx.saved_tensors, ctx.levels)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
         x_dim, token_dim, _ = in_dims
         token = token if token_dim is None else token.select(token_dim, 0)
         if _depth() + 1 == levels[-1]:
             x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
             rest = levels[:-1]
-            return (_revealed(x, token, rest) if rest else x.clone()), None
+            return (_reveal(x, token, rest) if rest else x.clone()), None
         if x_dim is None:
-            return _revealed(x, token, levels), None
-        return _revealed(x.movedim(x_dim, 0), token, levels), len(levels)
+            return _reveal(x, token, levels), None
+        return _reveal(x.movedim(x_dim, 0), token, levels), len(levels)
 
 
 class _Hidden(_Moved):
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return _Revealed.apply(g, *ctx.saved_tensors, ctx.levels), None, None
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _reveal(g, *ctx.saved_tensors, ctx.levels), None, None
 
     @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:  # type: ignore[override]
-        return _Hidden.apply(t, *ctx.saved_tensors, ctx.levels)
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
+        return _hide(t, *ctx.saved_tensors, ctx.levels)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
         x_dim, token_dim, _ = in_dims
         token = token if token_dim is None else token.select(token_dim, 0)
         if _depth() + 1 == levels[-1]:
@@ -313,10 +344,14 @@ class _Hidden(_Moved):
                     "C++, or a Function that captures it). Pass it as an operand."
                 )
             rest = levels[:-1]
-            return (_hidden(x, token, rest) if rest else x.clone()), 0
+            return (_hide(x, token, rest) if rest else x.clone()), 0
         if x_dim is None:
-            return _hidden(x, token, levels), None
-        return _hidden(x.movedim(x_dim, len(levels)), token, levels), 0
+            return _hide(x, token, levels), None
+        return _hide(x.movedim(x_dim, len(levels)), token, levels), 0
+
+
+_reveal: Any = _Revealed.apply
+_hide: Any = _Hidden.apply
 
 
 def run_inside(
@@ -333,13 +368,17 @@ def run_inside(
         taken: for each sample whether the function is meant for it; others are guarded.
         index: the samples to run on; all if None.
     """
-    count = batch.count if index is None else len(index)
+    count = batch.number if index is None else len(index)
+    given, spec = tree.flatten(seen(tuple(operands)))
+    given = [batch.rows(leaf, index) for leaf in given]
     with _C.vmap_entry(count, batch.randomness) as level:
         inside = Inside(batch, level, count, index)
         if taken is not None:
             inside.guard(taken, int(taken.byte().argmax()))
-        given = tree.map_tensors(inside.sample, tuple(operands))
+        samples = [
+            inside.guarded(leaf.shown()) if isinstance(leaf, Rows) else leaf for leaf in given
+        ]
         with inside:
-            results = func(*given)
+            results = func(*tree.unflatten(samples, spec))
         leaves, spec = tree.flatten(results)
         return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec

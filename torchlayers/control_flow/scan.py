@@ -24,7 +24,7 @@ def scan(
 
     Args:
         f: takes the carry and a slice of xs; returns the next carry, of the same structure, shapes
-            and dtypes, and a result: a tensor, a pytree of tensors, or None. It may capture tensors.
+            and dtypes, and a result: a tensor, a pytree of tensors, or None. It may capture some.
         init: the first carry.
         xs: a tensor or a pytree of tensors, which are taken apart along their first dimension; or
             None, and each x is None.

@@ -22,7 +22,9 @@ class Slices:
         self.leaves: list[Any] = []
         self.spec = None
         if length is not None and (not isinstance(length, int) or length < 0):
-            raise TransformError(f"torchlayers: {api}: length must not be negative, got {length!r}.")
+            raise TransformError(
+                f"torchlayers: {api}: length must not be negative, got {length!r}."
+            )
         if xs is not None:
             self.leaves, self.spec = tree.flatten(xs)
         for i, leaf in enumerate(self.leaves):
@@ -42,7 +44,9 @@ class Slices:
                 raise TransformError(
                     f"torchlayers: {api}: xs holds no tensors, so length must be given."
                 )
-        elif (other := next((i for i, n in enumerate(lengths) if n != lengths[0]), None)) is not None:
+        elif (
+            other := next((i for i, n in enumerate(lengths) if n != lengths[0]), None)
+        ) is not None:
             raise DimensionError(
                 f"torchlayers: {api}: xs must have one length, but {_name(xs, 0)} has "
                 f"{lengths[0]} and {_name(xs, other)} has {lengths[other]}."

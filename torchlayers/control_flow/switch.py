@@ -1,7 +1,7 @@
 """switch: one of several functions, by its number."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def switch(
     _check_index(index)
     if torch_compile.is_tracing():
         return recorded.switch(index, functions, operands)
-    index = seen(index.reshape(()))
+    index = cast(Tensor, seen(index.reshape(())))
     values, levels = in_sight(index)
     if recorded.is_recorded(values):
         return recorded.switch(index, functions, operands)

@@ -11,9 +11,9 @@ from torchlayers.control_flow import recorded
 from torchlayers.control_flow.samples import (
     Batch,
     Inside,
+    Rows,
     batch_of,
     in_sight,
-    levels_of,
     seen,
 )
 from torchlayers.control_flow.structure import (
@@ -69,7 +69,7 @@ def while_loop(
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
     kept = Carry("while_loop", init, "body_fn")
-    carry = init
+    carry = seen(init)
     while True:
         pred = _predicate(cond_fn, carry)
         if isinstance(pred, bool):
@@ -120,13 +120,11 @@ class _Loop:
         self.alive = alive
 
     def hold(self, carry: Any) -> tuple[Any, bool]:
-        count = self.batch.count
+        count = self.batch.number
+        given = [self.batch.rows(leaf) for leaf in tree.leaves(carry)]
         with _C.vmap_entry(count, self.batch.randomness) as level:
             inside = Inside(self.batch, level, count)
-            leaves = [
-                inside.sample(leaf) if isinstance(leaf, Tensor) else leaf
-                for leaf in tree.leaves(carry)
-            ]
+            leaves = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in given]
             alive, goes_on = self.alive, False
             while not goes_on and alive.any():
                 if alive.all():
@@ -142,7 +140,7 @@ class _Loop:
 
     def drop(self, carry: Any) -> tuple[Any, bool]:
         alive, goes_on = self.alive, False
-        index = torch.arange(self.batch.count, device=alive.device)
+        index = torch.arange(self.batch.number, device=alive.device)
         rows = [self.in_rows(leaf) for leaf in tree.leaves(carry)]
         ended: list[tuple[Tensor, list[Any]]] = []
         while len(index) and not goes_on:
@@ -188,9 +186,8 @@ class _Loop:
         if leaf is None:
             return None
         x = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=self.alive.device)
-        if levels_of(x) & self.batch.mask:
-            return self.batch.reveal(x)
-        return x.expand(self.batch.count, *x.shape)
+        rows = self.batch.rows(x)
+        return rows.values if isinstance(rows, Rows) else x.expand(self.batch.number, *x.shape)
 
     def put_back(self, rows: list[Any]) -> Any:
         leaves = [leaf if leaf is None else self.batch.hide(leaf) for leaf in rows]
