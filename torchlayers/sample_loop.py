@@ -79,7 +79,7 @@ def falling_back(batched: Callable[..., Any], given: "Vmap", ragged: bool) -> Ca
 
 
 def _reason(error: RuntimeError) -> str | None:
-    """What the function did that the vmap refused, which is the next to be entered, or one in it."""
+    """What the function did that the vmap refused: the next to be entered, or one inside it."""
     text = str(error)
     layer = re.search(r"torchlayers: vmap \(level (\d+)\)", text)
     if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
@@ -152,4 +152,4 @@ def _jagged(dense: Tensor) -> Tensor:
     """Results of one size, as results of different sizes are."""
     if dense.dim() < 2:
         return dense
-    return torch.nested.as_nested_tensor(dense, layout=torch.jagged)  # type: ignore[no-any-return]
+    return torch.nested.as_nested_tensor(dense, layout=torch.jagged)

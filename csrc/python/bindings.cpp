@@ -108,9 +108,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return batched != nullptr && batched->level() == level;
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
-  // A bit each.
-  m.def("batched_levels", [](const at::Tensor& tensor) {
-    return batched_levels(tensor).to_ullong();
+  m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
+    return concerns(tensor, levels, below);
   });
 
   m.def("start_recording", &start_recording);

@@ -98,7 +98,7 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
       at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
 }
 
-// NOTE [Samples of their own] (torchlayers/control_flow/samples.py)
+// Nobody was there to resolve it. NOTE [Samples of their own].
 Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
   raise(
       "control flow on a predicate that is batched by a vmap (level {}) went on outside that vmap. "

@@ -17,8 +17,7 @@ def associative_scan(
 ) -> Any:
     """Along a dimension: x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ...
 
-    f runs on many pairs at once, about 2 log2(n) times for n elements, and on no more than 2 n pairs
-    in all.
+    f runs on many pairs at once, about 2 log2(n) times for n elements, and on fewer than 2 n pairs.
 
     Args:
         f: takes two elements, pytrees of tensors without that dimension, and returns one. It must
@@ -26,7 +25,7 @@ def associative_scan(
             capture tensors.
         xs: the elements: a tensor, or a pytree of tensors that have as many along dim.
         dim: the dimension.
-        reverse: from the last element: f(x_n, ...) first.
+        reverse: from the last element on: x_n, f(x_n, x_n-1), ..., each in its element's place.
     Returns:
         As xs.
     Raises:
@@ -57,8 +56,6 @@ def associative_scan(
     element = tree.unflatten(rows, spec)
 
     def pairs(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-        if reverse:  # what comes later stands first
-            first, second = second, first
         found = vmap(f)(tree.unflatten(first, spec), tree.unflatten(second, spec))
         check_alike(
             "associative_scan",

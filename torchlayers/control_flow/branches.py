@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
-from torchlayers.control_flow.samples import Batch, run_inside
+from torchlayers.control_flow.samples import Batch, numbers, run_inside
 from torchlayers.control_flow.structure import check_alike
 
 WAYS = ("select", "gather")
@@ -31,7 +31,7 @@ def run(
         operands: what the branches are called with.
         batched: ``"select"`` or ``"gather"``.
     """
-    taken = sorted({*which.tolist()})
+    taken = sorted({*numbers(which)})
     if len(taken) <= 1:  # all samples take the same
         return branches[taken[0] if taken else 0][1](*operands)
     name_of_first, first, spec = "", None, None

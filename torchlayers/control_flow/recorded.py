@@ -1,14 +1,17 @@
 """Control flow in a recording, where a predicate has no value yet."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
+from torchlayers.errors import DataDependentError, location
+
 
 def is_recorded(values: Tensor) -> bool:
+    """Whether there are no values, as tensors without data stand in for those of later calls."""
     return isinstance(values, FakeTensor)
 
 
@@ -18,9 +21,9 @@ def cond(
     return torch.cond(pred, true_fn, false_fn, operands)
 
 
-def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Any) -> Any:
-    raise NotImplementedError
-
-
-def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], init: Any) -> Any:
-    raise NotImplementedError
+def refuse(api: str) -> None:
+    raise DataDependentError(
+        f"torchlayers: compile: {api} is decided by the value of a tensor, and what is compiled is "
+        f"recorded before there is one.{location()} Use torchlayers.cond, name an argument that "
+        "decides in static_argnums, or leave that part outside."
+    )

@@ -45,12 +45,23 @@ def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x.detach(), ()
 
 
-def levels_of(x: Tensor) -> int:
-    """The levels at which it is batched, a bit each."""
-    levels: int = _C.batched_levels(x)
-    if not levels and any(layer.kind == "functionalize" for layer in current_stack()):
-        levels = sum(1 << level for level in in_sight(x)[1])
-    return levels
+def numbers(x: Tensor) -> list[Any]:
+    """The numbers in memory: those of what a functionalize makes of a plain tensor too."""
+    found: list[Any] = in_sight(x)[0].tolist()
+    return found
+
+
+def is_at(x: Tensor, levels: int, below: int) -> bool:
+    """Whether samples of these levels, a bit each, have their own of it, or a derivative by it.
+
+    x comes from below a level, unless it is batched there: then it belongs to its samples.
+    """
+    if _C.concerns(x, levels, below):
+        return True
+    # A functionalize's wrapper hides the levels below it.
+    return any(layer.kind == "functionalize" for layer in current_stack()) and any(
+        levels >> level & 1 for level in in_sight(x)[1]
+    )
 
 
 class Rows(NamedTuple):
@@ -79,34 +90,27 @@ class Batch(NamedTuple):
 
     @property
     def randomness(self) -> str:
-        found = {layer.level: layer.metadata.get("randomness") for layer in current_stack()}
-        return found.get(self.levels[-1]) or "error"
+        """Of a vmap of these samples: numbers that differ are drawn at the levels' own vmaps.
+
+        Those that it draws too, for operators that are batched by it, are sorted out in sample.
+        """
+        kinds = [layer.metadata.get("randomness") for layer in current_stack()]
+        return "different" if "different" in kinds else "same"
 
     def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
         """All samples of x in a row, or those that the index names, in a first dimension."""
-        own = [i for i, level in enumerate(self.levels) if levels_of(x) >> level & 1]
-        rows = _revealed(x, self.token, tuple(self.levels[i] for i in own))
-        rows = rows.flatten(0, len(own) - 1)
-        if len(own) < len(self.levels):
-            index = self._rows(own, index, rows.device)
+        rows = _revealed(x, self.token, self.levels).flatten(0, len(self.levels) - 1)
         return rows if index is None else rows.index_select(0, index)
 
     def rows(self, x: Any, index: Tensor | None = None) -> Any:
         """x, or its samples in a row where it has some of its own."""
-        if isinstance(x, Tensor) and levels_of(x) & self.mask:
+        if isinstance(x, Tensor) and is_at(x, self.mask, _depth() + 1):
             return Rows(self.reveal(x, index))
         return x
 
     def hide(self, rows: Tensor) -> Tensor:
         """What reveal gave, batched again."""
         return _hidden(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
-
-    def _rows(self, own: list[int], index: Tensor | None, device: torch.device) -> Tensor:
-        """Which sample of these levels alone each sample is."""
-        sizes = [self.sizes[i] if i in own else 1 for i in range(len(self.sizes))]
-        rows = torch.arange(math.prod(sizes), device=device).view(sizes)
-        rows = rows.expand(self.sizes).flatten()
-        return rows if index is None else rows[index]
 
 
 def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
@@ -149,9 +153,9 @@ class Inside(TorchFunctionMode):
         self.stand_in = stand_in
         self._guarded.clear()
 
-    def guarded(self, x: Tensor) -> Tensor:
+    def guarded(self, x: Any) -> Any:
         """x, a tensor of this vmap, as it is seen."""
-        if self.taken is None or not self._is_batched(x):
+        if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
             return x
         rows, _ = _functorch._unwrap_batched(x, self.level)
         other = rows.select(_dim(x, self.level), self.stand_in)
@@ -166,9 +170,9 @@ class Inside(TorchFunctionMode):
             made = found[1]
         else:
             inner = x if self.around is None else self.around.sample(x)
-            if not levels_of(inner) & self.mask:
+            if not is_at(inner, self.mask, self.level):
                 return inner
-            made = self.show(self.batch.reveal(inner, self.index))
+            made = self._brought(inner)
             if at_top:
                 self._known[id(x)] = x, made
         if self.taken is None:
@@ -177,6 +181,14 @@ class Inside(TorchFunctionMode):
         if at_top:
             self._guarded[id(x)] = x, guarded
         return guarded
+
+    def _brought(self, x: Tensor) -> Tensor:
+        if not self._is_batched(x):
+            return self.show(self.batch.reveal(x, self.index))
+        # Random numbers, of all samples for each of ours; or of a batched tensor that went unseen.
+        own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
+        rows = self.batch.reveal(x)
+        return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
 
     def show(self, rows: Tensor) -> Tensor:
         """Rows, batched."""
@@ -193,7 +205,7 @@ class Inside(TorchFunctionMode):
         return value.movedim(dim, 0)  # type: ignore[no-any-return]
 
     def _is_batched(self, x: Tensor) -> bool:
-        return bool(levels_of(x) >> self.level & 1)
+        return 1 << self.level & sum(1 << level for level in in_sight(x)[1]) != 0
 
     def _other(self, x: Tensor) -> Tensor:
         rows = _revealed(x, self.token, (self.level,))

@@ -17,8 +17,6 @@ def scan(
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
-    *,
-    checkpoint: bool | int = False,
 ) -> tuple[Any, Any]:
     """``carry, y = f(carry, x)`` for each x in xs, the ys stacked.
 
@@ -30,9 +28,6 @@ def scan(
             None, and each x is None.
         length: how many times, where xs is None; else it may be left out.
         reverse: from the last slice to the first. The ys are in the order of the xs.
-        checkpoint: what reverse mode keeps. False: all that f's operators save. True, or a number
-            of steps: only the carry before every so many steps (True: about the root of the
-            length), from which they run again. See :func:`torchlayers.checkpoint`.
     Returns:
         The last carry, and the ys. Where there are no slices, f runs once on zeros to tell their
         shapes.
@@ -53,17 +48,6 @@ def scan(
     """
     check_function("scan", "f", f)
     slices = Slices("scan", xs, length)
-    if checkpoint:
-        from torchlayers.control_flow import checkpointed
-
-        return checkpointed.scan(f, init, slices, reverse, checkpoint)
-    return run(f, init, slices, reverse)
-
-
-def run(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, slices: Slices, reverse: bool
-) -> tuple[Any, Any]:
-    """Step by step."""
     kept = Carry("scan", init, "f")
     if not slices.length:
         with torch.no_grad():

@@ -78,7 +78,7 @@ class Carry:
             kind = self.kinds[i]
             if (
                 type(leaf) is Tensor
-                and kind is not None
+                and type(kind) is tuple
                 and leaf.dtype is kind[0]
                 and leaf.shape == kind[1]
             ):

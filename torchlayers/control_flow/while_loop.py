@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, torch_compile, tree
+from torchlayers import _C, tree
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.samples import (
     Batch,
@@ -64,8 +64,6 @@ def while_loop(
     Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
     """
     check_choice("while_loop", "batched", batched, _WAYS)
-    if torch_compile.is_tracing():
-        return recorded.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
     kept = Carry("while_loop", init, "body_fn")
@@ -78,7 +76,7 @@ def while_loop(
         else:
             values, levels = in_sight(pred)
             if recorded.is_recorded(values):
-                return recorded.while_loop(cond_fn, body_fn, carry)
+                recorded.refuse("while_loop")
             if levels:
                 batch = batch_of(pred, values, levels)
                 alive = values.flatten()

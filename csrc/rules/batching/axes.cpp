@@ -114,7 +114,12 @@ bool samples_to_dim(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {1});
   }
-  return call.give_unbatched([&] { return call.expanded(0).movedim(0, call[1].toInt()); });
+  // Memory of its own where there is one for all: a tangent, which may differ, is laid out alike.
+  return call.give_unbatched([&] {
+    const Tensor rows =
+        call.is_batched(0) ? call.value(0) : call.expanded(0).clone(at::MemoryFormat::Contiguous);
+    return rows.movedim(0, call[1].toInt());
+  });
 }
 
 // dim_to_samples(x, dim, axis): and back.
