@@ -124,6 +124,34 @@ def test_a_class_may_have_a_say_in_its_mode(net):
     torch.testing.assert_close(new, buffers, rtol=0, atol=0)
 
 
+class ByProperty(nn.Module):
+    """Keeps its mode in a place of its own."""
+
+    @property
+    def training(self):
+        return vars(self)["kept"]
+
+    @training.setter
+    def training(self, mode):
+        vars(self)["kept"] = mode
+
+    def forward(self, x):
+        return -x if self.training else x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("is_script", [True, False])
+def test_the_mode_of_a_module_that_keeps_it_elsewhere(is_script, own):
+    part = torch.jit.script(nn.Dropout(1.0)) if is_script else ByProperty()
+    net = nn.Sequential(nn.Linear(4, 4), part).train(own)
+    for mode in (True, False):
+        apply, params, buffers = tl.functional(net, training=mode)
+        expected = copy.deepcopy(net).train(mode)(X).detach()
+        torch.testing.assert_close(apply(params, buffers, X)[0], expected)
+        assert part.training == own
+
+
 def test_the_mode_is_put_back_after_an_exception(net):
     apply, params, buffers = tl.functional(net, training=False)
     with pytest.raises(RuntimeError):

@@ -1,7 +1,7 @@
 """A module as a pure function of its parameters and buffers, which are plain values."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torchlayers.functional_call import functional_call
 __all__ = ["functional"]
 
 Named = dict[str, Tensor]
+Modes = dict[nn.Module, bool]
 Apply = Callable[..., tuple[Any, Named]]
 
 _functorch: Any = torch._C._functorch
@@ -33,8 +34,8 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 
     Under ``vmap`` the running statistics of torch's norms may be written to where only the input
     is batched, and batch norms that average over all batches (``momentum=None``) count them in a
-    tensor, each sample its own. Other buffers that a module writes to in place have to be batched themselves, or
-    assigned to (``self.seen = self.seen + x.sum()``).
+    tensor, each sample its own. Other buffers that a module writes to in place have to be batched
+    themselves, or assigned to (``self.seen = self.seen + x.sum()``).
 
     Args:
         module: any nn.Module that :func:`functional_call` takes. It is kept, and called.
@@ -60,19 +61,22 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 
     Source: the shape of it is that of JAX's neural network libraries.
     """
-    modes = () if training is None else _modes(module, training)
+    modes = {} if training is None else _modes(module, training)
+    held = {part: mode for part, mode in modes.items() if _holds_its_mode(part)}
+    assigned = {part: mode for part, mode in modes.items() if part not in held}
 
     def apply(params: Named, buffers: Named, /, *args: Any, **kwargs: Any) -> tuple[Any, Named]:
-        state = {**params, **_copies(module, dict(modes), buffers, (params, buffers, args, kwargs))}
+        state = {**params, **_copies(module, modes, buffers, (params, buffers, args, kwargs))}
         if torch_compile.is_tracing():
             with _in_modes(modes):
                 output = functional_call(module, state, args, kwargs, strict=True)
         else:
             settings = (
-                *((vars(part), "training", mode) for part, mode in modes),
-                *_cumulative(module, dict(modes), buffers),
+                *((vars(part), "training", mode) for part, mode in held.items()),
+                *_cumulative(module, modes, buffers),
             )
-            output = _C.call_module(module, state, args, kwargs, True, True, settings)
+            with _in_modes(assigned) if assigned else _AS_THEY_ARE:
+                output = _C.call_module(module, state, args, kwargs, True, True, settings)
         return output, {name: state[name] for name in buffers}
 
     return (
@@ -85,24 +89,36 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 # In which mode
 
 
-def _modes(module: nn.Module, training: bool) -> tuple[tuple[nn.Module, bool], ...]:
+_AS_THEY_ARE = nullcontext()
+
+
+def _modes(module: nn.Module, training: bool) -> Modes:
     """What module.train(training) makes of each module: a class may have a say in it."""
-    before = [(part, part.training) for part in module.modules()]
+    before = _modes_now(module.modules())
     try:
         module.train(training)
-        return tuple((part, part.training) for part in module.modules())
+        return _modes_now(module.modules())
     finally:
         _set(before)
 
 
-def _set(modes: Iterable[tuple[nn.Module, bool]]) -> None:
-    for part, mode in modes:
+def _modes_now(modules: Iterable[nn.Module]) -> Modes:
+    return {part: part.training for part in modules}
+
+
+def _set(modes: Modes) -> None:
+    for part, mode in modes.items():
         part.training = mode
 
 
+def _holds_its_mode(part: nn.Module) -> bool:
+    """In its own dict, where Python finds it: neither a script module nor a property does."""
+    return type(part).__setattr__ is nn.Module.__setattr__ and not hasattr(type(part), "training")
+
+
 @contextmanager
-def _in_modes(modes: tuple[tuple[nn.Module, bool], ...]) -> Iterator[None]:
-    before = [(part, part.training) for part, _ in modes]
+def _in_modes(modes: Modes) -> Iterator[None]:
+    before = _modes_now(modes)
     _set(modes)
     try:
         yield
@@ -113,7 +129,7 @@ def _in_modes(modes: tuple[tuple[nn.Module, bool], ...]) -> Iterator[None]:
 # Buffers that may be written to
 
 
-def _copies(module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, given: Any) -> Named:
+def _copies(module: nn.Module, modes: Modes, buffers: Named, given: Any) -> Named:
     """The buffers, to write to: running statistics at every level that the call is batched at."""
     if torch_compile.is_tracing() or not _C.any_layer():
         return {name: buffer.clone() for name, buffer in buffers.items()}
@@ -125,16 +141,14 @@ def _copies(module: nn.Module, modes: dict[nn.Module, bool], buffers: Named, giv
     }
 
 
-def _statistics(module: nn.Module, modes: dict[nn.Module, bool]) -> Iterator[str]:
+def _statistics(module: nn.Module, modes: Modes) -> Iterator[str]:
     """The names of what norms write to in the call."""
     for prefix, _ in _training_norms(module, modes):
         for name in ("running_mean", "running_var"):
             yield f"{prefix}.{name}" if prefix else name
 
 
-def _training_norms(
-    module: nn.Module, modes: dict[nn.Module, bool]
-) -> Iterator[tuple[str, _NormBase]]:
+def _training_norms(module: nn.Module, modes: Modes) -> Iterator[tuple[str, _NormBase]]:
     for prefix, part in module.named_modules(remove_duplicate=False):
         if isinstance(part, _NormBase) and modes.get(part, part.training):
             yield prefix, part
@@ -171,7 +185,7 @@ def _batched_copy(buffer: Tensor, batched: list[Tensor]) -> Tensor:
 
 
 def _cumulative(
-    module: nn.Module, modes: dict[nn.Module, bool], buffers: Named
+    module: nn.Module, modes: Modes, buffers: Named
 ) -> Iterator[tuple[dict[str, Any], str, Callable[[Tensor], Tensor]]]:
     """Settings for batch norms whose momentum is None.
 
