@@ -27,6 +27,15 @@ py::object with_own_cache(py::object settings) {
   return settings + py::make_tuple(own);
 }
 
+// Of the dict, borrowed. Comparing keys may run a user's code, whose error is nobody's then.
+PyObject* item_if_any(PyObject* dict, PyObject* key) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr) {
+    PyErr_Clear();
+  }
+  return value;
+}
+
 // The settings of a call: (dict, key, value).
 template <class Visit>
 void for_each_setting(const py::object& settings, const Visit& visit) {
@@ -228,14 +237,14 @@ void Call::put_in() {
 void Call::note_what_was_replaced() {
   for (const Given& given : given_) {
     const Slot& place = plan_->slots()[given.slot];
-    PyObject* now = PyDict_GetItem(dicts_[place.node].tensors[place.kind], place.key.ptr());
+    PyObject* now = item_if_any(dicts_[place.node].tensors[place.kind], place.key.ptr());
     if (now != nullptr && now != given.value.ptr()) {
       written_.emplace_back(given.name, borrowed(now));
     }
   }
   for_each_setting(
       settings_, [](PyObject* setting, PyObject* dict, PyObject* key, PyObject* value) {
-        PyObject* now = PyDict_GetItem(dict, key);
+        PyObject* now = item_if_any(dict, key);
         if (PyList_CheckExact(setting) && now != nullptr && now != value) {
           Py_INCREF(now);
           PyList_SetItem(setting, 2, now);
