@@ -94,11 +94,40 @@ def record(
     recorder = _Recorder(func, args, kwargs or {}, gradients)
     with recording, torch_compile.run_eagerly(), _without_hooks(), _unlogged():
         try:
-            graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
+            with _dispatched_as_before():
+                graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, func)
             raise
         return recorder.finish(graph)
+
+
+@contextlib.contextmanager
+def _dispatched_as_before() -> Iterator[None]:
+    """After an error, operators are dispatched as they were before.
+
+    What prints a tensor holds a guard in a local variable, not in a with. Where printing raises,
+    the traceback keeps the guard; it is undone when that goes, after all others, and leaves this
+    thread deep inside the recording that failed.
+    """
+    included = _torch._C._dispatch_tls_local_include_set()
+    excluded = _torch._C._dispatch_tls_local_exclude_set()
+    with _torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException as error:
+            _forget_printing(error)
+            raise
+
+
+def _forget_printing(error: BaseException | None) -> None:
+    while error is not None:
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is _torch._tensor_str._str.__code__:
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__
 
 
 @contextlib.contextmanager
@@ -155,10 +184,16 @@ class _Recorder:
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         return self.input(leaf, name).requires_grad_(leaf.requires_grad)
 
-    def input(self, like: Tensor, name: str) -> FakeTensor:
-        """A new input of the graph, of this shape, for the operators that follow."""
+    def input(self, like: Tensor, name: str, *, dense: bool = False) -> FakeTensor:
+        """A new input of the graph, of this shape, for the operators that follow.
+
+        ``dense``: each element has its own memory, where the other's may be expanded.
+        """
         mode: Any = proxy_tensor.get_proxy_mode()
         with proxy_tensor.disable_proxy_modes_tracing():
+            if dense:
+                with self.mode:
+                    like = torch.empty_like(like)
             fake = _fake(self.mode, like)
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
@@ -205,7 +240,7 @@ class _Recorder:
         if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):
             raise NonLeafError(self.func)
         cotangents = [
-            self.input(outputs[i].detach(), f"cotangent_{count}")
+            self.input(outputs[i].detach(), f"cotangent_{count}", dense=True)
             for count, i in enumerate(of_outputs)
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
@@ -257,6 +292,10 @@ class _Captures(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))
         func, args = _said(func, args)
         try:
+            if func is torch.ops.aten.lerp_.Tensor:
+                # Its shapes are found by trying overloads, and what a wrong one says of it prints
+                # tensors, which torch can't do below autograd where a jvp is under way.
+                return args[0].copy_(torch.ops.aten.lerp.Tensor(*args))
             return func(*args, **kwargs)
         except DATA_DEPENDENT as error:
             explain(error, self.recorder.func)
