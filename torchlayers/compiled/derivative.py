@@ -139,6 +139,8 @@ class Derivative:
         self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None
     ) -> Sequence[Any]:
         """The gradients, as tensors without a history."""
+        if any(cotangent.is_conj() or cotangent.is_neg() for cotangent in cotangents):
+            cotangents = [cotangent.resolve_conj().resolve_neg() for cotangent in cotangents]
         if inlined(cotangents):  # a vmap over cotangents
             return self.halves.backward(*saved, *cotangents)  # type: ignore[no-any-return]
         return self.run_backward([*saved, *self.laid_out(cotangents)])
