@@ -16,12 +16,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_compile, tree
+from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
-from torchlayers.compiled.refused import DATA_DEPENDENT, ConjugatedError, NonLeafError, explain
+from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -92,7 +92,10 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     recorder = _Recorder(func, args, kwargs or {}, gradients)
-    with recording, torch_compile.run_eagerly(), _without_hooks(), _unlogged():
+    around = (torch_compile.run_eagerly(), _without_hooks(), _unlogged(), _not_validated())
+    with recording, contextlib.ExitStack() as stack:
+        for each in around:
+            stack.enter_context(each)
         try:
             with _dispatched_as_before():
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
@@ -128,6 +131,19 @@ def _forget_printing(error: BaseException | None) -> None:
                 traceback.tb_frame.clear()
             traceback = traceback.tb_next
         error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def _not_validated() -> Iterator[None]:
+    """torch.distributions looks at the values of its arguments, unless told otherwise."""
+    from torch.distributions import Distribution
+
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager
@@ -174,7 +190,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with _Captures(self), Branches():
+            with BelowTheLayers(self.func, self.capture), Branches():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
@@ -275,36 +291,6 @@ class _Recorder:
         )
 
 
-class _Captures(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Below the layers: tensors that the function captured become inputs."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor's: nobody else has it
-            args, kwargs = tree.map_tensors(self._known, (args, kwargs))
-        func, args = _said(func, args)
-        try:
-            if func is torch.ops.aten.lerp_.Tensor:
-                # Its shapes are found by trying overloads, and what a wrong one says of it prints
-                # tensors, which torch can't do below autograd where a jvp is under way.
-                return args[0].copy_(torch.ops.aten.lerp.Tensor(*args))
-            return func(*args, **kwargs)
-        except DATA_DEPENDENT as error:
-            explain(error, self.recorder.func)
-            raise
-
-    def _known(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self.recorder.capture(tensor)
-
-
 def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
     """A tensor without data, and with memory of its own, whatever shares memory with the other."""
     with mode, torch.no_grad():
@@ -331,13 +317,6 @@ def _without_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def _said(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The operator by the name that says what it writes to."""
-    if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
-        return torch.ops.aten._native_batch_norm_legit.default, args
-    return func, args
 
 
 def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:
