@@ -45,7 +45,9 @@ class Runner:
         name: str,
         adopt: Callable[[Run], None],
         around: Callable[[Run], Run] | None = None,
+        compiler: inductor.Compiler | None = None,
     ) -> None:
+        self._compiler = compiler
         self.graph = graph
         self.seconds = 0.0
         self.how = "replay"
@@ -94,7 +96,8 @@ class Runner:
         options = self._settings.options
         try:
             with _compiling:
-                self._code = inductor.compile_graph(self.graph, self._threads, options)
+                compile_graph = self._compiler or inductor.compile_graph
+                self._code = compile_graph(self.graph, self._threads, options)
             self.how = "inductor"
         except inductor.NoCompilerError:
             inductor.say_no_compiler()

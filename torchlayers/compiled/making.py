@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers import tree
+from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Run, Runner, plainly
 from torchlayers.compiled.call import Entry
 from torchlayers.compiled.derivative import Derivative
+from torchlayers.compiled.dynamic import Family, Numbers, concrete
 from torchlayers.compiled.graphs import final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
 from torchlayers.compiled.record import Recording, record
@@ -44,15 +46,15 @@ class Made:
     def __init__(self, entry: Entry, runs: Runs, graph: GraphModule, seconds: float) -> None:
         self.entry = entry
         self.why = ""
-        self._runs = runs
+        self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
 
     def report(self) -> SignatureReport:
         return SignatureReport(
             described(self.entry.signature),
-            self._runs.how,
-            self._seconds + self._runs.seconds,
+            self.runs.how,
+            self._seconds + self.runs.seconds,
             self.entry.calls,
             self._operators,
             self.why,
@@ -84,7 +86,29 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     return Made(entry, runs, graph, time.perf_counter() - start)
 
 
-def _plain(asked: Asked, entry: Entry, recorded: Recording, graph: GraphModule) -> Runs:
+def make_for_sizes(
+    asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
+) -> Made:
+    """An entry for a call of the family's.
+
+    Args:
+        alone: what is recorded for these sizes, if the family's results are held against it.
+    """
+    start = time.perf_counter()
+    recorded = alone or family.recording_for(numbers)
+    entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    graph = concrete(family.graph, numbers)
+    runs = _plain(asked, entry, recorded, graph, family.compiler_for(given))
+    return Made(entry, runs, graph, time.perf_counter() - start)
+
+
+def _plain(
+    asked: Asked,
+    entry: Entry,
+    recorded: Recording,
+    graph: GraphModule,
+    compiler: inductor.Compiler | None = None,
+) -> Runs:
     """Sets what the entry runs where nothing is differentiated."""
     around = plainly if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
@@ -92,9 +116,9 @@ def _plain(asked: Asked, entry: Entry, recorded: Recording, graph: GraphModule) 
         entry.run = watched = UnlessShared(recorded.graph, sorted(written), around)
         adopt = watched.adopt
     if not (asked.settings.check and is_functional(graph)):
-        return Runner(graph, asked.settings, asked.name, adopt, around)
+        return Runner(graph, asked.settings, asked.name, adopt, around, compiler)
     held = Held(recorded.graph, asked.name, adopt, around, asked.keeps_writes)
-    held.runner = Runner(graph, asked.settings, asked.name, held.adopt, around)
+    held.runner = Runner(graph, asked.settings, asked.name, held.adopt, around, compiler)
     return held
 
 

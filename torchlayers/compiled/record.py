@@ -16,6 +16,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
@@ -80,6 +82,7 @@ def record(
     kwargs: dict[str, Any] | None = None,
     *,
     gradients: bool = False,
+    symbolic: Sequence[set[int]] | None = None,
 ) -> Recording:
     """func(*args, **kwargs) through the layers, once, on fake tensors.
 
@@ -88,10 +91,11 @@ def record(
         args: tensors, or pytrees of tensors and other values.
         kwargs: likewise.
         gradients: record the reverse pass too, where an output requires grad.
+        symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
     Raises:
         DataDependentError: func asked for a value that only a call's data has.
     """
-    recorder = _Recorder(func, args, kwargs or {}, gradients)
+    recorder = _Recorder(func, args, kwargs or {}, gradients, symbolic)
     around = (torch_compile.run_eagerly(), _without_hooks(), _unlogged(), _not_validated())
     with recording, contextlib.ExitStack() as stack:
         for each in around:
@@ -171,8 +175,10 @@ class _Recorder:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         gradients: bool,
+        symbolic: Sequence[set[int]] | None,
     ) -> None:
         self.func = func
+        self.symbolic = symbolic
         self.leaves, self.spec = tree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
         self.wants_gradients = gradients
@@ -182,7 +188,11 @@ class _Recorder:
         self.gradients: Gradients | None = None
 
     def run(self) -> list[Any]:
-        self.mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
+        self.mode = FakeTensorMode(
+            allow_fallback_kernels=True,
+            allow_non_fake_inputs=True,
+            shape_env=None if self.symbolic is None else _symbols(),
+        )
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -198,9 +208,12 @@ class _Recorder:
         return [*computed, *found]
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
-        return self.input(leaf, name).requires_grad_(leaf.requires_grad)
+        dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
+        return self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
 
-    def input(self, like: Tensor, name: str, *, dense: bool = False) -> FakeTensor:
+    def input(
+        self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
+    ) -> FakeTensor:
         """A new input of the graph, of this shape, for the operators that follow.
 
         ``dense``: each element has its own memory, where the other's may be expanded.
@@ -210,7 +223,7 @@ class _Recorder:
             if dense:
                 with self.mode:
                     like = torch.empty_like(like)
-            fake = _fake(self.mode, like)
+            fake = _symbolic(self.mode, like, symbolic) if symbolic else _fake(self.mode, like)
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
         self.inputs.append(proxy.node)
@@ -302,6 +315,22 @@ def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
             )
     assert isinstance(fake, FakeTensor)
     return fake
+
+
+def _symbols() -> ShapeEnv:
+    """As without symbols, no shape hangs on data."""
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def _symbolic(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
+    """Likewise, with symbols for some of its sizes, and for the strides that follow."""
+    kinds = [
+        DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
+    ]
+    with torch.no_grad(), _disable_current_modes():
+        real = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        return mode.from_tensor(real, symbolic_context=context)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,8 @@ def has_effect(node: Node) -> bool:
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """A new node in front of another, with its value. None is left where there is an error."""
     with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args, kwargs)
+        node = before.graph.call_function(target)
+    node.args, node.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
     try:
         node.meta["val"] = _computed(node)
     except Exception:
