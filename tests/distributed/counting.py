@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
-WAITING = ("wait_tensor", "_wrap_tensor_autograd", "pvary", "pvary_each")
+# These send nothing.
+LOCAL = (
+    "wait_tensor",
+    "_wrap_tensor_autograd",
+    "pvary",
+    "pvary_each",
+    "own_part",
+    "shared",
+    "from_local",
+)
 
 
 @dataclasses.dataclass
@@ -24,7 +33,7 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in NAMESPACES:
             name = func.__name__.split(".")[0]
-            if name not in WAITING:
+            if name not in LOCAL:
                 self.calls.names.append(name)
                 sent = args[0] if isinstance(args[0], list) else [args[0]]
                 self.calls.bytes += sum(x.numel() * x.element_size() for x in sent)

@@ -34,6 +34,7 @@ class Axis(NamedTuple):
 class _Bound(threading.local):
     def __init__(self) -> None:
         self.axes: list[Axis] = []
+        self.spread: list[Axis] = []  # over whose ranks a transform is at work
 
 
 _bound = _Bound()
@@ -47,6 +48,16 @@ def bound(axis: Axis) -> Iterator[None]:
         yield
     finally:
         _bound.axes.pop()
+
+
+@contextlib.contextmanager
+def spread_over(axis: Axis) -> Iterator[None]:
+    """Inside, the ranks of this axis have different samples, which go by another name."""
+    _bound.spread.append(axis)
+    try:
+        yield
+    finally:
+        _bound.spread.pop()
 
 
 def naming_samples(
@@ -106,9 +117,15 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
             f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
         )
     _tell_autograd()
-    key = mesh.get_group().group_name
-    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else str(key)
-    return Axis(name, mesh.size(), (str(key),))
+    key = str(mesh.get_group().group_name)
+    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else key
+    if any(key in axis.keys for axis in _bound.spread):
+        raise AxisError(
+            f"torchlayers: {api}: the ranks of {name!r} have different samples here, as many as "
+            "there are, for a transform outside is spread over them. Give its samples a name, "
+            "vmap(..., mesh=..., axis_name=...), for a collective along all of them."
+        )
+    return Axis(name, mesh.size(), (key,))
 
 
 @functools.cache
