@@ -333,15 +333,16 @@ def _vmap_over_ranks(
     if axis_name is not None:
         axis = spread.named(axis_name, batch_size)
         given = given._replace(func=naming_samples(given.func, axis_name, axis))
-    with spread.inside(given.randomness):
+    with spread.inside(given.randomness, is_checked=is_first):
         results = run(given, (own, spec, dims, spread.part(batch_size)[1]), kwargs)
-    flat, result_spec = tree.flatten(results)
-    if is_first:
-        spread.refuse_captured(own, flat, since)
-    out_dims = _dims_of(given.out_dims, result_spec)
-    together = [
-        spread.put_together(part, dim, batch_size) for part, dim in zip(flat, out_dims, strict=True)
-    ]
+        flat, result_spec = tree.flatten(results)
+        if is_first:
+            spread.refuse_captured(own, flat, since)
+        out_dims = _dims_of(given.out_dims, result_spec)
+        together = [
+            spread.put_together(part, dim, batch_size)
+            for part, dim in zip(flat, out_dims, strict=True)
+        ]
     return tree.unflatten(together, result_spec)
 
 

@@ -5,6 +5,8 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 
 #include "core/errors.h"
 #include "core/hooks.h"
@@ -26,15 +28,47 @@ std::vector<int64_t> inverse_sources(const std::vector<int64_t>& sources) {
 
 namespace {
 
+std::atomic<int> comparing_ranks{0};
+
+} // namespace
+
+ComparingRanks::ComparingRanks() {
+  ++comparing_ranks;
+}
+ComparingRanks::~ComparingRanks() {
+  --comparing_ranks;
+}
+
+namespace {
+
 using at::Tensor;
 
 // ---- kernels: over ranks
+
+// Raises on every rank unless all of them are here, with a tensor like this one. The backends take
+// that for granted: elsewhere they hang, abort, or return what was in memory.
+void check_all_are_at(
+    const char* ours, const char* name, const Tensor& x, const c10::IValue& group) {
+  const std::string call = c10::str(ours, " of ", x.scalar_type(), x.sizes());
+  const auto mark = static_cast<int64_t>(std::hash<std::string>{}(c10::str(name, call)) >> 1);
+  const Tensor both = at::tensor({mark, -mark}, x.options().dtype(at::kLong));
+  const Tensor largest = collective("all_reduce", both, {"max", group}).to(at::kCPU);
+  if (largest[0].item<int64_t>() != -largest[1].item<int64_t>()) {
+    raise(
+        "the ranks differ: this one is at {}, and not all of them are. All have to come to the "
+        "same collectives in the same order, with tensors of the same dtypes and shapes.",
+        call);
+  }
+}
 
 // What an operator of ours comes to. Where the backend fails (a rank that is dead or late), the
 // error names ours.
 Tensor over_ranks(
     const char* ours, const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
   try {
+    if (comparing_ranks > 0) {
+      check_all_are_at(ours, name, x, *(rest.end() - 1));
+    }
     return collective(name, x, rest);
   } catch (c10::Error& error) {
     error.add_context(said("in {}, over ranks", ours));

@@ -5,6 +5,7 @@ ranks of a mesh dimension. It is named by its name, which the vmap or a ``with m
 or by a one-dimensional DeviceMesh.
 """
 
+from torchlayers.distributed.axes import checking as checking
 from torchlayers.distributed.collectives import all_gather as all_gather
 from torchlayers.distributed.collectives import all_to_all as all_to_all
 from torchlayers.distributed.collectives import axis_index as axis_index
@@ -22,6 +23,7 @@ __all__ = [
     "all_to_all",
     "axis_index",
     "axis_size",
+    "checking",
     "pmax",
     "pmean",
     "ppermute",

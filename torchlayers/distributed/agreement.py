@@ -32,12 +32,14 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     digest = hashlib.blake2b(text, digest_size=16).digest()
     numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
     with _disable_current_modes():
-        everybodys = _gathered(torch.tensor([[len(text), *numbers]], device=device), axis).tolist()
+        everybodys = _gathered(
+            api, torch.tensor([[len(text), *numbers]], device=device), axis
+        ).tolist()
         if all(each == everybodys[0] for each in everybodys):
             return
         longest = max(length for length, *_ in everybodys)
         padded = torch.tensor([[*text, *[0] * (longest - len(text))]], dtype=torch.uint8)
-        texts = _gathered(padded.to(device), axis).tolist()
+        texts = _gathered(api, padded.to(device), axis).tolist()
     found = [
         json.loads(bytes(each[:length]))
         for each, (length, *_) in zip(texts, everybodys, strict=True)
@@ -59,9 +61,12 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     )
 
 
-def _gathered(row: Tensor, axis: Axis) -> Tensor:
-    pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
-    gathered: Tensor = _collectives.wait_tensor(pending)
+def _gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
+    try:
+        pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
+        gathered: Tensor = _collectives.wait_tensor(pending)
+    except RuntimeError as error:  # a rank that is dead or late
+        raise type(error)(f"torchlayers: {api}: comparing the ranks failed: {error}") from error
     return gathered
 
 

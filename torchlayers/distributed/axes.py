@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from torchlayers import _C
 from torchlayers.errors import AxisError
 from torchlayers.stack import current_stack
 
@@ -48,6 +49,24 @@ def bound(axis: Axis) -> Iterator[None]:
         yield
     finally:
         _bound.axes.pop()
+
+
+def checking() -> contextlib.AbstractContextManager[None]:
+    """Inside, each collective along ranks first makes sure that all ranks are at the same one.
+
+    What is compared is its name, and its tensor's dtype and shape: in another small collective,
+    which costs as much as a small one does. Without it the backends take for granted that they fit;
+    where they don't, they hang until the timeout, abort the process, or return what was in memory.
+
+    Returns:
+        A context manager. Inside, where ranks differ, all of them raise a RuntimeError.
+    Example:
+        >>> from torchlayers.distributed import checking, psum
+        >>> with checking():
+        ...     torchlayers.vmap(lambda x: psum(x, "batch"), axis_name="batch")(torch.ones(3))
+        tensor([3., 3., 3.])
+    """
+    return _C.ComparingRanks()
 
 
 @contextlib.contextmanager

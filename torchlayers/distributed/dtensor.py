@@ -1,13 +1,15 @@
 """What transforms ask of DTensors."""
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 _functorch: Any = torch._C._functorch
 
@@ -28,6 +30,22 @@ def under_levels(tensor: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def of_local(
+    local: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]", shape: Sequence[int]
+) -> "DTensor":
+    """The DTensor of this shape of which each rank has its part."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local.contiguous(),
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(shape, device="meta").stride(),
+    )
 
 
 def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
@@ -113,23 +131,14 @@ class LocalChunks:
         if not is_dtensor(leaf):
             return leaf
         local = leaf.to_local()
-        start = min(start, local.size(dim))
-        part = local.narrow(dim, start, min(size, local.size(dim) - start))
+        own_start = min(start, local.size(dim))
+        part = local.narrow(dim, own_start, min(size, local.size(dim) - own_start))
         return self._of_local(part, leaf, dim, self.size_of(start, size))
 
     def _of_local(self, local: Tensor, like: Any, dim: int, size: int) -> Any:
-        from torch.distributed.tensor import DTensor
-
         shape = list(like.shape)
         shape[dim] = size
-        return DTensor.from_local(
-            local.contiguous(),
-            self.mesh,
-            like.placements,
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=torch.empty(shape, device="meta").stride(),
-        )
+        return of_local(local, self.mesh, like.placements, shape)
 
 
 def _mesh_dim(tensor: "DTensor", dim: int) -> int | None:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from torchlayers import extend
+from torchlayers.distributed import dtensor
 from torchlayers.errors import TransformError
 
 _functorch: Any = torch._C._functorch
@@ -108,23 +109,8 @@ def local_of(x: Any, placements: list[Placement]) -> Tensor:
     return _arrived(x._local_tensor)
 
 
-def dtensor_of(
-    local: Tensor, mesh: DeviceMesh, placements: list[Placement], shape: Sequence[int]
-) -> DTensor:
-    """The DTensor of this shape of which each rank has its part."""
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        local.contiguous(),
-        mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(shape),
-        stride=stride,
-    )
-
-
 def _from_local(x: Tensor, mesh: str, placements: list[str], shape: list[int]) -> Any:
-    return dtensor_of(x.clone(), _meshes[mesh], read(placements), shape)
+    return dtensor.of_local(x.clone(), _meshes[mesh], read(placements), shape)
 
 
 def _redistribute(

@@ -114,7 +114,7 @@ class Spread:
         is_checked = self.agree(lambda: self.facts(args, leaves))
         since = sequence_number()
         own = self.samples(leaves, [None] * len(leaves), 0)
-        with self.inside(randomness):
+        with self.inside(randomness, is_checked=is_checked):
             result = function(*tree.unflatten(own, spec))
         if is_checked:
             self.refuse_captured(own, tree.leaves(result), since)
@@ -203,10 +203,12 @@ class Spread:
     # ---- inside
 
     @contextlib.contextmanager
-    def inside(self, randomness: str) -> Iterator[None]:
-        """While a rank's part runs."""
+    def inside(self, randomness: str, *, is_checked: bool) -> Iterator[None]:
+        """While a rank's part runs. In a call that is checked so are the collectives in it."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(axes.spread_over(self.axis))
+            if is_checked:
+                stack.enter_context(axes.checking())
             if randomness == "different":
                 stack.enter_context(_drawing_apart(self.rank))
             yield
@@ -229,7 +231,7 @@ class Spread:
         shape[dim] = total
         if _is_followed(part):
             return placed.from_local(part, placed.key_of(self.mesh), [f"S{dim}"], shape)
-        return placed.dtensor_of(part, self.mesh, [placed.Shard(dim)], shape)
+        return dtensor.of_local(part, self.mesh, [placed.Shard(dim)], shape)
 
     def summed(self, parts: list[Tensor]) -> list[Tensor]:
         """The sums of all ranks' tensors, as values that they share: in one collective."""
