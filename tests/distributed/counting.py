@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchlayers.distributed import placed
+
 NAMESPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
 # These send nothing.
 LOCAL = (
@@ -17,6 +19,7 @@ LOCAL = (
     "shared",
     "from_local",
 )
+OF_DTENSORS = {"to_local": placed._to_local, "redistributed": placed._redistribute}
 
 
 @dataclasses.dataclass
@@ -33,6 +36,9 @@ class _Count(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace in NAMESPACES:
             name = func.__name__.split(".")[0]
+            if name in OF_DTENSORS:  # what these send is DTensor's to choose
+                with self:
+                    return OF_DTENSORS[name](None, func, types, args, kwargs)
             if name not in LOCAL:
                 self.calls.names.append(name)
                 sent = args[0] if isinstance(args[0], list) else [args[0]]

@@ -17,6 +17,7 @@ from torchlayers.distributed.collectives import psum as psum
 from torchlayers.distributed.collectives import psum_invariant as psum_invariant
 from torchlayers.distributed.collectives import psum_scatter as psum_scatter
 from torchlayers.distributed.collectives import pvary as pvary
+from torchlayers.distributed.dtensor_api import distribute_tensor as distribute_tensor
 
 __all__ = [
     "all_gather",
@@ -24,6 +25,7 @@ __all__ = [
     "axis_index",
     "axis_size",
     "checking",
+    "distribute_tensor",
     "pmax",
     "pmean",
     "ppermute",

@@ -85,8 +85,10 @@ def _behind_a_batch(placements: list[str]) -> list[str]:
     return [f"S{int(each[1:]) + 1}" if each[0] == "S" else each for each in placements]
 
 
-def _of_gradient(placements: list[str]) -> list[str]:
-    """Where the gradient of what lies so lies: parts of a sum all have the sum's."""
+def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
+    """Where the gradient of what lies so lies, if nobody says: parts of a sum have the sum's."""
+    if told is not None:
+        return written(told)
     return ["R" if each[0] == "P" else each for each in placements]
 
 
@@ -109,7 +111,9 @@ def local_of(x: Any, placements: list[Placement]) -> Tensor:
     return _arrived(x._local_tensor)
 
 
-def _from_local(x: Tensor, mesh: str, placements: list[str], shape: list[int]) -> Any:
+def _from_local(
+    x: Tensor, mesh: str, placements: list[str], cotangents: list[str], shape: list[int]
+) -> Any:
     return dtensor.of_local(x.clone(), _meshes[mesh], read(placements), shape)
 
 
@@ -183,7 +187,7 @@ def _origin(x: Tensor) -> tuple[list[str], list[int]]:
 
 redistributed: Any = _operator(
     "redistributed(Tensor x, str mesh, str[] placements) -> Tensor",
-    lambda g, origin, mesh, placements: redistributed(g, mesh, _of_gradient(origin[0])),
+    lambda g, origin, mesh, placements: redistributed(g, mesh, of_gradient(origin[0])),
     lambda size, mesh, placements: (mesh, _behind_a_batch(placements)),
     of_dtensors=_redistribute,
 )
@@ -192,7 +196,9 @@ redistributed: Any = _operator(
 to_local: Any = _operator(
     "to_local(Tensor x, str mesh, str[] placements, str[] cotangents) -> Tensor",
     lambda g, origin, mesh, placements, cotangents: redistributed(
-        from_local(g, mesh, cotangents, origin[1]), mesh, _of_gradient(origin[0])
+        from_local(g, mesh, cotangents, of_gradient(cotangents), origin[1]),
+        mesh,
+        of_gradient(origin[0]),
     ),
     lambda size, mesh, placements, cotangents: (
         mesh,
@@ -202,11 +208,17 @@ to_local: Any = _operator(
     of_dtensors=_to_local,
 )
 
+# Its cotangents are brought to `cotangents`.
 from_local: Any = _operator(
-    "from_local(Tensor x, str mesh, str[] placements, int[] shape) -> Tensor",
-    lambda g, origin, mesh, placements, shape: to_local(
-        g, mesh, _of_gradient(placements), _of_gradient(placements)
+    "from_local(Tensor x, str mesh, str[] placements, str[] cotangents, int[] shape) -> Tensor",
+    lambda g, origin, mesh, placements, cotangents, shape: to_local(
+        g, mesh, cotangents, cotangents
     ),
-    lambda size, mesh, placements, shape: (mesh, _behind_a_batch(placements), [size, *shape]),
+    lambda size, mesh, placements, cotangents, shape: (
+        mesh,
+        _behind_a_batch(placements),
+        _behind_a_batch(cotangents),
+        [size, *shape],
+    ),
     of_plain=_from_local,
 )

@@ -230,7 +230,8 @@ class Spread:
         shape = [*part.shape]
         shape[dim] = total
         if _is_followed(part):
-            return placed.from_local(part, placed.key_of(self.mesh), [f"S{dim}"], shape)
+            where = [f"S{dim}"]
+            return placed.from_local(part, placed.key_of(self.mesh), where, where, shape)
         return dtensor.of_local(part, self.mesh, [placed.Shard(dim)], shape)
 
     def summed(self, parts: list[Tensor]) -> list[Tensor]:
