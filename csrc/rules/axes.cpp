@@ -262,6 +262,10 @@ void transposed_by(VjpCall& call, const char* name) {
   }
 }
 
+void psum_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::psum_each");
+}
+
 void psum_invariant_each(VjpCall& call) {
   transposed_by(call, "torchlayers::psum_invariant_each");
 }
@@ -295,6 +299,7 @@ TORCH_LIBRARY(torchlayers, library) {
   library.def("joined_parts(Tensor x, int dim, int total, int size, str axis) -> Tensor");
   library.def("shared(Tensor x, int size) -> Tensor");
   library.def("pvary_each(Tensor[] xs, str axis) -> Tensor[]");
+  library.def("psum_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("axis_index(Device? device, str axis) -> Tensor");
 }
@@ -312,6 +317,7 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("joined_parts", joined_parts_kernel);
   library.impl("shared", shared_kernel);
   library.impl("pvary_each", pvary_each_kernel);
+  library.impl("psum_each", psum_each_kernel);
   library.impl("psum_invariant_each", psum_each_kernel);
   library.impl("axis_index", axis_index_kernel);
 }
@@ -327,6 +333,7 @@ void add_axes(Table& rules) {
   rules["torchlayers::pvary_each"]
       .jvp(with_tangents_in_list)
       .vjp(psum_invariant_each, {.by = {"xs"}});
+  rules["torchlayers::psum_each"].jvp(with_tangents_in_list).vjp(psum_each, {.by = {"xs"}});
   rules["torchlayers::psum_invariant_each"]
       .jvp(with_tangents_in_list)
       .vjp(pvary_each, {.by = {"xs"}});

@@ -14,10 +14,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 import torchlayers as tl
-from tests.distributed.counting import counted
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.test_vmap import close, mesh, numbers, placed, same
-from torchlayers.distributed import distribute_tensor
+from torchlayers.distributed import counting, distribute_tensor
 from torchlayers.errors import TransformError
 
 F = torch.func
@@ -180,9 +179,9 @@ def a_parallel_module_by_its_parameters():
 def a_parallel_module_sends_what_it_does_outside():
     module, x = parallel(), inputs()
     given = parameters(module)
-    with counted() as outside, torch.no_grad():
+    with counting() as outside, torch.no_grad():
         module(x)
-    with counted() as inside:
+    with counting() as inside:
         tl.vjp(lambda p: tl.functional_call(module, p, (x,)), given)
     assert inside.names == outside.names
 

@@ -6,7 +6,6 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import torchlayers as tl
-from tests.distributed.counting import counted
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.test_vmap import (
     OUTS,
@@ -22,7 +21,7 @@ from tests.distributed.test_vmap import (
     weight,
     whole,
 )
-from torchlayers.distributed import psum
+from torchlayers.distributed import counting, psum
 from torchlayers.errors import AxisError, TransformError
 
 F = torch.func
@@ -144,7 +143,7 @@ def dtensors_are_brought_to_all():
 def rows_are_sent_nowhere():
     for ours, _ in JACOBIANS.values():
         for out, expected in (("dtensor", []), ("local", []), ("full", ["joined_parts"])):
-            with counted() as calls:
+            with counting() as calls:
                 ours(f, mesh=mesh(), out=out)(numbers(6))
             assert calls.names == expected
 
@@ -187,7 +186,7 @@ def of_own(w):
 def a_product_with_the_sums_hessian():
     w, v = weight(), weight().cos()
     expected = F.jvp(F.grad(lambda w: of_batch(w, samples())), (w,), (v,))[1]
-    with counted() as calls:
+    with counting() as calls:
         found = tl.hvp(of_own, (w,), (v,), mesh=mesh())
     close(found[0], expected)
     assert calls.names == ["psum_invariant_each"]

@@ -11,10 +11,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import torchlayers as tl
-from tests.distributed.counting import counted
 from tests.distributed.nests import close
 from tests.distributed.processes import case, over_ranks
-from torchlayers.distributed import agreement, axis_index, pmax, pmean, psum, psum_invariant
+from torchlayers.distributed import (
+    agreement,
+    axis_index,
+    counting,
+    pmax,
+    pmean,
+    psum,
+    psum_invariant,
+)
 from torchlayers.errors import AxisError, DimensionError, TransformError
 
 F = torch.func
@@ -312,16 +319,16 @@ def a_gradient_by_all_that_is_shared_is_one_collective():
     def f(p, x):
         return ((x @ p["w"] + p["b"]).tanh() ** 2).sum() * p["more"].sum()
 
-    with counted() as calls:
+    with counting() as calls:
         spread(f)(p, samples())
     assert calls.names == []
     of_a_rank = tl.grad(lambda p: spread(f, out="local")(p, samples()).sum())
-    with counted() as calls:
+    with counting() as calls:
         of_a_rank(p)
     assert calls.names == ["psum_invariant_each"]
     assert calls.bytes == (6 + 2 + 7) * 8
     models = {name: torch.stack([value] * 3) for name, value in p.items()}
-    with counted() as calls:
+    with counting() as calls:
         tl.vmap(of_a_rank)(models)
     assert calls.names == ["psum_invariant_each"]
     assert calls.bytes == 3 * (6 + 2 + 7) * 8

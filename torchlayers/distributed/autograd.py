@@ -29,6 +29,7 @@ TRANSPOSES: dict[str, Callable[..., Any]] = {
     "joined_parts": lambda g, dim, total, size, axis: _ops.own_part(g, dim, total, size, axis),
     "shared": lambda g, size: g / size,
     "pvary_each": lambda gs, axis: _ops.psum_invariant_each(gs, axis),
+    "psum_each": lambda gs, axis: _ops.psum_each(gs, axis),
     "psum_invariant_each": lambda gs, axis: _ops.pvary_each(gs, axis),
 }
 
