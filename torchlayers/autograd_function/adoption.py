@@ -61,10 +61,8 @@ def adopt() -> None:
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if is_torchs(function):
-            if dtensor_api.instead_of(function) is None:
-                continue
-            dtensor_api.teach_tensors()
+        if is_torchs(function) and dtensor_api.instead_of(function) is None:
+            continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()
         forward = function.__dict__.get("forward")

@@ -69,13 +69,16 @@ def checking() -> contextlib.AbstractContextManager[None]:
     return _C.ComparingRanks()
 
 
-@contextlib.contextmanager
-def spread_over(axis: Axis) -> Iterator[None]:
-    """Inside, the ranks of this axis have different samples, which go by another name."""
-    _bound.spread.append(axis)
-    try:
-        yield
-    finally:
+class SpreadOver:
+    """A context manager: inside, the ranks of this axis have different samples."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __enter__(self) -> None:
+        _bound.spread.append(self.axis)
+
+    def __exit__(self, *error: object) -> None:
         _bound.spread.pop()
 
 

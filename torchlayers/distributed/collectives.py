@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlayers import tree
+from torchlayers import _C, tree
 from torchlayers.distributed.axes import Axis, resolve
 from torchlayers.errors import AxisError, DimensionError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchlayers.distributed.axes import AxisLike
 
 _ops: Any = torch.ops.torchlayers
+_ALONG = ("psum", "psum_invariant", "pvary", "pmax")  # as _C.call_along counts them
 
 
 def psum(x: Any, axis: "AxisLike") -> Any:
@@ -97,7 +98,7 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
     Source: jax.lax.pmax, which has no derivative.
     """
     resolved = resolve(axis, "pmax")
-    return _each(lambda t: _along(_ops.pmax.default, t, resolved), x)
+    return _each(lambda t: _along("pmax", t, resolved), x)
 
 
 def pvary(x: Any, axis: "AxisLike") -> Any:
@@ -312,9 +313,10 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return tree.unflatten([function(leaf) for leaf in leaves], spec)
 
 
-def _along(op: Callable[[Tensor, str], Tensor], t: Tensor, axis: Axis) -> Tensor:
+def _along(name: str, t: Tensor, axis: Axis) -> Tensor:
     for key in axis.keys:
-        t = op(t, key)
+        found = _C.call_along(_ALONG.index(name), t, key)
+        t = getattr(_ops, name).default(t, key) if found is None else found
     return t
 
 
@@ -324,16 +326,15 @@ def _reduced(name: str, x: Any, axis: Axis) -> Any:
 
 def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) -> Any:
     """The operator on each of x's tensors: over ranks, on all of them at once."""
-    one = getattr(_ops, name).default
     if isinstance(x, Tensor):
-        return _along(one, x, axis)
+        return _along(name, x, axis)
     leaves, spec = tree.flatten(x)
     leaves = [leaf if isinstance(leaf, Tensor) else of_number(leaf) for leaf in leaves]
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     found = [leaves[i] for i in places]
     for key in axis.keys if found else ():
         if key.startswith("#"):  # a vmap's
-            found = [one(each, key) for each in found]
+            found = [getattr(_ops, name).default(each, key) for each in found]
         else:
             found = getattr(_ops, name + "_each").default(found, key)
     for i, each in zip(places, found, strict=True):

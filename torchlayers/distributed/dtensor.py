@@ -1,5 +1,6 @@
 """What transforms ask of DTensors."""
 
+import copy
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -32,19 +33,38 @@ def under_levels(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def of_local(
-    local: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]", shape: Sequence[int]
-) -> "DTensor":
-    """The DTensor of this shape of which each rank has its part."""
+def spec_of(
+    mesh: "DeviceMesh",
+    placements: "Sequence[Placement]",
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> Any:
+    """What a DTensor of this shape, laid out in rows, knows of itself."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    meta = TensorMeta(torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+
+
+def of_local(local: Tensor, spec: Any) -> "DTensor":
+    """The DTensor of which each rank has its part."""
     from torch.distributed.tensor import DTensor
 
+    local = local.contiguous()
+    if not local.requires_grad:  # without from_local, which takes longer than a small vmap
+        make: Any = DTensor
+        made: DTensor = make(local, copy.copy(spec), requires_grad=False)
+        return made
     return DTensor.from_local(
-        local.contiguous(),
-        mesh,
-        placements,
+        local,
+        spec.mesh,
+        spec.placements,
         run_check=False,
-        shape=torch.Size(shape),
-        stride=torch.empty(shape, device="meta").stride(),
+        shape=spec.tensor_meta.shape,
+        stride=spec.tensor_meta.stride,
     )
 
 
@@ -138,7 +158,7 @@ class LocalChunks:
     def _of_local(self, local: Tensor, like: Any, dim: int, size: int) -> Any:
         shape = list(like.shape)
         shape[dim] = size
-        return of_local(local, self.mesh, like.placements, shape)
+        return of_local(local, spec_of(self.mesh, like.placements, shape, local.dtype))
 
 
 def _mesh_dim(tensor: "DTensor", dim: int) -> int | None:

@@ -128,14 +128,27 @@ class _OfDTensors:
         self.is_method = is_method
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:
-        if tensor is None or not dtensor.is_dtensor_below(tensor):
+        if tensor is None:
+            return self  # as a property does
+        if not dtensor.is_dtensor_below(tensor):
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         return functools.partial(self.value, tensor) if self.is_method else self.value(tensor)
 
 
+def meet(tensor: Tensor) -> bool:
+    """Is told of a tensor of a class of its own that becomes one of a level: is it a DTensor?
+
+    The first one gives torch.Tensor what a DTensor has. Programs without any keep it as it is,
+    which matters: Dynamo, for one, reads what a class has, not what its instances have.
+    """
+    if dtensor.is_dtensor(tensor):
+        _teach_tensors()
+        return True
+    return False
+
+
 @functools.cache
-def teach_tensors() -> None:
-    """Gives tensors of a level what those that hold a DTensor have."""
+def _teach_tensors() -> None:
     for name, value, is_method in (
         ("to_local", _own, True),
         ("full_tensor", _full_tensor, True),

@@ -114,7 +114,8 @@ def local_of(x: Any, placements: list[Placement]) -> Tensor:
 def _from_local(
     x: Tensor, mesh: str, placements: list[str], cotangents: list[str], shape: list[int]
 ) -> Any:
-    return dtensor.of_local(x.clone(), _meshes[mesh], read(placements), shape)
+    spec = dtensor.spec_of(_meshes[mesh], read(placements), shape, x.dtype)
+    return dtensor.of_local(x.clone(), spec)
 
 
 def _redistribute(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ops: Any = torch.ops.torchlayers
 _functorch: Any = torch._C._functorch
 
+_KEPT = 64  # specs of results
+
 Out: TypeAlias = Literal["dtensor", "local", "full"]
 Check: TypeAlias = Literal["first", "always", "never"]
 
@@ -60,6 +62,7 @@ class Spread:
         self.axis = axes.of_mesh(mesh, api)
         self.ranks = self.axis.size
         self.rank = mesh.get_local_rank()
+        self._specs: dict[Any, Any] = {}
         self._check = check
         self._checks = check != "never" and self.ranks > 1
 
@@ -202,16 +205,20 @@ class Spread:
 
     # ---- inside
 
-    @contextlib.contextmanager
-    def inside(self, randomness: str, *, is_checked: bool) -> Iterator[None]:
+    def inside(
+        self, randomness: str, *, is_checked: bool
+    ) -> contextlib.AbstractContextManager[Any]:
         """While a rank's part runs. In a call that is checked so are the collectives in it."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(axes.spread_over(self.axis))
-            if is_checked:
-                stack.enter_context(axes.checking())
-            if randomness == "different":
-                stack.enter_context(_drawing_apart(self.rank))
-            yield
+        spread = axes.SpreadOver(self.axis)
+        if not is_checked and randomness != "different":
+            return spread
+        stack = contextlib.ExitStack()
+        stack.enter_context(spread)
+        if is_checked:
+            stack.enter_context(axes.checking())
+        if randomness == "different":
+            stack.enter_context(_drawing_apart(self.rank))
+        return stack
 
     # ---- after it
 
@@ -226,13 +233,23 @@ class Spread:
             return part
         if self.out == "full":
             return _ops.joined_parts.default(part, dim, total, self.ranks, self.axis.keys[0])
+        shape = *part.shape[:dim], total, *part.shape[dim + 1 :]
+        if not _is_followed(part):
+            return dtensor.of_local(part, self._spec(dim, shape, part.dtype))
         placed: Any = importlib.import_module("torchlayers.distributed.placed")
-        shape = [*part.shape]
-        shape[dim] = total
-        if _is_followed(part):
-            where = [f"S{dim}"]
-            return placed.from_local(part, placed.key_of(self.mesh), where, where, shape)
-        return dtensor.of_local(part, self.mesh, [placed.Shard(dim)], shape)
+        where = [f"S{dim}"]
+        return placed.from_local(part, placed.key_of(self.mesh), where, where, [*shape])
+
+    def _spec(self, dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """Of a DTensor that is sharded in this dimension; kept, for it takes a while to make."""
+        key = dim, shape, dtype
+        if key not in self._specs:
+            from torch.distributed.tensor import Shard
+
+            if len(self._specs) >= _KEPT:
+                self._specs.clear()
+            self._specs[key] = dtensor.spec_of(self.mesh, [Shard(dim)], shape, dtype)
+        return self._specs[key]
 
     def summed(self, parts: list[Tensor]) -> list[Tensor]:
         """The sums of all ranks' tensors, as values that they share: in one collective."""
