@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from examples.figures import check
-from torchlayers.distributed import Sent
+from torchlayers.distributed.sent import Sent
 
 
 @contextlib.contextmanager

@@ -102,24 +102,14 @@ def jacrev(
     given = Grad(_api, func, argnums, has_aux)
     spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(
-                _api, auto_chunks=chunk_size == "auto", progress=progress, mesh=mesh
-            )
-            theirs = torch_func.jacrev(
-                func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        if spread is not None:
-            return spread.call(rows, args)
-        return rows(*args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress, mesh=mesh)
+        theirs = torch_func.jacrev(
+            func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
+        )
+        return theirs(*args)
 
-    def rows(*args: Any) -> Any:
-        _refuse_complex(_api, "argument", args)
+    def jacobian_at(*args: Any) -> Any:
         recorded, output, aux = _C.call_vjp(given, args, True)
         outputs, output_spec = tree.flatten(output)
         places = tree.positions(_api, argnums, len(args))
@@ -183,7 +173,7 @@ def jacrev(
         whole = whole or chunks.joined(parts, torch.cat)
         return shaped(_split_by_output(whole, outputs, primals))
 
-    return transformed(func, wrapper)
+    return _transformed(_api, func, jacobian_at, traced, spread)
 
 
 def jacfwd(
@@ -243,20 +233,12 @@ def jacfwd(
     given = Jvp(_api, func, argnums, has_aux)
     spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
-            places = tuple(range(len(args))) if argnums is None else argnums
-            return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        if spread is not None:
-            return spread.call(columns, args, randomness)
-        return columns(*args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
+        places = tuple(range(len(args))) if argnums is None else argnums
+        return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
 
-    def columns(*args: Any) -> Any:
-        _refuse_complex(_api, "argument", args)
+    def jacobian_at(*args: Any) -> Any:
         everything = tuple(range(len(args)))
         places = everything if argnums is None else tree.positions(_api, argnums, len(args))
         primals, primal_spec = tree.flatten(tree.pick(args, places))
@@ -314,6 +296,30 @@ def jacfwd(
             seen["spec"],
         )
         return (jacobian, tree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return _transformed(_api, func, jacobian_at, traced, spread, randomness)
+
+
+def _transformed(
+    api: str,
+    func: Callable[..., Any],
+    jacobian_at: Callable[..., Any],
+    traced: Callable[..., Any],
+    spread: Spread | None,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The function that gives the Jacobian, by another way where torch.compile looks on."""
+
+    def wrapper(*args: Any) -> Any:
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export(api)
+            return traced(*args)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(wrapper, *args)
+        _refuse_complex(api, "argument", args)
+        if spread is not None:
+            return spread.call(jacobian_at, args, randomness)
+        return jacobian_at(*args)
 
     return transformed(func, wrapper)
 

@@ -18,11 +18,9 @@ from torchlayers.distributed.collectives import psum_invariant as psum_invariant
 from torchlayers.distributed.collectives import psum_scatter as psum_scatter
 from torchlayers.distributed.collectives import pvary as pvary
 from torchlayers.distributed.dtensor_api import distribute_tensor as distribute_tensor
-from torchlayers.distributed.sent import Sent as Sent
 from torchlayers.distributed.sent import counting as counting
 
 __all__ = [
-    "Sent",
     "all_gather",
     "all_to_all",
     "axis_index",
