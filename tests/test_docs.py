@@ -31,6 +31,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 PAGES = {
     "README.md": 2,
     "docs/compile.md": 12,
+    "docs/control-flow.md": 13,
     "docs/custom-functions.md": 3,
     "docs/distributed.md": 1,
     "docs/errors.md": 14,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree
+from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
@@ -43,6 +43,7 @@ def vmap(
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
     check: Check = "first",
+    fallback: str | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -73,6 +74,10 @@ def vmap(
             "local" part, or the "full" batch on each rank.
         check: with mesh, when the ranks compare what they were called with, in a small collective:
             at the "first" call, "always", or "never".
+        fallback: "loop" runs a function that asks for what only one sample has (``.item()``,
+            ``if x > 0``, ``x[x > 0]``) again from its start, a sample at a time, with a warning
+            that names the line. Results of different sizes come back as jagged nested tensors
+            with ``out_dims="ragged"``. docs/control-flow.md has the ways to do without.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -80,9 +85,9 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness, out or check; an axis_name with chunks; ranks that
-            were called with different arguments; a DTensor on another mesh; a tensor
-            differentiated outside that is no argument, with a mesh.
+        TransformError: no such randomness, fallback, out or check; an axis_name with chunks; ranks
+            that were called with different arguments; a DTensor on another mesh; a tensor
+            differentiated outside that is no argument, with a mesh; a fallback with a mesh.
         AxisError: mesh has several dimensions.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
@@ -100,6 +105,19 @@ def vmap(
             f"{randomness!r}."
         )
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
+    if fallback is not None or out_dims == "ragged":
+        sample_loop.check_fallback(fallback, out_dims, axis_name, is_spread=mesh is not None)
+        dims = 0 if out_dims == "ragged" else out_dims
+        options: dict[str, Any] = {
+            "chunk_size": chunk_size,
+            "memory_budget": memory_budget,
+            "progress": progress,
+        }
+        batched = vmap(func, in_dims, dims, randomness, **options)
+        whole = Vmap(func, in_dims, dims, randomness)
+        return transformed(
+            func, sample_loop.falling_back(batched, whole, ragged=out_dims == "ragged")
+        )
     at_once = chunk_size is None and not progress
     if axis_name is not None and not at_once:
         raise TransformError(

@@ -111,6 +111,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return batched != nullptr && batched->level() == level;
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
+    return concerns(tensor, levels, below);
+  });
 
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);
