@@ -18,6 +18,7 @@ from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.axes import naming_samples
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
+from torchlayers.random.arguments import check_key
 from torchlayers.stack import transformed
 
 # Leaves, their spec, and for each its batch dimension or None.
@@ -36,6 +37,7 @@ def vmap(
     memory_budget: int | None = None,
     progress: bool = False,
     axis_name: str | None = None,
+    key: Tensor | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -48,8 +50,10 @@ def vmap(
         out_dims: where the batch's dimension goes in each result: an int for all, or a
             pytree that fits the results. None returns a result that does not depend on the
             batch as it is.
-        randomness: what random operators do: "error", "same" for every sample, or
-            "different".
+        randomness: what random operators do: "error", "same" for every sample, "different",
+            or "keyed": each sample draws by a key of its own (:mod:`torchlayers.random`), of
+            the call and of its place in the batch, so that it draws the same numbers whatever
+            the batch's size, and in chunks.
         chunk_size: how many samples at a time, to save memory: an int, None for all at once,
             or "auto" for as many as the memory budget allows.
         memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
@@ -57,6 +61,8 @@ def vmap(
         progress: show a progress bar over the chunks (needs tqdm).
         axis_name: what the samples are called inside func by collectives,
             ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
+        key: with "keyed", the key of every call. None draws one of torch's generator at each
+            call, so that torch.manual_seed makes it come again.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -75,11 +81,13 @@ def vmap(
 
     Source: torch.func.vmap.
     """
-    if randomness not in ("error", "same", "different"):
+    if randomness not in ("error", "same", "different", "keyed"):
         raise TransformError(
-            "torchlayers: vmap: randomness must be 'error', 'same' or 'different', got "
+            "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got "
             f"{randomness!r}."
         )
+    if key is not None:
+        _check_key_of(randomness, key)
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
     at_once = chunk_size is None and not progress
     if axis_name is not None and not at_once:
@@ -89,17 +97,24 @@ def vmap(
             "one of them out."
         )
     named = func if axis_name is None else naming_samples(func, axis_name)
-    given = Vmap(named, in_dims, out_dims, randomness)
+    of_calls = Vmap(named, in_dims, out_dims, randomness, key)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
             torch_compile.refuse(
-                "vmap", auto_chunks=chunk_size == "auto", progress=progress, axis_name=axis_name
+                "vmap",
+                auto_chunks=chunk_size == "auto",
+                progress=progress,
+                axis_name=axis_name,
+                keyed=randomness == "keyed",
             )
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
+        given = of_calls
+        if randomness == "keyed" and key is None:
+            given = given._replace(key=torch.randint(-(2**63), 2**63 - 1, ()))
         if at_once:
             return _C.call_vmap(given, args, kwargs)
         run_chunks = functools.partial(
@@ -118,6 +133,15 @@ def vmap(
     return transformed(func, wrapper)
 
 
+def _check_key_of(randomness: str, key: Tensor) -> None:
+    if randomness != "keyed":
+        raise TransformError(
+            f"torchlayers: vmap: a key is given, and randomness={randomness!r} draws by none. Give "
+            "randomness='keyed' with it."
+        )
+    check_key("vmap", key)
+
+
 class Vmap(NamedTuple):
     """A function, and how to batch it.
 
@@ -129,6 +153,8 @@ class Vmap(NamedTuple):
     in_dims: Any
     out_dims: Any
     randomness: str
+    key: Tensor | None = None  # where it is keyed
+    first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
 
     def check_out_dims(self) -> None:
         if isinstance(self.out_dims, int):
@@ -284,7 +310,7 @@ def _vmap_in_chunks(
         if random is not None:  # every chunk draws what the first one drew
             random.restore()
         chunk = _narrow(leaves, dims, start, size), spec, dims, size
-        return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+        return tree.flatten(_C.call_vmap_of_leaves(given._replace(first=start), chunk, kwargs))
 
     return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
 
@@ -299,6 +325,12 @@ def _vmap_in_shards(
 ) -> Any:
     """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
     leaves, spec, dims, batch_size = samples
+    if given.key is not None:
+        raise TransformError(
+            f"{given._call()}: with randomness='keyed', a batch that is spread over ranks can't "
+            "run in chunks of a given size, whose samples are not next to each other. Leave "
+            "chunk_size out."
+        )
     parts = dtensor.LocalChunks(leaves, dims, batch_size)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:

@@ -4,11 +4,14 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
+#include "layers/draws.h"
 #include "layers/function.h"
 
 #include "layers/transforms.h"
@@ -17,6 +20,7 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "rules/philox.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -87,6 +91,24 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
+
+  // How many draws there have been, of each layer that draws by a key. NOTE [Drawing by a key].
+  m.def("draw_counts", [] {
+    std::vector<int64_t> counts;
+    for (const Draws* draws : draws_on_stack()) {
+      counts.push_back(draws->count);
+    }
+    return counts;
+  });
+  m.def("set_draw_counts", [](const std::vector<int64_t>& counts) {
+    const auto all = draws_on_stack(); // a recomputation may run outside the innermost of them
+    for (size_t i = 0; i < std::min(all.size(), counts.size()); ++i) {
+      all[i]->count = counts[i];
+    }
+  });
+  m.def("philox", [](philox::Words counter, std::array<uint32_t, 2> key) {
+    return philox::block(counter, key);
+  });
 
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
           return lift(tensor, entered_layer());
