@@ -247,6 +247,7 @@ def _leaky(
     lower: float = 1 / 8,
     upper: float = 1 / 3,
     training: bool = False,
+    generator: None = None,
 ) -> Tensor:
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
@@ -256,11 +257,11 @@ def _leaky(
     return x * slopes
 
 
-def _gamma(key: Tensor, alpha: Tensor) -> Tensor:
+def _gamma(key: Tensor, alpha: Tensor, generator: None = None) -> Tensor:
     return random.gamma(_on(key, alpha.device), alpha)
 
 
-def _dirichlet(key: Tensor, alpha: Tensor) -> Tensor:
+def _dirichlet(key: Tensor, alpha: Tensor, generator: None = None) -> Tensor:
     return random.dirichlet(_on(key, alpha.device), alpha)
 
 
@@ -315,7 +316,7 @@ _NAMED: dict[str, Draw] = {
     "normal.Tensor_Tensor": _normal_of,
     "multinomial": _multinomial,
     "native_dropout": _dropout,
-    "_fused_dropout": lambda key, x, p: _dropout(key, x, 1 - p),  # p to be kept
+    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p to be kept
     "rrelu_with_noise": _leaky,
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,

@@ -4,6 +4,7 @@ A layer is entered that wraps nothing. A random operator that arrives at it is n
 would give is made by a key of its own (drawing.py). Everything else goes on to the layers below.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -35,11 +36,11 @@ def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
         TransformError: the key is none; it runs inside torch.compile; a random operator was called
             that has no form by keys, or with a generator of its own.
     Example:
-        >>> noisy = seeded(lambda x: x + torch.randn(3), key(0))
+        >>> noisy = seeded(lambda x: x + torch.randn(3), torchlayers.random.key(0))
         >>> torch.equal(noisy(torch.zeros(3)), noisy(torch.zeros(3)))
         True
         >>> apply, params, buffers = torchlayers.functional(torch.nn.Dropout())
-        >>> output, _ = seeded(apply, key(1))(params, buffers, torch.ones(4))
+        >>> output, _ = seeded(apply, torchlayers.random.key(1))(params, buffers, torch.ones(4))
 
     Source: flax.linen's rngs, which modules draw by, are the nearest to it.
     """
@@ -71,34 +72,46 @@ def recomputation() -> tuple[Any, Any]:
         ...     return checkpoint(
         ...         torch.nn.functional.dropout, x, use_reentrant=False, context_fn=recomputation
         ...     ).sum()
-        >>> g = torchlayers.grad(seeded(f, key(0)))(torch.ones(4))
+        >>> x = torch.ones(4, requires_grad=True)
+        >>> seeded(f, torchlayers.random.key(0))(x).backward()
 
     Source: the context_fn of torch.utils.checkpoint.checkpoint.
     """
-    counts = _Counts()
-    return counts, _Again(counts)
+    at = _Draws()
+    return at, _Again(at)
 
 
-class _Counts:
-    """Keeps how many draws there have been where it begins."""
-
-    counts: list[int]
+class _Draws:
+    """Keeps how many draws there have been where it begins, and by which key."""
 
     def __enter__(self) -> None:
-        self.counts = _C.draw_counts()
+        draws, self.key = _C.draws()
+        self.layers = [number for number, _ in draws]
+        self.counts = [count for _, count in draws]
 
     def __exit__(self, *error: object) -> None: ...
 
 
-class _Again:
-    """Begins with the draws that another context kept, and puts them back."""
+class _Again(contextlib.ExitStack):
+    """Begins with the draws that another context kept, and puts those that it found back."""
 
-    def __init__(self, at: _Counts) -> None:
+    def __init__(self, at: _Draws) -> None:
+        super().__init__()
         self._at = at
 
-    def __enter__(self) -> None:
-        self._now = _C.draw_counts()
-        _C.set_draw_counts(self._at.counts)
-
-    def __exit__(self, *error: object) -> None:
-        _C.set_draw_counts(self._now)
+    def __enter__(self) -> Any:
+        found, _ = _C.draws()
+        at = self._at
+        if [number for number, _ in found[: len(at.layers)]] == at.layers:
+            _C.set_draws(at.counts)
+            self.callback(_C.set_draws, [count for _, count in found])
+        elif at.key is not None:  # seeded has returned, and its function's graph is run backward
+            self.enter_context(_C.seeded_entry(at.key))
+            self.callback(_C.set_draws, [count for _, count in found])
+            _C.set_draws([*(count for _, count in found), at.counts[-1]])
+        else:
+            raise TransformError(
+                "torchlayers: recomputation: the vmap whose samples draw by keys has returned, and "
+                "what was drawn inside can't be drawn again. Run the backward inside it."
+            )
+        return super().__enter__()

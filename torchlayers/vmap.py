@@ -114,7 +114,7 @@ def vmap(
             return theirs(*args, **kwargs)
         given = of_calls
         if randomness == "keyed" and key is None:
-            given = given._replace(key=torch.randint(-(2**63), 2**63 - 1, ()))
+            given = given._replace(key=torch.randint(2**63 - 1, ()))
         if at_once:
             return _C.call_vmap(given, args, kwargs)
         run_chunks = functools.partial(

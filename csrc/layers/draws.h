@@ -31,19 +31,28 @@ class Draws {
   // in the place of its arguments. False where with these arguments it draws nothing.
   bool run(const Operator& op, Args& args, const Layer& layer);
 
-  // Of this draw, on the layer.
-  at::Tensor next_key(const Operator& op, const Layer& layer);
+  // Of this draw: to be called below the layer, and to be taken to it.
+  at::Tensor next_key();
+  at::Tensor on(const Layer& layer, at::Tensor key) const;
+
+  const at::Tensor& key() const {
+    return key_;
+  }
+  bool of_samples() const {
+    return samples_.has_value();
+  }
 
   // How many draws there have been. Who runs a part of a program again sets it back.
   int64_t count = 0;
 
  private:
-  at::Tensor key_;             // of the layers below, as is
-  at::Tensor keys_of_samples_; // this
+  // Of the layers below; the samples' are made at the first draw.
+  at::Tensor key_;
+  at::Tensor keys_of_samples_;
   std::optional<Samples> samples_;
 };
 
-// The draws of each layer on the thread's stack that draws by a key, outermost first.
-std::vector<Draws*> draws_on_stack();
+// Null where the layer, or null, does not draw by a key.
+Draws* draws_of(Layer* layer);
 
 } // namespace torchlayers

@@ -4,8 +4,6 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <algorithm>
-
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -92,20 +90,42 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
 
-  // How many draws there have been, of each layer that draws by a key. NOTE [Drawing by a key].
-  m.def("draw_counts", [] {
-    std::vector<int64_t> counts;
-    for (const Draws* draws : draws_on_stack()) {
-      counts.push_back(draws->count);
+  // (number, draws so far) of each layer on the stack that draws by a key, outermost first, and the
+  // key of the last if that is of seeded. NOTE [Drawing by a key].
+  m.def("draws", [] {
+    std::vector<std::pair<uint64_t, int64_t>> all;
+    std::optional<at::Tensor> key;
+    for (Layer* layer : layers_on_stack()) {
+      if (const Draws* draws = draws_of(layer)) {
+        all.emplace_back(layer->number(), draws->count);
+        key = draws->of_samples() ? std::nullopt : std::optional(draws->key());
+      }
     }
-    return counts;
+    return std::make_pair(all, key);
   });
-  m.def("set_draw_counts", [](const std::vector<int64_t>& counts) {
-    const auto all = draws_on_stack(); // a recomputation may run outside the innermost of them
-    for (size_t i = 0; i < std::min(all.size(), counts.size()); ++i) {
-      all[i]->count = counts[i];
+  m.def("set_draws", [](const std::vector<int64_t>& counts) {
+    size_t i = 0;
+    for (Layer* layer : layers_on_stack()) {
+      Draws* draws = draws_of(layer);
+      if (draws != nullptr && i < counts.size()) {
+        draws->count = counts[i++];
+      }
     }
   });
+  // Of a draw by the layer on top; None where that does not draw by a key.
+  m.def("next_key", wrap_pybind_function([]() -> std::optional<at::Tensor> {
+          Layer* layer = top_layer();
+          Draws* draws = draws_of(layer);
+          if (draws == nullptr) {
+            return std::nullopt;
+          }
+          at::Tensor key;
+          {
+            const BelowForFunction below;
+            key = draws->next_key();
+          }
+          return draws->on(*layer, std::move(key));
+        }));
   m.def("philox", [](philox::Words counter, std::array<uint32_t, 2> key) {
     return philox::block(counter, key);
   });

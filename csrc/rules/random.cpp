@@ -329,6 +329,8 @@ void add_batched_random(BatchingTable& rules) {
       {of_keys});
   rules.add({"torchlayers::random_fold_in"}, {line_up});
   rules.add({"torchlayers::random_gamma"}, {gamma_of_keys});
+  rules.add(
+      {"_standard_gamma_grad"}, {line_up, /*has_one_shape=*/1}); // its kernel does not broadcast
 }
 
 } // namespace torchlayers

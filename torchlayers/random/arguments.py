@@ -18,7 +18,7 @@ def check_key(api: str, key: Any) -> None:
     if isinstance(key, Tensor) and key.dtype == torch.int64 and key.dim() == 0:
         return
     if not isinstance(key, Tensor):
-        got = f"a {type(key).__name__}"
+        got = type(key).__name__
         advice = "Make one of an int with torchlayers.random.key."
     elif key.dtype != torch.int64:
         got = f"a tensor of {key.dtype}"

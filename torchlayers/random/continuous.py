@@ -1,5 +1,6 @@
 """Numbers of continuous distributions, differentiable by their parameters."""
 
+import functools
 import math
 from typing import Any
 
@@ -40,7 +41,7 @@ def uniform(
     Returns:
         A tensor of this shape and dtype.
     Example:
-        >>> x = uniform(key(0), (1000,), minval=2.0, maxval=3.0)
+        >>> x = uniform(torchlayers.random.key(0), (1000,), minval=2.0, maxval=3.0)
         >>> bool((x >= 2).all() and (x < 3).all())
         True
 
@@ -66,7 +67,7 @@ def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     Returns:
         A tensor of this shape and dtype, all finite: the largest are 6.7, and 8.6 in float64.
     Example:
-        >>> normal(key(0), (2, 3)).shape
+        >>> normal(torchlayers.random.key(0), (2, 3)).shape
         torch.Size([2, 3])
 
     Source: jax.random.normal.
@@ -92,7 +93,7 @@ def truncated_normal(
     Returns:
         A tensor of this shape and dtype, in [lower, upper].
     Example:
-        >>> x = truncated_normal(key(0), -1.0, 2.0, (1000,))
+        >>> x = truncated_normal(torchlayers.random.key(0), -1.0, 2.0, (1000,))
         >>> bool((x >= -1).all() and (x <= 2).all())
         True
 
@@ -117,7 +118,7 @@ def exponential(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None
     """Numbers of the exponential distribution with mean 1, all finite.
 
     Example:
-        >>> bool((exponential(key(0), (1000,)) >= 0).all())
+        >>> bool((exponential(torchlayers.random.key(0), (1000,)) >= 0).all())
         True
 
     Source: jax.random.exponential.
@@ -129,7 +130,7 @@ def gumbel(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     """Numbers of the standard Gumbel distribution, all finite.
 
     Example:
-        >>> bool(gumbel(key(0), (1000,)).isfinite().all())
+        >>> bool(gumbel(torchlayers.random.key(0), (1000,)).isfinite().all())
         True
 
     Source: jax.random.gumbel.
@@ -141,7 +142,7 @@ def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) ->
     """Numbers of the Laplace distribution with scale 1, all finite.
 
     Example:
-        >>> bool(laplace(key(0), (1000,)).isfinite().all())
+        >>> bool(laplace(torchlayers.random.key(0), (1000,)).isfinite().all())
         True
 
     Source: jax.random.laplace.
@@ -154,7 +155,7 @@ def logistic(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -
     """Numbers of the standard logistic distribution, all finite.
 
     Example:
-        >>> bool(logistic(key(0), (1000,)).isfinite().all())
+        >>> bool(logistic(torchlayers.random.key(0), (1000,)).isfinite().all())
         True
 
     Source: jax.random.logistic.
@@ -167,7 +168,7 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
     """Numbers of the standard Cauchy distribution, all finite.
 
     Example:
-        >>> bool(cauchy(key(0), (1000,)).isfinite().all())
+        >>> bool(cauchy(torchlayers.random.key(0), (1000,)).isfinite().all())
         True
 
     Source: jax.random.cauchy.
@@ -191,9 +192,10 @@ def gamma(
     Returns:
         A tensor of this shape and dtype; nan where a is not positive.
     Example:
-        >>> gamma(key(0), torch.tensor([0.5, 2.0])).shape
+        >>> gamma(torchlayers.random.key(0), torch.tensor([0.5, 2.0])).shape
         torch.Size([2])
-        >>> torchlayers.grad(lambda a: gamma(key(0), a, (1000,)).mean())(torch.tensor(3.0)) > 0
+        >>> mean = lambda a: gamma(torchlayers.random.key(0), a, (1000,)).mean()
+        >>> torchlayers.grad(mean)(torch.tensor(3.0)) > 0
         tensor(True)
 
     Source: jax.random.gamma.
@@ -203,6 +205,7 @@ def gamma(
     if dtype is None:
         is_float = isinstance(a, Tensor) and a.is_floating_point()
         dtype = a.dtype if is_float else torch.get_default_dtype()  # type: ignore[union-attr]
+    _register_gamma()
     alpha = torch.as_tensor(a, dtype=dtype, device=key.device)
     return _ops.random_gamma(key, expanded("gamma", "a", alpha, shape))  # type: ignore[no-any-return]
 
@@ -220,7 +223,7 @@ def beta(
     Returns:
         A tensor of this shape and dtype, in [0, 1].
     Example:
-        >>> beta(key(0), 2.0, 3.0, (4,)).shape
+        >>> beta(torchlayers.random.key(0), 2.0, 3.0, (4,)).shape
         torch.Size([4])
 
     Source: jax.random.beta.
@@ -244,7 +247,7 @@ def dirichlet(
     Returns:
         A tensor of this shape, with alpha's last dimension behind it.
     Example:
-        >>> dirichlet(key(0), torch.ones(3), (5,)).sum(-1)
+        >>> dirichlet(torchlayers.random.key(0), torch.ones(3), (5,)).sum(-1)
         tensor([1., 1., 1., 1., 1.])
 
     Source: jax.random.dirichlet.
@@ -267,7 +270,7 @@ def student_t(
     Returns:
         A tensor of this shape and dtype.
     Example:
-        >>> student_t(key(0), 3.0, (4,)).shape
+        >>> student_t(torchlayers.random.key(0), 3.0, (4,)).shape
         torch.Size([4])
 
     Source: jax.random.t.
@@ -296,7 +299,7 @@ def multivariate_normal(
     Returns:
         A tensor of this shape, with n behind it.
     Example:
-        >>> multivariate_normal(key(0), torch.zeros(2), torch.eye(2), (5,)).shape
+        >>> multivariate_normal(torchlayers.random.key(0), torch.zeros(2), torch.eye(2), (5,)).shape
         torch.Size([5, 2])
 
     Source: jax.random.multivariate_normal.
@@ -313,3 +316,16 @@ def _open(u: Tensor) -> Tensor:
     """Numbers in [0, 1) moved into (0, 1): half a step up, rounding down at the end."""
     info = torch.finfo(u.dtype)
     return (u + info.eps / 4).clamp(max=1 - info.eps / 2)
+
+
+@functools.cache
+def _register_gamma() -> None:
+    """For plain autograd, outside every transform: as csrc/rules/random.cpp has it."""
+
+    def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
+        return None, cotangent * torch._standard_gamma_grad(*ctx.saved_tensors)
+
+    torch.library.register_autograd("torchlayers::random_gamma", backward, setup_context=keep)

@@ -38,7 +38,7 @@ def randint(
     Returns:
         A tensor of this shape and dtype.
     Example:
-        >>> x = randint(key(0), (1000,), 1, 7)
+        >>> x = randint(torchlayers.random.key(0), (1000,), 1, 7)
         >>> sorted(set(x.tolist()))
         [1, 2, 3, 4, 5, 6]
 
@@ -68,7 +68,7 @@ def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tenso
     Returns:
         A bool tensor of this shape.
     Example:
-        >>> bernoulli(key(0), torch.tensor([0.0, 1.0]))
+        >>> bernoulli(torchlayers.random.key(0), torch.tensor([0.0, 1.0]))
         tensor([False,  True])
 
     Source: jax.random.bernoulli.
@@ -90,7 +90,8 @@ def categorical(key: Tensor, logits: Tensor, dim: int = -1, shape: Shape | None 
     Returns:
         An int64 tensor of this shape.
     Example:
-        >>> categorical(key(0), torch.tensor([0.0, -torch.inf, 0.0]), shape=(1000,)).unique()
+        >>> logits = torch.tensor([0.0, -torch.inf, 0.0])
+        >>> categorical(torchlayers.random.key(0), logits, shape=(1000,)).unique()
         tensor([0, 2])
 
     Source: jax.random.categorical.
@@ -114,11 +115,12 @@ def permutation(key: Tensor, x: int | Tensor, dim: int = 0, independent: bool = 
     Returns:
         A tensor like x, or (x,) of int64.
     Example:
-        >>> permutation(key(0), 5).sort().values
+        >>> permutation(torchlayers.random.key(0), 5).sort().values
         tensor([0, 1, 2, 3, 4])
 
     Source: jax.random.permutation.
     """
+    check_key("random.permutation", key)
     if isinstance(x, int):
         return bits(key, (x,)).argsort(stable=True)
     if independent:
@@ -148,7 +150,7 @@ def choice(
     Raises:
         TransformError: more are to be chosen, without replacement, than there are.
     Example:
-        >>> choice(key(0), 5, (5,), replace=False).sort().values
+        >>> choice(torchlayers.random.key(0), 5, (5,), replace=False).sort().values
         tensor([0, 1, 2, 3, 4])
 
     Source: jax.random.choice.
