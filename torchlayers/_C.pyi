@@ -54,12 +54,21 @@ def typed_operators() -> list[str]: ...
 def switch_batching_rule(name: str, overload: str, on: bool) -> None: ...
 def call_module(
     module: Module,
+    given: dict[str, Tensor] | Sequence[dict[str, Tensor]],
+    args: Any,
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    strict: bool,
+    settings: tuple[Any, ...],
+    /,
+) -> Any: ...
+def run_module(
+    module: Module,
     func: Callable[..., Any],
     given: dict[str, Tensor],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     tie_weights: bool,
-    strict: bool,
     settings: tuple[Any, ...],
     /,
 ) -> Any: ...

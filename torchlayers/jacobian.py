@@ -87,17 +87,14 @@ def jacrev(
         return by_names(_api, transform, func, argnums)
     given = Grad(_api, func, argnums, has_aux)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch_func.jacrev(
-                func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        _refuse_complex(_api, "argument", args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
+        theirs = torch_func.jacrev(
+            func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
+        )
+        return theirs(*args)
+
+    def jacobian_at(*args: Any) -> Any:
         recorded, output, aux = _C.call_vjp(given, args, True)
         outputs, output_spec = tree.flatten(output)
         places = tree.positions(_api, argnums, len(args))
@@ -149,7 +146,7 @@ def jacrev(
         whole = whole or chunks.joined(parts, torch.cat)
         return shaped(_split_by_output(whole, outputs, primals))
 
-    return transformed(func, wrapper)
+    return _transformed(_api, func, jacobian_at, traced)
 
 
 def jacfwd(
@@ -200,15 +197,12 @@ def jacfwd(
         return by_names(_api, transform, func, argnums)
     given = Jvp(_api, func, argnums, has_aux)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress)
-            places = tuple(range(len(args))) if argnums is None else argnums
-            return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        _refuse_complex(_api, "argument", args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress)
+        places = tuple(range(len(args))) if argnums is None else argnums
+        return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+
+    def jacobian_at(*args: Any) -> Any:
         everything = tuple(range(len(args)))
         places = everything if argnums is None else tree.positions(_api, argnums, len(args))
         primals, primal_spec = tree.flatten(tree.pick(args, places))
@@ -256,6 +250,26 @@ def jacfwd(
             seen["spec"],
         )
         return (jacobian, tree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return _transformed(_api, func, jacobian_at, traced)
+
+
+def _transformed(
+    api: str,
+    func: Callable[..., Any],
+    jacobian_at: Callable[..., Any],
+    traced: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The function that gives the Jacobian, by another way where torch.compile looks on."""
+
+    def wrapper(*args: Any) -> Any:
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export(api)
+            return traced(*args)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(wrapper, *args)
+        _refuse_complex(api, "argument", args)
+        return jacobian_at(*args)
 
     return transformed(func, wrapper)
 
