@@ -33,7 +33,7 @@ _ASKS = {
 
 
 def check_fallback(
-    fallback: str | None, out_dims: Any, axis_name: str | None, *, is_spread: bool
+    fallback: str | None, out_dims: Any, axis_name: str | None, randomness: str, *, is_spread: bool
 ) -> None:
     if fallback not in (None, "loop"):
         raise TransformError(
@@ -48,6 +48,12 @@ def check_fallback(
         raise TransformError(
             f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
             "fallback='loop' runs one at a time. Leave one of them out."
+        )
+    if randomness == "keyed":
+        raise TransformError(
+            "torchlayers: vmap: randomness='keyed' numbers the samples of a batch, and "
+            "fallback='loop' runs one at a time. Give each sample a key of "
+            "torchlayers.random.split, and leave randomness='keyed' out."
         )
     if is_spread:
         raise TransformError(
