@@ -10,6 +10,7 @@ from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
+from torchlayers import random as random
 from torchlayers.compiled import compile as compile
 from torchlayers.compiled import load as load
 from torchlayers.compiled import make_graph as make_graph
@@ -43,6 +44,8 @@ from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_ba
 from torchlayers.names import combine as combine
 from torchlayers.names import names as names
 from torchlayers.names import partition as partition
+from torchlayers.seeded import recomputation as recomputation
+from torchlayers.seeded import seeded as seeded
 from torchlayers.stack import current_stack as current_stack
 from torchlayers.trace import trace as trace
 from torchlayers.vmap import vmap as vmap
@@ -80,9 +83,12 @@ __all__ = [
     "map",
     "names",
     "partition",
+    "random",
     "rearrange",
+    "recomputation",
     "replace_all_batch_norm_modules_",
     "scan",
+    "seeded",
     "stack_module_state",
     "switch",
     "trace",

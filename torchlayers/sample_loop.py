@@ -29,7 +29,9 @@ _ASKS = {
 }
 
 
-def check_fallback(fallback: str | None, out_dims: Any, axis_name: str | None) -> None:
+def check_fallback(
+    fallback: str | None, out_dims: Any, axis_name: str | None, randomness: str, *, is_spread: bool
+) -> None:
     if fallback not in (None, "loop"):
         raise TransformError(
             f"torchlayers: vmap: fallback must be None or 'loop', got {fallback!r}."
@@ -43,6 +45,17 @@ def check_fallback(fallback: str | None, out_dims: Any, axis_name: str | None) -
         raise TransformError(
             f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
             "fallback='loop' runs one at a time. Leave one of them out."
+        )
+    if randomness == "keyed":
+        raise TransformError(
+            "torchlayers: vmap: randomness='keyed' numbers the samples of a batch, and "
+            "fallback='loop' runs one at a time. Give each sample a key of "
+            "torchlayers.random.split, and leave randomness='keyed' out."
+        )
+    if is_spread:
+        raise TransformError(
+            "torchlayers: vmap: with a mesh, fallback='loop' could run on one rank and not on "
+            "another. Leave one of them out."
         )
 
 
