@@ -1,6 +1,7 @@
 // What the core asks of Python and of the rooms above it, which fill it in.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
 #include <string>
@@ -29,6 +30,10 @@ struct Hooks {
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
+  // A tensor made inside a vmap has been written to: it is to print as what it stands for.
+  void (*something_was_written)() = [] {};
+  // Whose tensor it is, in the words of the user's program: "`seen`, which f captured".
+  std::string (*whose)(const at::Tensor& tensor) = [](const at::Tensor&) { return std::string(); };
   // What rules/ has for an operator of this name.
   OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
     return OperatorRules();

@@ -80,6 +80,10 @@ struct Operator {
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
+  // The result is the tensor that torch.tensor has just made, out of a layer's sight.
+  bool lifts;
+  // The result has no derivatives by its argument, whose memory it shares.
+  bool detaches;
 
   // What it does to tangents; null where torch's autograd is to tell. A rule from Python
   // may come at any time.

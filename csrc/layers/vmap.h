@@ -4,15 +4,23 @@
 #include <utility>
 
 #include "core/layer.h"
+#include "values/inside.h"
 
 namespace torchlayers {
+
+class BatchedCall;
 
 using Randomness = at::functorch::RandomnessType;
 
 class VmapLayer final : public Layer {
  public:
   VmapLayer(c10::SymInt batch_size, Randomness randomness)
-      : Layer(/*is_autograd=*/false), batch_size_(std::move(batch_size)), randomness_(randomness) {}
+      : Layer(/*is_autograd=*/false),
+        batch_size_(std::move(batch_size)),
+        randomness_(randomness),
+        made_(*this) {
+    inside_ = &made_;
+  }
 
   const char* kind() const override {
     return "vmap";
@@ -33,10 +41,22 @@ class VmapLayer final : public Layer {
   const c10::SymInt* batch_size() const override {
     return &batch_size_;
   }
+  // Whether random operators draw numbers of its own for each sample.
+  bool draws_for_each() const {
+    return randomness_ == Randomness::Different;
+  }
+  void switch_off() override {
+    made_.clear();
+  }
 
  private:
+  // What there is to do where no tensor stands for another.
+  void run(const Operator& op, Args& args);
+  void apply(const Operator& op, Args& args, BatchedCall& call);
+
   c10::SymInt batch_size_;
   Randomness randomness_;
+  Inside made_;
 };
 
 const char* randomness_name(Randomness randomness);

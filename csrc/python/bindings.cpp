@@ -48,6 +48,22 @@ py::object top() {
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
 }
 
+// What a tensor stands for that a vmap's function has written to, at whichever level that is; torch
+// prints with its own keys excluded, which the layers below are not to take for their own
+// bypassing.
+at::Tensor shown(const at::Tensor& tensor) {
+  auto keys = thread_keys();
+  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
+  for (auto level = static_cast<int64_t>(mirror().size()); level > 0; --level) {
+    const at::Tensor found = shown_at(tensor, level);
+    if (!found.is_same(tensor)) {
+      return found;
+    }
+  }
+  return tensor;
+}
+
 // A guard that lives from the beginning of a `with` block to its end.
 template <class Guard>
 void bind_guard(py::module_& m, const char* name, const char* doc) {
@@ -103,10 +119,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
-  m.def("is_batched", [](const at::Tensor& tensor, int64_t level) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-    return batched != nullptr && batched->level() == level;
-  });
+  m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
+          const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
+          return batched != nullptr && batched->level() == level;
+        }));
+  m.def("shown", wrap_pybind_function(&shown));
+  m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
 
   m.def("start_recording", &start_recording);

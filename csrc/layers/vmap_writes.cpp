@@ -1,0 +1,177 @@
+#include "layers/vmap_writes.h"
+
+#include <torch/csrc/jit/runtime/operator.h>
+
+#include <algorithm>
+#include <optional>
+
+#include "core/args.h"
+#include "core/trace.h"
+#include "layers/vmap_errors.h"
+
+namespace torchlayers {
+namespace {
+
+bool is_out(const Operator& op, size_t i) {
+  return op.schema().arguments()[i].is_out();
+}
+
+bool writes_out(const Operator& op) {
+  return !op.written_args.empty() && is_out(op, op.written_args[0]);
+}
+
+bool changes_shape(const Operator& op) {
+  return op.handle.hasTag(at::Tag::inplace_view);
+}
+
+bool draws_in_place(const Operator& op) {
+  return op.is_in_place && op.handle.hasTag(at::Tag::nondeterministic_seeded);
+}
+
+// The operator that takes the same arguments but for those that this one writes its results to.
+std::optional<c10::OperatorHandle> without_out(const Operator& op) {
+  const auto& args = op.schema().arguments();
+  const size_t count = op.num_args - op.written_args.size();
+  const auto name = c10::Symbol::fromQualString(op.schema().name());
+  for (const auto& each : torch::jit::getAllOperatorsFor(name)) {
+    const auto& others = each->schema().arguments();
+    const auto is_same = [](const c10::Argument& one, const c10::Argument& other) {
+      return one.name() == other.name() && *one.type() == *other.type();
+    };
+    if (!each->schema().is_mutable() &&
+        std::equal(args.begin(), args.begin() + count, others.begin(), others.end(), is_same)) {
+      return c10::Dispatcher::singleton().findSchema(each->schema().operator_name());
+    }
+  }
+  return std::nullopt;
+}
+
+} // namespace
+
+Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
+    : layer_(layer), inside_(*layer.inside()) {
+  if (changes_shape(op)) {
+    return; // of the tensor that was given
+  }
+  if (inside_.any_written()) {
+    stand_in(op, args);
+  }
+  if (!op.written_args.empty()) {
+    make_room(op, args);
+  }
+}
+
+void Writes::stand_in(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    at::Tensor shown = inside_.shown(tensor);
+    if (!shown.defined()) {
+      return tensor;
+    }
+    stand_ins_.emplace_back(shown, tensor);
+    return shown;
+  });
+}
+
+void Writes::make_room(const Operator& op, Args& args) {
+  at::Tensor batched;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    batched = !batched.defined() && layer_.follows(tensor) ? tensor : batched;
+  });
+  const bool draws = layer_.draws_for_each() && draws_in_place(op);
+  if (!batched.defined() && !draws) {
+    return;
+  }
+  bool any = false;
+  for (const size_t i : op.written_args) {
+    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& tensor) {
+      if (!layer_.follows(tensor) && inside_.has_made(tensor)) {
+        inside_.make_room(tensor, batched);
+        any = true;
+      }
+    });
+  }
+  if (any) {
+    stand_in(op, args);
+  }
+}
+
+void Writes::give_back(const Operator& op, Args& results) const {
+  if (stand_ins_.empty()) {
+    return;
+  }
+  change_tensors(results, op.num_returns, [&](const at::Tensor& result, size_t) {
+    for (const auto& [shown, given] : stand_ins_) {
+      if (result.is_same(shown)) {
+        return given;
+      }
+    }
+    return result;
+  });
+}
+
+bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
+  if (!writes_out(op)) {
+    return false;
+  }
+  const bool any_batched = any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
+    return layer.follows(tensor) || layer.inside()->has_written(tensor);
+  });
+  const auto functional = any_batched ? without_out(op) : std::nullopt;
+  if (!functional) {
+    return false;
+  }
+  trace("rule", op, layer);
+  const auto given = last(args, op.num_args);
+  const size_t count = op.num_args - op.written_args.size();
+  Args results = given.slice(0, count).vec();
+  functional->callBoxed(&results);
+  std::vector<at::Tensor> outs;
+  for (size_t i = 0; i < op.written_args.size(); ++i) {
+    const at::Tensor out = given[op.written_args[i]].toTensor();
+    const at::Tensor& result = results[i].toTensor();
+    TORCH_CHECK(
+        c10::canCast(result.scalar_type(), out.scalar_type()),
+        "result type ",
+        result.scalar_type(),
+        " can't be cast to the desired output type ",
+        out.scalar_type());
+    if (out.sym_sizes() != result.sym_sizes()) {
+      out.resize__symint(result.sym_sizes());
+    }
+    out.copy_(result);
+    outs.push_back(out);
+  }
+  drop(args, op.num_args);
+  args.insert(args.end(), outs.begin(), outs.end());
+  return true;
+}
+
+NotedResults::NotedResults(const Operator& op, const Args& args, VmapLayer& layer)
+    : op_(op), layer_(layer) {
+  if (op.num_args == 0 || op.lifts) {
+    return;
+  }
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    const auto memories = layer.inside()->memories_of(tensor);
+    given_.append(memories.begin(), memories.end());
+  });
+  const c10::IValue& first = peek(args, 0, op.num_args);
+  if (op.aliases && first.isTensor() && !layer.follows(first.toTensor())) {
+    viewed_ = first.toTensor();
+  }
+}
+
+void NotedResults::note(const Args& results) const {
+  Inside& inside = *layer_.inside();
+  visit_tensors(results, op_.num_returns, [&](const at::Tensor& result) {
+    if (layer_.follows(result)) {
+      return;
+    }
+    if (viewed_.defined() && (op_.detaches || !result.is_same(viewed_))) {
+      inside.note_view(result, viewed_, op_.detaches);
+    }
+    inside.note(result, given_);
+  });
+}
+
+} // namespace torchlayers

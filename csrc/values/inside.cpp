@@ -1,0 +1,400 @@
+#include "values/inside.h"
+
+#include <ATen/ATen.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/below.h"
+#include "core/errors.h"
+#include "core/hooks.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// The storage in the middle of it; null where there is none that tensors share.
+c10::StorageImpl* memory_of(const Tensor& tensor) {
+  const Tensor& holder = holder_of(tensor);
+  return holder.has_storage()
+             ? holder.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
+             : nullptr;
+}
+
+Place place_of(const Tensor& tensor) {
+  return {
+      memory_of(tensor),
+      tensor.storage_offset(),
+      at::DimVector(tensor.sizes()),
+      at::DimVector(tensor.strides())};
+}
+
+// Whether its sizes and strides are numbers, and say where its elements are.
+bool has_places(const Tensor& tensor) {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  return impl->layout() == at::kStrided && !impl->has_symbolic_sizes_strides() &&
+         !holder_of(tensor).is_nested();
+}
+
+int64_t last_place(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t last = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) {
+      return -1;
+    }
+    last += (sizes[i] - 1) * strides[i];
+  }
+  return last;
+}
+
+// Records whatever the modes, so that the history of a tensor is that of what it stands for.
+class Recorded {
+ public:
+  explicit Recorded(bool grad) {
+    (Modes{grad, grad && before_.forward_grad}).set();
+  }
+  ~Recorded() {
+    before_.set();
+  }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+
+ private:
+  const Modes before_ = Modes::of_thread();
+};
+
+std::vector<c10::SymInt> with_first(const c10::SymInt& first, at::IntArrayRef rest) {
+  std::vector<c10::SymInt> all{first};
+  all.insert(all.end(), rest.begin(), rest.end());
+  return all;
+}
+
+// Counts as a write to it, at every level.
+void bump_versions(const Tensor& tensor) {
+  if (!tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    bump_versions(wrapper->value());
+  } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    bump_versions(batched->value());
+  }
+}
+
+// Whoever reads or writes the memory that a tensor had before it was written to gets an error.
+void close_memory(const Tensor& tensor, const Layer& layer) {
+  const Tensor& holder = holder_of(tensor);
+  const bool is_in_memory = !holder.is_meta() && !holder.key_set().has(DispatchKey::Python) &&
+                            !holder.key_set().has(DispatchKey::Functionalize);
+  if (is_in_memory) {
+    memory_of(tensor)->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "torchlayers: a tensor made inside " + layer.name() +
+        " was written a value of each sample, so it is batched, and has no memory of its own to "
+        "read. It has escaped from inside the function being vmapped, or was asked for its data "
+        "there (.numpy(), .tolist(), .data_ptr()). Return it from the function instead, and look "
+        "at it after vmap.");
+  }
+}
+
+// The elements (batch, count) seen as elements of this dtype.
+Tensor as_dtype(const Tensor& elements, at::ScalarType dtype) {
+  const auto own = elements.scalar_type();
+  if (own == dtype) {
+    return elements;
+  }
+  if (at::isComplexType(own) && dtype == at::toRealValueType(own)) {
+    return at::view_as_real(elements).flatten(1);
+  }
+  if (at::isComplexType(dtype) && own == at::toRealValueType(dtype)) {
+    return at::view_as_complex(elements.unflatten(1, {-1, 2}));
+  }
+  return elements.view(dtype);
+}
+
+bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t expected = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    if (sizes[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= sizes[i];
+  }
+  return true;
+}
+
+// What the places are of elements (batch, count).
+Tensor at_places(const Tensor& elements, const Place& place) {
+  const c10::SymInt batch = elements.sym_size(0);
+  const auto count = elements.sym_size(1).as_int_unchecked();
+  const auto sizes = with_first(batch, place.sizes);
+  if (place.offset == 0 && c10::multiply_integers(place.sizes) == count &&
+      is_contiguous(place.sizes, place.strides)) {
+    return elements.view_symint(sizes);
+  }
+  return elements.as_strided_symint(sizes, with_first(count, place.strides), place.offset);
+}
+
+} // namespace
+
+// The dead are looked for when the list is full, so that noting one more takes constant time.
+template <class List, class Dead>
+void Inside::make_place_in(List& list, const Dead& is_dead) {
+  if (list.size() == list.capacity()) {
+    std::erase_if(list, is_dead);
+    list.reserve(std::max<size_t>(16, 2 * list.size()));
+  }
+}
+
+void Inside::note(const Tensor& result, const Memories& given) {
+  c10::StorageImpl* memory = memory_of(result);
+  if (memory == nullptr || std::ranges::find(given, memory) != given.end() || !has_places(result)) {
+    return;
+  }
+  Extent extent;
+  if (batched_levels(result).any()) {
+    extent.origin = result.storage_offset();
+    extent.unit = 0;
+    for (int64_t dim = 0; dim < result.dim(); ++dim) {
+      extent.unit = result.size(dim) > 1 ? std::gcd(extent.unit, result.stride(dim)) : extent.unit;
+    }
+    extent.unit = std::max<int64_t>(extent.unit, 1);
+    extent.count = last_place(result.sizes(), result.strides()) / extent.unit + 1;
+  }
+  add_made(
+      {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory)),
+       WeakTensor(result.getIntrusivePtr()),
+       extent});
+}
+
+void Inside::add_made(Made made) {
+  const std::lock_guard lock(mutex_);
+  make_place_in(made_, [](const Made& each) { return each.memory.expired(); });
+  made_.push_back(std::move(made));
+}
+
+void Inside::note_unrecorded(const Tensor& alias, bool is_detached) {
+  const std::lock_guard lock(mutex_);
+  make_place_in(unrecorded_, [](const Unrecorded& each) { return each.alias.expired(); });
+  unrecorded_.push_back({WeakTensor(alias.getIntrusivePtr()), is_detached});
+}
+
+const Inside::Unrecorded* Inside::unrecorded(const Tensor& alias) const {
+  const auto found = std::ranges::find_if(unrecorded_, [&](const Unrecorded& each) {
+    return each.alias._unsafe_get_target() == alias.unsafeGetTensorImpl();
+  });
+  return found == unrecorded_.end() ? nullptr : &*found;
+}
+
+void Inside::note_view(const Tensor& alias, const Tensor& of, bool is_detached) {
+  const std::lock_guard lock(mutex_);
+  const Unrecorded* base = unrecorded(of);
+  if (is_detached || base != nullptr || !at::GradMode::is_enabled()) {
+    note_unrecorded(alias, is_detached || (base != nullptr && base->is_detached));
+  }
+}
+
+const Inside::Moved* Inside::moved_from(const c10::StorageImpl* memory) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = moved_.find(memory);
+  return found == moved_.end() ? nullptr : &found->second;
+}
+
+const Inside::Made* Inside::made_of(const c10::StorageImpl* memory) const {
+  // What is written to was made of late, as a rule.
+  const auto found = std::find_if(made_.rbegin(), made_.rend(), [&](const Made& each) {
+    return each.memory._unsafe_get_target() == memory;
+  });
+  return found == made_.rend() ? nullptr : &*found;
+}
+
+Place Inside::after(const Moved& moved, Place place) {
+  const Extent& extent = moved.extent;
+  place.offset = (place.offset - extent.origin) / extent.unit;
+  for (int64_t& stride : place.strides) {
+    stride /= extent.unit;
+  }
+  place.memory = memory_of(moved.to);
+  return place;
+}
+
+template <class Visit>
+Place Inside::trail(Place place, const Visit& visit) const {
+  bool goes_on = visit(place);
+  for (int64_t level = layer_.level() - 1; goes_on && level > 0; --level) {
+    const Layer* lower = layer_at(level);
+    const Inside* inside = lower != nullptr ? lower->inside() : nullptr;
+    if (inside == nullptr || !inside->any_written()) {
+      continue;
+    }
+    if (const Moved* moved = inside->moved_from(place.memory)) {
+      place = after(*moved, std::move(place));
+      goes_on = visit(place);
+    }
+  }
+  return place;
+}
+
+std::pair<Inside::Moved*, Place> Inside::find(const Tensor& tensor) {
+  Moved* found = nullptr;
+  if (memory_of(tensor) == nullptr || !has_places(tensor)) {
+    return {nullptr, {}};
+  }
+  Place place = trail(place_of(tensor), [&](const Place& at) {
+    found = const_cast<Moved*>(moved_from(at.memory));
+    return found == nullptr;
+  });
+  return {found, std::move(place)};
+}
+
+Inside::Memories Inside::memories_of(const Tensor& tensor) const {
+  Memories memories;
+  if (c10::StorageImpl* memory = memory_of(tensor)) {
+    trail({memory, 0, {}, {}}, [&](const Place& at) {
+      memories.push_back(at.memory);
+      return true;
+    });
+  }
+  return memories;
+}
+
+bool Inside::has_made(const Tensor& tensor) const {
+  const std::lock_guard lock(mutex_);
+  return has_places(tensor) && std::ranges::any_of(memories_of(tensor), [&](const auto* memory) {
+           return made_of(memory) != nullptr;
+         });
+}
+
+Tensor Inside::shown(const Tensor& tensor) {
+  const auto* batched_here = at::functorch::maybeGetBatchedImpl(tensor);
+  if (!any_written() || (batched_here != nullptr && batched_here->level() == layer_.level())) {
+    return {};
+  }
+  const std::lock_guard lock(mutex_);
+  auto [moved, place] = find(tensor);
+  if (moved == nullptr) {
+    return {};
+  }
+  place = after(*moved, std::move(place));
+  auto& known = moved->shown;
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  for (const auto& [alias, stands_for] : known) {
+    if (alias._unsafe_get_target() == impl && stands_for.sizes() == tensor.sizes() &&
+        stands_for.strides() == at::IntArrayRef(place.strides) &&
+        stands_for.storage_offset() == place.offset) {
+      return stands_for;
+    }
+  }
+  Tensor view;
+  {
+    const Below below(layer_, Modes::of_thread());
+    const Unrecorded* history = unrecorded(tensor);
+    const Recorded recorded(/*grad=*/history == nullptr || history->is_detached);
+    view = at_places(as_dtype(moved->to, tensor.scalar_type()), place);
+    view = tensor.is_conj() ? view.conj() : view;
+    view = tensor.is_neg() ? at::_neg_view(view) : view;
+    view = history != nullptr && history->is_detached ? view.detach() : view;
+  }
+  Tensor stands_for = batched(std::move(view), /*dim=*/0, layer_);
+  make_place_in(known, [&](const auto& each) {
+    return each.first.expired() || each.first._unsafe_get_target() == impl;
+  });
+  known.emplace_back(WeakTensor(tensor.getIntrusivePtr()), stands_for);
+  return stands_for;
+}
+
+// As large as the batch; batched by the transforms of torch.func below as the value is, for those
+// can't make room later.
+Tensor Inside::room(int64_t count, const Tensor& like, const Tensor& value) const {
+  const std::vector<c10::SymInt> sizes{*layer_.batch_size(), count};
+  const auto layers = layers_on_stack();
+  const bool is_all_ours = std::ranges::find(layers, nullptr) == layers.end();
+  if (is_all_ours || !value.defined()) {
+    return at::empty_symint(sizes, like.options());
+  }
+  return value.new_empty_symint(sizes, like.options());
+}
+
+void Inside::make_room(const Tensor& tensor, const Tensor& value) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
+  Tensor whole;
+  const Made* made = nullptr;
+  const Place own = place_of(tensor);
+  const Place last = trail(own, [&](const Place& at) {
+    made = made_of(at.memory);
+    if (made != nullptr && !whole.defined()) {
+      if (auto alive = made->whole.lock()) {
+        whole = Tensor(std::move(alive));
+      }
+    }
+    return true;
+  });
+  TORCH_INTERNAL_ASSERT(made != nullptr);
+  const auto extent_of = [&](const c10::StorageImpl* memory) {
+    Extent extent = made_of(memory)->extent;
+    if (extent.count == 0) {
+      extent.count = static_cast<int64_t>(memory->nbytes() / tensor.itemsize());
+    }
+    return extent;
+  };
+  Moved moved{made->memory, extent_of(last.memory), {}, tensor.scalar_type(), {}};
+  if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
+      whole.is_neg()) {
+    // All there is of the memory, from what autograd knows it by.
+    const Extent all = extent_of(own.memory);
+    const Recorded recorded(/*grad=*/true);
+    const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
+    whole = (base.scalar_type() == tensor.scalar_type() ? base : tensor)
+                .as_strided({all.count}, {all.unit}, all.origin);
+  }
+  const Place from = trail(place_of(whole), [](const Place&) { return true; });
+  {
+    const Tensor like = at::functorch::maybeGetBatchedImpl(value) != nullptr
+                            ? at::functorch::maybeGetBatchedImpl(value)->value()
+                            : value;
+    const Below below(layer_, Modes::of_thread());
+    const Recorded recorded(/*grad=*/true);
+    moved.to = room(moved.extent.count, tensor, like);
+    at_places(moved.to, after(moved, from)).copy_(whole);
+  }
+  bump_versions(whole);
+  bump_versions(tensor);
+  close_memory(tensor, layer_);
+  const Memories memories = memories_of(tensor);
+  const Extent extent{0, 1, moved.extent.count};
+  const Tensor to = moved.to;
+  moved_.insert_or_assign(last.memory, std::move(moved));
+  any_written_ = true;
+  hooks.something_was_written();
+  // The layers above that run an operator on this one.
+  Processing::visit_all([&](const Layer& above) {
+    if (Inside* inside = above.inside(); inside != nullptr && inside != this) {
+      inside->follow(memories, to, extent);
+    }
+  });
+}
+
+void Inside::follow(const Memories& from, const Tensor& to, const Extent& extent) {
+  const std::lock_guard lock(mutex_);
+  if (std::ranges::any_of(from, [&](const auto* memory) { return made_of(memory) != nullptr; })) {
+    add_made(
+        {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory_of(to))),
+         WeakTensor(to.getIntrusivePtr()),
+         extent});
+  }
+}
+
+void Inside::clear() {
+  const std::lock_guard lock(mutex_);
+  any_written_ = false;
+  made_.clear();
+  moved_.clear();
+  unrecorded_.clear();
+}
+
+} // namespace torchlayers
