@@ -1,7 +1,6 @@
 // What the core asks of Python and of the rooms above it, which fill it in.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
 #include <string>
@@ -32,8 +31,6 @@ struct Hooks {
       [](const std::type_info&, const std::string&) {};
   // A tensor made inside a vmap has been written to: it is to print as what it stands for.
   void (*something_was_written)() = [] {};
-  // Whose tensor it is, in the words of the user's program: "`seen`, which f captured".
-  std::string (*whose)(const at::Tensor& tensor) = [](const at::Tensor&) { return std::string(); };
   // What rules/ has for an operator of this name.
   OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
     return OperatorRules();

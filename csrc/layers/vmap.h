@@ -1,6 +1,8 @@
 // vmap: batching rules, ours and torch's.
 #pragma once
 
+#include <functional>
+#include <string>
 #include <utility>
 
 #include "core/layer.h"
@@ -47,6 +49,15 @@ class VmapLayer final : public Layer {
   }
   void switch_off() override {
     made_.clear();
+    whose_ = nullptr;
+  }
+  // Whose a tensor from outside is, in the words of the user's program: "`seen`, which f captured".
+  using Whose = std::function<std::string(const at::Tensor&)>;
+  void ask(Whose whose) {
+    whose_ = std::move(whose);
+  }
+  std::string whose(const at::Tensor& tensor) const {
+    return whose_ ? whose_(tensor) : "a tensor that is not batched";
   }
 
  private:
@@ -57,6 +68,7 @@ class VmapLayer final : public Layer {
   c10::SymInt batch_size_;
   Randomness randomness_;
   Inside made_;
+  Whose whose_;
 };
 
 const char* randomness_name(Randomness randomness);

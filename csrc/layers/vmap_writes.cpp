@@ -8,6 +8,7 @@
 #include "core/args.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -113,6 +114,7 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
   if (!writes_out(op)) {
     return false;
   }
+  unwrap_dead_and_check(op, args, layer);
   const bool any_batched = any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
     return layer.follows(tensor) || layer.inside()->has_written(tensor);
   });
@@ -122,6 +124,12 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
   }
   trace("rule", op, layer);
   const auto given = last(args, op.num_args);
+  for (const size_t i : op.written_args) {
+    const at::Tensor& out = given[i].toTensor();
+    if (!layer.follows(out) && !layer.inside()->has_made(out)) {
+      refuse_to_write(op, out, layer);
+    }
+  }
   const size_t count = op.num_args - op.written_args.size();
   Args results = given.slice(0, count).vec();
   functional->callBoxed(&results);

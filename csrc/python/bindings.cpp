@@ -123,6 +123,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
           return batched != nullptr && batched->level() == level;
         }));
+  m.def("share_memory", wrap_pybind_function([](const at::Tensor& one, const at::Tensor& other) {
+          const at::Tensor& holder = holder_of(one);
+          return holder.has_storage() && holder.is_alias_of(holder_of(other));
+        }));
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));

@@ -2,10 +2,8 @@
 
 #include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
-#include <numeric>
 
 #include "core/below.h"
 #include "core/errors.h"
@@ -17,40 +15,6 @@ namespace torchlayers {
 namespace {
 
 using at::Tensor;
-
-// The storage in the middle of it; null where there is none that tensors share.
-c10::StorageImpl* memory_of(const Tensor& tensor) {
-  const Tensor& holder = holder_of(tensor);
-  return holder.has_storage()
-             ? holder.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl()
-             : nullptr;
-}
-
-Place place_of(const Tensor& tensor) {
-  return {
-      memory_of(tensor),
-      tensor.storage_offset(),
-      at::DimVector(tensor.sizes()),
-      at::DimVector(tensor.strides())};
-}
-
-// Whether its sizes and strides are numbers, and say where its elements are.
-bool has_places(const Tensor& tensor) {
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  return impl->layout() == at::kStrided && !impl->has_symbolic_sizes_strides() &&
-         !holder_of(tensor).is_nested();
-}
-
-int64_t last_place(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  int64_t last = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    if (sizes[i] == 0) {
-      return -1;
-    }
-    last += (sizes[i] - 1) * strides[i];
-  }
-  return last;
-}
 
 // Records whatever the modes, so that the history of a tensor is that of what it stands for.
 class Recorded {
@@ -67,12 +31,6 @@ class Recorded {
  private:
   const Modes before_ = Modes::of_thread();
 };
-
-std::vector<c10::SymInt> with_first(const c10::SymInt& first, at::IntArrayRef rest) {
-  std::vector<c10::SymInt> all{first};
-  all.insert(all.end(), rest.begin(), rest.end());
-  return all;
-}
 
 // Counts as a write to it, at every level.
 void bump_versions(const Tensor& tensor) {
@@ -101,44 +59,6 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
   }
 }
 
-// The elements (batch, count) seen as elements of this dtype.
-Tensor as_dtype(const Tensor& elements, at::ScalarType dtype) {
-  const auto own = elements.scalar_type();
-  if (own == dtype) {
-    return elements;
-  }
-  if (at::isComplexType(own) && dtype == at::toRealValueType(own)) {
-    return at::view_as_real(elements).flatten(1);
-  }
-  if (at::isComplexType(dtype) && own == at::toRealValueType(dtype)) {
-    return at::view_as_complex(elements.unflatten(1, {-1, 2}));
-  }
-  return elements.view(dtype);
-}
-
-bool is_contiguous(at::IntArrayRef sizes, at::IntArrayRef strides) {
-  int64_t expected = 1;
-  for (size_t i = sizes.size(); i-- > 0;) {
-    if (sizes[i] != 1 && strides[i] != expected) {
-      return false;
-    }
-    expected *= sizes[i];
-  }
-  return true;
-}
-
-// What the places are of elements (batch, count).
-Tensor at_places(const Tensor& elements, const Place& place) {
-  const c10::SymInt batch = elements.sym_size(0);
-  const auto count = elements.sym_size(1).as_int_unchecked();
-  const auto sizes = with_first(batch, place.sizes);
-  if (place.offset == 0 && c10::multiply_integers(place.sizes) == count &&
-      is_contiguous(place.sizes, place.strides)) {
-    return elements.view_symint(sizes);
-  }
-  return elements.as_strided_symint(sizes, with_first(count, place.strides), place.offset);
-}
-
 } // namespace
 
 // The dead are looked for when the list is full, so that noting one more takes constant time.
@@ -155,16 +75,8 @@ void Inside::note(const Tensor& result, const Memories& given) {
   if (memory == nullptr || std::ranges::find(given, memory) != given.end() || !has_places(result)) {
     return;
   }
-  Extent extent;
-  if (batched_levels(result).any()) {
-    extent.origin = result.storage_offset();
-    extent.unit = 0;
-    for (int64_t dim = 0; dim < result.dim(); ++dim) {
-      extent.unit = result.size(dim) > 1 ? std::gcd(extent.unit, result.stride(dim)) : extent.unit;
-    }
-    extent.unit = std::max<int64_t>(extent.unit, 1);
-    extent.count = last_place(result.sizes(), result.strides()) / extent.unit + 1;
-  }
+  const bool is_all_of_memory = batched_levels(result).none();
+  const Extent extent = is_all_of_memory ? Extent() : extent_of(result);
   add_made(
       {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory)),
        WeakTensor(result.getIntrusivePtr()),
@@ -212,14 +124,8 @@ const Inside::Made* Inside::made_of(const c10::StorageImpl* memory) const {
   return found == made_.rend() ? nullptr : &*found;
 }
 
-Place Inside::after(const Moved& moved, Place place) {
-  const Extent& extent = moved.extent;
-  place.offset = (place.offset - extent.origin) / extent.unit;
-  for (int64_t& stride : place.strides) {
-    stride /= extent.unit;
-  }
-  place.memory = memory_of(moved.to);
-  return place;
+Place Inside::after(const Moved& moved, const Place& place) {
+  return place_in(moved.extent, memory_of(moved.to), place);
 }
 
 template <class Visit>
@@ -232,7 +138,7 @@ Place Inside::trail(Place place, const Visit& visit) const {
       continue;
     }
     if (const Moved* moved = inside->moved_from(place.memory)) {
-      place = after(*moved, std::move(place));
+      place = after(*moved, place);
       goes_on = visit(place);
     }
   }
@@ -279,7 +185,7 @@ Tensor Inside::shown(const Tensor& tensor) {
   if (moved == nullptr) {
     return {};
   }
-  place = after(*moved, std::move(place));
+  place = after(*moved, place);
   auto& known = moved->shown;
   const auto* impl = tensor.unsafeGetTensorImpl();
   for (const auto& [alias, stands_for] : known) {
@@ -335,18 +241,18 @@ void Inside::make_room(const Tensor& tensor, const Tensor& value) {
     return true;
   });
   TORCH_INTERNAL_ASSERT(made != nullptr);
-  const auto extent_of = [&](const c10::StorageImpl* memory) {
+  const auto extent_in = [&](const c10::StorageImpl* memory) {
     Extent extent = made_of(memory)->extent;
     if (extent.count == 0) {
       extent.count = static_cast<int64_t>(memory->nbytes() / tensor.itemsize());
     }
     return extent;
   };
-  Moved moved{made->memory, extent_of(last.memory), {}, tensor.scalar_type(), {}};
+  Moved moved{made->memory, extent_in(last.memory), {}, tensor.scalar_type(), {}};
   if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
       whole.is_neg()) {
     // All there is of the memory, from what autograd knows it by.
-    const Extent all = extent_of(own.memory);
+    const Extent all = extent_in(own.memory);
     const Recorded recorded(/*grad=*/true);
     const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
     whole = (base.scalar_type() == tensor.scalar_type() ? base : tensor)

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/layer.h"
+#include "values/places.h"
 
 namespace torchlayers {
 
@@ -34,14 +35,6 @@ namespace torchlayers {
 // nest, each notes for itself. Memory that a lower layer has moved is looked for under its new
 // storage as well (`trail`), for views made since have that one; the lower layer tells the layers
 // above, whose operator it is running, that what they made has moved.
-
-// A tensor's elements, as places in memory. Of a batched tensor, those of one sample.
-struct Place {
-  c10::StorageImpl* memory;
-  int64_t offset;
-  at::DimVector sizes;
-  at::DimVector strides;
-};
 
 class Inside {
  public:
@@ -78,12 +71,6 @@ class Inside {
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-  // Which places of a memory count: every `unit`th from `origin` on.
-  struct Extent {
-    int64_t origin = 0;
-    int64_t unit = 1;
-    int64_t count = 0; // all there are
-  };
   struct Made {
     WeakStorage memory;
     WeakTensor whole; // as it was made
@@ -109,7 +96,7 @@ class Inside {
 
   const Moved* moved_from(const c10::StorageImpl* memory) const;
   const Made* made_of(const c10::StorageImpl* memory) const;
-  static Place after(const Moved& moved, Place place);
+  static Place after(const Moved& moved, const Place& place);
   // The place, and where lower layers have moved it, until `visit` has seen enough.
   template <class Visit>
   Place trail(Place place, const Visit& visit) const;
