@@ -190,9 +190,11 @@ class Vmap(NamedTuple):
             )
         return leaves, spec, dims, batch_size
 
-    def whose(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor) -> str:
-        """What an error calls a tensor from outside the function."""
-        return whose.words(self.func, args, kwargs, tensor)
+    def whose(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
+    ) -> str:
+        """What an error calls a tensor that the function has not made."""
+        return whose.words(self.func, args, kwargs, tensor, level)
 
     def flat_results(self, results: Any, level: int) -> Batch:
         """What the function returned flattened, with the dimensions where the batch's go."""

@@ -12,16 +12,23 @@ from torchlayers import _C, tree
 
 
 def words(
-    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensor: Tensor,
+    level: int,
 ) -> str:
-    """ "`seen`, which f captured", or another such, without a verb."""
+    """The tensor's name, shape and origin: "`seen`, of shape (3,), which f captured".
+
+    It is one that the vmap of this level, which was called on these arguments, has not batched.
+    """
     shape = tuple(tensor.shape)
     name = tree.name_of(func)
     for argument, value in _arguments(func, args, kwargs):
-        if place := _find(value, tensor):
+        if place := _find(value, tensor, level):
             return f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
     for variable, value in _captured(func):
-        if place := _find(value, tensor):
+        if place := _find(value, tensor, level):
             return f"{_described(variable, *place, shape)}, which {name} captured"
     return f"a tensor of shape {shape} that {name} has not made"
 
@@ -74,10 +81,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _find(value: Any, tensor: Tensor) -> tuple[str, bool] | None:
+def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:
     """Where in the value the tensor is, and whether a view of it is meant."""
     for path, each in _tensors(value):
-        if _C.share_memory(each, tensor):
+        if not _C.is_batched(each, level) and _C.share_memory(each, tensor):
             return path, each.shape != tensor.shape
     return None
 

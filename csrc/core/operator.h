@@ -53,6 +53,8 @@ struct Operator {
   std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
+  // Draws random numbers.
+  bool is_random;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
   bool reads_number;
   // x[...] = value.

@@ -109,7 +109,7 @@ void VmapLayer::run(const Operator& op, Args& args) {
     if (run_batched_alike(call)) {
       return;
     }
-    if (op.is_in_place || has_rule_for(op)) {
+    if (call.any_batched() && (op.is_in_place || has_rule_for(op))) {
       given = args;
     }
     const NotedResults noted(op, args, *this);
@@ -122,6 +122,11 @@ void VmapLayer::run(const Operator& op, Args& args) {
 }
 
 void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call) {
+  const bool is_below = !batched_call.any_batched() && !op.is_random && !op.is_custom;
+  if (is_below && op.hidden_args.empty()) {
+    send_down(op, args);
+    return;
+  }
   if (apply_rule(batched_call) || fill_by_mask(op, args, *this) ||
       write_functional(op, args, *this)) {
     return;

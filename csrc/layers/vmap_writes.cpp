@@ -3,9 +3,11 @@
 #include <torch/csrc/jit/runtime/operator.h>
 
 #include <algorithm>
+#include <bitset>
 #include <optional>
 
 #include "core/args.h"
+#include "core/stack.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
 #include "values/wrapper.h"
@@ -26,7 +28,16 @@ bool changes_shape(const Operator& op) {
 }
 
 bool draws_in_place(const Operator& op) {
-  return op.is_in_place && op.handle.hasTag(at::Tag::nondeterministic_seeded);
+  return op.is_in_place && op.is_random;
+}
+
+std::bitset<64> levels_of_torch_func() {
+  std::bitset<64> levels;
+  const auto layers = layers_on_stack();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    levels[(i + 1) % 64] = layers[i] == nullptr;
+  }
+  return levels;
 }
 
 // The operator that takes the same arguments but for those that this one writes its results to.
@@ -74,26 +85,38 @@ void Writes::stand_in(const Operator& op, Args& args) {
 }
 
 void Writes::make_room(const Operator& op, Args& args) {
-  at::Tensor batched;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    batched = !batched.defined() && layer_.follows(tensor) ? tensor : batched;
-  });
-  const bool draws = layer_.draws_for_each() && draws_in_place(op);
-  if (!batched.defined() && !draws) {
+  std::vector<at::Tensor> targets; // that have no room yet
+  for (const size_t i : op.written_args) {
+    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& tensor) {
+      if (!layer_.follows(tensor)) {
+        targets.push_back(tensor);
+      }
+    });
+  }
+  if (targets.empty() || !needs_room(op, args)) {
     return;
   }
   bool any = false;
-  for (const size_t i : op.written_args) {
-    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& tensor) {
-      if (!layer_.follows(tensor) && inside_.has_made(tensor)) {
-        inside_.make_room(tensor, batched);
-        any = true;
-      }
-    });
+  for (const at::Tensor& tensor : targets) {
+    if (inside_.has_made(tensor)) {
+      inside_.make_room(tensor);
+      any = true;
+    }
   }
   if (any) {
     stand_in(op, args);
   }
+}
+
+bool Writes::needs_room(const Operator& op, const Args& args) const {
+  if (layer_.draws_for_each() && draws_in_place(op)) {
+    return true;
+  }
+  // A vmap of torch.func's below can't make room: this layer does it for both.
+  const auto of_torch_func = levels_of_torch_func();
+  return any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
+    return layer_.follows(tensor) || (batched_levels(tensor) & of_torch_func).any();
+  });
 }
 
 void Writes::give_back(const Operator& op, Args& results) const {

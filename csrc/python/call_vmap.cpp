@@ -129,7 +129,13 @@ py::object run(
   py::object args;
   const auto whose = [&](const at::Tensor& tensor) {
     const py::gil_scoped_acquire gil;
-    return given.ask("whose", args, kwargs != nullptr ? py::handle(kwargs) : py::dict(), tensor)
+    return given
+        .ask(
+            "whose",
+            args,
+            kwargs != nullptr ? py::handle(kwargs) : py::dict(),
+            tensor,
+            layer->level())
         .cast<std::string>();
   };
   layer->ask(std::ref(whose));

@@ -1,6 +1,7 @@
 #include "values/inside.h"
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
@@ -175,9 +176,9 @@ bool Inside::has_made(const Tensor& tensor) const {
          });
 }
 
-Tensor Inside::shown(const Tensor& tensor) {
+Tensor Inside::find_shown(const Tensor& tensor) {
   const auto* batched_here = at::functorch::maybeGetBatchedImpl(tensor);
-  if (!any_written() || (batched_here != nullptr && batched_here->level() == layer_.level())) {
+  if (batched_here != nullptr && batched_here->level() == layer_.level()) {
     return {};
   }
   const std::lock_guard lock(mutex_);
@@ -213,19 +214,46 @@ Tensor Inside::shown(const Tensor& tensor) {
   return stands_for;
 }
 
-// As large as the batch; batched by the transforms of torch.func below as the value is, for those
-// can't make room later.
-Tensor Inside::room(int64_t count, const Tensor& like, const Tensor& value) const {
-  const std::vector<c10::SymInt> sizes{*layer_.batch_size(), count};
+namespace {
+
+// A number that is batched by all vmaps of torch.func's below; undefined where there are none.
+Tensor batched_by_torch_func() {
+  using at::functorch::DynamicLayer;
+  using at::functorch::TransformType;
+  std::vector<std::pair<int64_t, int64_t>> levels; // and how many samples
   const auto layers = layers_on_stack();
-  const bool is_all_ours = std::ranges::find(layers, nullptr) == layers.end();
-  if (is_all_ours || !value.defined()) {
-    return at::empty_symint(sizes, like.options());
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const DynamicLayer& entry = mirror()[i];
+    if (layers[i] == nullptr && entry.key() == TransformType::Vmap) {
+      levels.emplace_back(entry.layerId(), entry.batchSize().guard_int(__FILE__, __LINE__));
+    }
   }
-  return value.new_empty_symint(sizes, like.options());
+  if (levels.empty()) {
+    return {};
+  }
+  at::DimVector sizes;
+  for (const auto& [level, size] : levels) {
+    sizes.push_back(size);
+  }
+  Tensor number = at::detail::empty_cpu(sizes, at::TensorOptions());
+  for (const auto& [level, size] : levels) {
+    number = at::functorch::makeBatched(std::move(number), /*dim=*/0, level);
+  }
+  return number;
 }
 
-void Inside::make_room(const Tensor& tensor, const Tensor& value) {
+} // namespace
+
+// As large as the batch, and batched by all vmaps of torch.func's below, which can't make room
+// later. Called below the layer.
+Tensor Inside::room(int64_t count, const Tensor& like) const {
+  const std::vector<c10::SymInt> sizes{*layer_.batch_size(), count};
+  const Tensor number = batched_by_torch_func();
+  return number.defined() ? number.new_empty_symint(sizes, like.options())
+                          : at::empty_symint(sizes, like.options());
+}
+
+void Inside::make_room(const Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
   Tensor whole;
@@ -260,12 +288,9 @@ void Inside::make_room(const Tensor& tensor, const Tensor& value) {
   }
   const Place from = trail(place_of(whole), [](const Place&) { return true; });
   {
-    const Tensor like = at::functorch::maybeGetBatchedImpl(value) != nullptr
-                            ? at::functorch::maybeGetBatchedImpl(value)->value()
-                            : value;
     const Below below(layer_, Modes::of_thread());
     const Recorded recorded(/*grad=*/true);
-    moved.to = room(moved.extent.count, tensor, like);
+    moved.to = room(moved.extent.count, tensor);
     at_places(moved.to, after(moved, from)).copy_(whole);
   }
   bump_versions(whole);
@@ -287,11 +312,14 @@ void Inside::make_room(const Tensor& tensor, const Tensor& value) {
 
 void Inside::follow(const Memories& from, const Tensor& to, const Extent& extent) {
   const std::lock_guard lock(mutex_);
-  if (std::ranges::any_of(from, [&](const auto* memory) { return made_of(memory) != nullptr; })) {
-    add_made(
-        {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory_of(to))),
-         WeakTensor(to.getIntrusivePtr()),
-         extent});
+  for (const auto* memory : from) {
+    if (const Made* made = made_of(memory)) {
+      add_made(
+          {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory_of(to))),
+           made->whole,
+           extent});
+      return;
+    }
   }
 }
 

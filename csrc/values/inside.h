@@ -59,10 +59,12 @@ class Inside {
     return any_written() && find(tensor).first != nullptr;
   }
   // The batched tensor that it stands for; undefined where it was not written to.
-  at::Tensor shown(const at::Tensor& tensor);
+  at::Tensor shown(const at::Tensor& tensor) {
+    return any_written() ? find_shown(tensor) : at::Tensor();
+  }
 
-  // Moves its memory, which was made inside, for what `value` has of each sample to be written.
-  void make_room(const at::Tensor& tensor, const at::Tensor& value);
+  // Moves its memory, which was made inside, for a value of each sample to be written.
+  void make_room(const at::Tensor& tensor);
 
   // The layer is over.
   void clear();
@@ -88,6 +90,7 @@ class Inside {
     bool is_detached;
   };
 
+  at::Tensor find_shown(const at::Tensor& tensor);
   template <class List, class Dead>
   static void make_place_in(List& list, const Dead& is_dead);
   void add_made(Made made);
@@ -101,7 +104,7 @@ class Inside {
   template <class Visit>
   Place trail(Place place, const Visit& visit) const;
   std::pair<Moved*, Place> find(const at::Tensor& tensor);
-  at::Tensor room(int64_t count, const at::Tensor& like, const at::Tensor& value) const;
+  at::Tensor room(int64_t count, const at::Tensor& like) const;
   // A lower layer has moved it: if it was made inside this one too, it still is.
   void follow(const Memories& from, const at::Tensor& to, const Extent& extent);
 

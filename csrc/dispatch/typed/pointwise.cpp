@@ -3,19 +3,12 @@
 
 #include "dispatch/typed/typed.h"
 #include "rules/batching/alike.h"
-#include "values/inside.h"
 
 namespace torchlayers {
 namespace {
 
 using at::Scalar;
 using at::Tensor;
-
-// A tensor at home here needs no look at whether it is dead or has escaped, and stands for itself.
-bool is_at_home(const Tensor& tensor, const Layer& layer) {
-  return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer) &&
-         !layer.inside()->has_written(tensor);
-}
 
 bool is_at_home(const Scalar&, const Layer&) {
   return true;
