@@ -26,7 +26,9 @@ def words(
     name = tree.name_of(func)
     for argument, value in _arguments(func, args, kwargs):
         if place := _find(value, tensor, level):
-            return f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
+            return (
+                f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
+            )
     for variable, value in _captured(func):
         if place := _find(value, tensor, level):
             return f"{_described(variable, *place, shape)}, which {name} captured"

@@ -209,7 +209,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_constant(rules.is_constant),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       lifts(op.operator_name().name == "aten::lift_fresh"),
-      detaches(is_any_of(op.operator_name().name, {"aten::detach", "aten::detach_"})),
+      detaches(op.operator_name().name == "aten::detach"),
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),

@@ -23,8 +23,9 @@ bool writes_out(const Operator& op) {
   return !op.written_args.empty() && is_out(op, op.written_args[0]);
 }
 
+// t_, resize_ and the like; detach_ has the tag too.
 bool changes_shape(const Operator& op) {
-  return op.handle.hasTag(at::Tag::inplace_view);
+  return op.handle.hasTag(at::Tag::inplace_view) && op.schema().name() != "aten::detach_";
 }
 
 bool draws_in_place(const Operator& op) {
@@ -56,6 +57,13 @@ std::optional<c10::OperatorHandle> without_out(const Operator& op) {
     }
   }
   return std::nullopt;
+}
+
+// Whether it returns memory that torch.tensor has made; not what from_numpy has borrowed.
+bool makes_memory_its_own(const Operator& op, const Args& args) {
+  const c10::StorageImpl* memory =
+      op.lifts ? memory_of(peek(args, 0, op.num_args).toTensor()) : nullptr;
+  return memory != nullptr && memory->resizable();
 }
 
 } // namespace
@@ -179,11 +187,11 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
 
 NotedResults::NotedResults(const Operator& op, const Args& args, VmapLayer& layer)
     : op_(op), layer_(layer) {
-  if (op.num_args == 0 || op.lifts) {
+  if (op.num_args == 0 || makes_memory_its_own(op, args)) {
     return;
   }
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    const auto memories = layer.inside()->memories_of(tensor);
+    const auto memories = Inside::memories_of(tensor, layer.level());
     given_.append(memories.begin(), memories.end());
   });
   const c10::IValue& first = peek(args, 0, op.num_args);

@@ -17,6 +17,7 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "values/places.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -124,8 +125,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           return batched != nullptr && batched->level() == level;
         }));
   m.def("share_memory", wrap_pybind_function([](const at::Tensor& one, const at::Tensor& other) {
-          const at::Tensor& holder = holder_of(one);
-          return holder.has_storage() && holder.is_alias_of(holder_of(other));
+          return memory_of(one) != nullptr && memory_of(one) == memory_of(other);
         }));
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));

@@ -79,8 +79,8 @@ void Inside::note(const Tensor& result, const Memories& given) {
   const bool is_all_of_memory = batched_levels(result).none();
   const Extent extent = is_all_of_memory ? Extent() : extent_of(result);
   add_made(
-      {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory)),
-       WeakTensor(result.getIntrusivePtr()),
+      {WeakStorage::reclaim_copy(memory),
+       WeakTensor::reclaim_copy(result.unsafeGetTensorImpl()),
        extent});
 }
 
@@ -104,6 +104,10 @@ const Inside::Unrecorded* Inside::unrecorded(const Tensor& alias) const {
 }
 
 void Inside::note_view(const Tensor& alias, const Tensor& of, bool is_detached) {
+  if (!is_detached && !any_unrecorded_ && at::GradMode::is_enabled()) {
+    return;
+  }
+  any_unrecorded_ = true;
   const std::lock_guard lock(mutex_);
   const Unrecorded* base = unrecorded(of);
   if (is_detached || base != nullptr || !at::GradMode::is_enabled()) {
@@ -130,9 +134,9 @@ Place Inside::after(const Moved& moved, const Place& place) {
 }
 
 template <class Visit>
-Place Inside::trail(Place place, const Visit& visit) const {
+Place Inside::trail(Place place, int64_t level, const Visit& visit) {
   bool goes_on = visit(place);
-  for (int64_t level = layer_.level() - 1; goes_on && level > 0; --level) {
+  while (goes_on && --level > 0) {
     const Layer* lower = layer_at(level);
     const Inside* inside = lower != nullptr ? lower->inside() : nullptr;
     if (inside == nullptr || !inside->any_written()) {
@@ -151,17 +155,17 @@ std::pair<Inside::Moved*, Place> Inside::find(const Tensor& tensor) {
   if (memory_of(tensor) == nullptr || !has_places(tensor)) {
     return {nullptr, {}};
   }
-  Place place = trail(place_of(tensor), [&](const Place& at) {
+  Place place = trail(place_of(tensor), layer_.level(), [&](const Place& at) {
     found = const_cast<Moved*>(moved_from(at.memory));
     return found == nullptr;
   });
   return {found, std::move(place)};
 }
 
-Inside::Memories Inside::memories_of(const Tensor& tensor) const {
+Inside::Memories Inside::memories_of(const Tensor& tensor, int64_t level) {
   Memories memories;
   if (c10::StorageImpl* memory = memory_of(tensor)) {
-    trail({memory, 0, {}, {}}, [&](const Place& at) {
+    trail({memory, 0, {}, {}}, level, [&](const Place& at) {
       memories.push_back(at.memory);
       return true;
     });
@@ -171,9 +175,9 @@ Inside::Memories Inside::memories_of(const Tensor& tensor) const {
 
 bool Inside::has_made(const Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
-  return has_places(tensor) && std::ranges::any_of(memories_of(tensor), [&](const auto* memory) {
-           return made_of(memory) != nullptr;
-         });
+  return has_places(tensor) && std::ranges::any_of(
+                                   memories_of(tensor, layer_.level()),
+                                   [&](const auto* memory) { return made_of(memory) != nullptr; });
 }
 
 Tensor Inside::find_shown(const Tensor& tensor) {
@@ -259,7 +263,7 @@ void Inside::make_room(const Tensor& tensor) {
   Tensor whole;
   const Made* made = nullptr;
   const Place own = place_of(tensor);
-  const Place last = trail(own, [&](const Place& at) {
+  const Place last = trail(own, layer_.level(), [&](const Place& at) {
     made = made_of(at.memory);
     if (made != nullptr && !whole.defined()) {
       if (auto alive = made->whole.lock()) {
@@ -286,7 +290,7 @@ void Inside::make_room(const Tensor& tensor) {
     whole = (base.scalar_type() == tensor.scalar_type() ? base : tensor)
                 .as_strided({all.count}, {all.unit}, all.origin);
   }
-  const Place from = trail(place_of(whole), [](const Place&) { return true; });
+  const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
   {
     const Below below(layer_, Modes::of_thread());
     const Recorded recorded(/*grad=*/true);
@@ -296,7 +300,7 @@ void Inside::make_room(const Tensor& tensor) {
   bump_versions(whole);
   bump_versions(tensor);
   close_memory(tensor, layer_);
-  const Memories memories = memories_of(tensor);
+  const Memories memories = memories_of(tensor, layer_.level());
   const Extent extent{0, 1, moved.extent.count};
   const Tensor to = moved.to;
   moved_.insert_or_assign(last.memory, std::move(moved));
@@ -314,13 +318,17 @@ void Inside::follow(const Memories& from, const Tensor& to, const Extent& extent
   const std::lock_guard lock(mutex_);
   for (const auto* memory : from) {
     if (const Made* made = made_of(memory)) {
-      add_made(
-          {WeakStorage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(memory_of(to))),
-           made->whole,
-           extent});
+      add_made({WeakStorage::reclaim_copy(memory_of(to)), made->whole, extent});
       return;
     }
   }
+}
+
+bool share_memory(const Tensor& one, const Tensor& other, const Layer& layer) {
+  const auto of_other = Inside::memories_of(other, layer.level());
+  return std::ranges::any_of(Inside::memories_of(one, layer.level()), [&](const auto* memory) {
+    return std::ranges::find(of_other, memory) != of_other.end();
+  });
 }
 
 void Inside::clear() {

@@ -46,8 +46,8 @@ class Inside {
   }
 
   using Memories = c10::SmallVector<const c10::StorageImpl*, 4>;
-  // Those that a tensor is known by.
-  Memories memories_of(const at::Tensor& tensor) const;
+  // Those that a tensor is known by to a layer of this level.
+  static Memories memories_of(const at::Tensor& tensor, int64_t level);
 
   // A result of an operator that was given these.
   void note(const at::Tensor& result, const Memories& given);
@@ -102,7 +102,7 @@ class Inside {
   static Place after(const Moved& moved, const Place& place);
   // The place, and where lower layers have moved it, until `visit` has seen enough.
   template <class Visit>
-  Place trail(Place place, const Visit& visit) const;
+  static Place trail(Place place, int64_t level, const Visit& visit);
   std::pair<Moved*, Place> find(const at::Tensor& tensor);
   at::Tensor room(int64_t count, const at::Tensor& like) const;
   // A lower layer has moved it: if it was made inside this one too, it still is.
@@ -110,10 +110,14 @@ class Inside {
 
   Layer& layer_;
   std::atomic<bool> any_written_{false};
+  std::atomic<bool> any_unrecorded_{false};
   mutable std::recursive_mutex mutex_; // the engine's threads use the layer too
   std::vector<Made> made_;
   std::unordered_map<const c10::StorageImpl*, Moved> moved_;
   std::vector<Unrecorded> unrecorded_;
 };
+
+// Whether these tensors of the layer, or of those below it, do.
+bool share_memory(const at::Tensor& one, const at::Tensor& other, const Layer& layer);
 
 } // namespace torchlayers
