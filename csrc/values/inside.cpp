@@ -1,7 +1,6 @@
 #include "values/inside.h"
 
 #include <ATen/ATen.h>
-#include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
@@ -218,36 +217,6 @@ Tensor Inside::find_shown(const Tensor& tensor) {
   return stands_for;
 }
 
-namespace {
-
-// A number that is batched by all vmaps of torch.func's below; undefined where there are none.
-Tensor batched_by_torch_func() {
-  using at::functorch::DynamicLayer;
-  using at::functorch::TransformType;
-  std::vector<std::pair<int64_t, int64_t>> levels; // and how many samples
-  const auto layers = layers_on_stack();
-  for (size_t i = 0; i < layers.size(); ++i) {
-    const DynamicLayer& entry = mirror()[i];
-    if (layers[i] == nullptr && entry.key() == TransformType::Vmap) {
-      levels.emplace_back(entry.layerId(), entry.batchSize().guard_int(__FILE__, __LINE__));
-    }
-  }
-  if (levels.empty()) {
-    return {};
-  }
-  at::DimVector sizes;
-  for (const auto& [level, size] : levels) {
-    sizes.push_back(size);
-  }
-  Tensor number = at::detail::empty_cpu(sizes, at::TensorOptions());
-  for (const auto& [level, size] : levels) {
-    number = at::functorch::makeBatched(std::move(number), /*dim=*/0, level);
-  }
-  return number;
-}
-
-} // namespace
-
 // As large as the batch, and batched by all vmaps of torch.func's below, which can't make room
 // later. Called below the layer.
 Tensor Inside::room(int64_t count, const Tensor& like) const {
@@ -281,19 +250,21 @@ void Inside::make_room(const Tensor& tensor) {
     return extent;
   };
   Moved moved{made->memory, extent_in(last.memory), {}, tensor.scalar_type(), {}};
-  if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
-      whole.is_neg()) {
-    // All there is of the memory, from what autograd knows it by.
-    const Extent all = extent_in(own.memory);
-    const Recorded recorded(/*grad=*/true);
-    const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
-    whole = (base.scalar_type() == tensor.scalar_type() ? base : tensor)
-                .as_strided({all.count}, {all.unit}, all.origin);
-  }
-  const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
   {
     const Below below(layer_, Modes::of_thread());
     const Recorded recorded(/*grad=*/true);
+    if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
+        whole.is_neg()) {
+      // All that counts of the memory, from what autograd knows it by.
+      const Extent all = extent_in(own.memory);
+      const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
+      whole = stretched(
+          base.scalar_type() == tensor.scalar_type() ? base : tensor,
+          {all.count},
+          {all.unit},
+          all.origin);
+    }
+    const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
     moved.to = room(moved.extent.count, tensor);
     at_places(moved.to, after(moved, from)).copy_(whole);
   }

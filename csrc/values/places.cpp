@@ -1,11 +1,14 @@
 #include "values/places.h"
 
 #include <ATen/ATen.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
+#include "core/stack.h"
+#include "values/batched.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -99,6 +102,19 @@ Tensor at_places(const Tensor& elements, const Place& place) {
     return elements.view_symint(sizes);
   }
   return elements.as_strided_symint(sizes, with_first(count, place.strides), place.offset);
+}
+
+Tensor stretched(const Tensor& tensor, at::DimVector sizes, at::DimVector strides, int64_t offset) {
+  const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
+  if (impl == nullptr) {
+    return tensor.as_strided(sizes, strides, offset);
+  }
+  sizes.insert(sizes.begin(), impl->value().size(impl->bdim()));
+  strides.insert(strides.begin(), impl->value().stride(impl->bdim()));
+  Tensor value = stretched(impl->value(), std::move(sizes), std::move(strides), offset);
+  const Layer* lower = layer_at(impl->level());
+  return lower != nullptr ? batched(std::move(value), /*dim=*/0, *lower)
+                          : at::functorch::makeBatched(std::move(value), 0, impl->level());
 }
 
 } // namespace torchlayers

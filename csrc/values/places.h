@@ -35,6 +35,11 @@ Place place_in(const Extent& moved, c10::StorageImpl* to, const Place& place);
 // Of elements (batch, count): those at the places, with the batch in front.
 at::Tensor at_places(const at::Tensor& elements, const Place& place);
 
+// The tensor with other sizes and strides, which may leave its own elements but not its memory;
+// torch's batching rule of as_strided lets a sample's not.
+at::Tensor stretched(
+    const at::Tensor& tensor, at::DimVector sizes, at::DimVector strides, int64_t offset);
+
 // The elements (batch, count) seen as elements of this dtype.
 at::Tensor as_dtype(const at::Tensor& elements, at::ScalarType dtype);
 
