@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree
+from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree, whose
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
@@ -270,6 +270,12 @@ class Vmap(NamedTuple):
                 + "."
             )
         return leaves, spec, dims, batch_size
+
+    def whose(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
+    ) -> str:
+        """What an error calls a tensor that the function has not made."""
+        return whose.words(self.func, args, kwargs, tensor, level)
 
     def flat_results(self, results: Any, level: int) -> Batch:
         """What the function returned flattened, with the dimensions where the batch's go."""
