@@ -422,3 +422,60 @@ def test_each_thread_has_a_module_of_its_own():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+# x.data = y
+
+
+TRANSFORMS = {
+    "grad": lambda f: tl.grad(f),
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x,)),
+    "vmap": lambda f: lambda x: tl.vmap(f, randomness="same")(torch.stack([x, x])),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_memory_of_a_transforms_tensor_is_refused(transform):
+    """torch.func's grad and jvp end the process."""
+    parameter, before = nn.Parameter(X[0]), X[0].clone()
+
+    def give(x):
+        parameter.data = 2 * x
+        return parameter.sum()
+
+    def take(x):
+        x.data = torch.ones(4)
+        return x.sum()
+
+    for func in (give, take):
+        with pytest.raises(RuntimeError, match=r"x\.data = y.*Call a module with other tensors"):
+            TRANSFORMS[transform](func)(X[1])
+        assert torch.equal(parameter, before)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_memory_of_plain_tensors_may_be_exchanged(transform):
+    parameter, other = nn.Parameter(torch.zeros(4)), torch.ones(4)
+
+    def func(x):
+        parameter.data = other
+        return (parameter * x).sum()
+
+    TRANSFORMS[transform](func)(X[1])
+    assert torch.equal(parameter, other)
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_what_makes_parameters_comes_before_a_transform(transform):
+    lazy, layer = nn.LazyLinear(2), nn.Linear(4, 4)
+
+    def converted(x):
+        return layer.double()(x.double()).sum()
+
+    for func in (lambda x: tl.functional_call(lazy, {}, (x,)).sum(), converted):
+        with pytest.raises(RuntimeError, match="has to come before the transform"):
+            TRANSFORMS[transform](func)(X[0])
+    assert layer.weight.dtype == torch.float32
+    lazy(X)
+    TRANSFORMS[transform](lambda x: tl.functional_call(lazy, {}, (x,)).sum())(X[0])

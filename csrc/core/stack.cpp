@@ -224,6 +224,13 @@ const Processing* Processing::of(const Layer& layer) {
   return processing;
 }
 
+void Processing::visit_all(c10::function_ref<void(const Layer&)> visit) {
+  for (const Processing* processing = innermost; processing != nullptr;
+       processing = processing->outer_) {
+    visit(processing->layer_);
+  }
+}
+
 void allow_only(DispatchKeySet keys, DispatchKeySet include) {
   auto& now = thread_keys();
   now.set_included(

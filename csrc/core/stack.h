@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/functorch/DynamicLayer.h>
+#include <c10/util/FunctionRef.h>
 
 #include <atomic>
 #include <memory>
@@ -78,6 +79,9 @@ class Processing {
 
   // The innermost processing of this layer on this thread, or null.
   static const Processing* of(const Layer& layer);
+
+  // The layers that this thread is processing operators of, innermost first.
+  static void visit_all(c10::function_ref<void(const Layer&)> visit);
 
   const c10::impl::PODLocalDispatchKeySet& keys_outside() const {
     return keys_;
