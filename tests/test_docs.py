@@ -38,6 +38,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
+    "docs/memory.md": 8,
     "docs/modules.md": 6,
     "docs/reverse-mode.md": 3,
 }
@@ -124,7 +125,13 @@ def test_all_that_is_public_has_been_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
-    assert modules == {"autograd_function", "distributed", "extend", "graph"}
+    assert modules == {
+        "autograd_function",
+        "checkpoint_policies",
+        "distributed",
+        "extend",
+        "graph",
+    }
 
 
 def docstrings():

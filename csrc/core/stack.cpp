@@ -17,7 +17,7 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::Interpreter;
 
-thread_local Processing* innermost = nullptr;
+thread_local Processing* innermost_processing = nullptr;
 thread_local std::string dirt; // what was wrong with the stack. NOTE [A stack left dirty]
 
 // The deleter of a life handle that is a layer's own flag: it tells which layer's, and keeps that
@@ -39,9 +39,7 @@ std::shared_ptr<bool>& life_of(Interpreter& interpreter);
 
 // The living layer that an entry belongs to; null for torch.func's.
 Layer* layer_of(const DynamicLayer& entry) {
-  const auto& handle = entry.interpreter().is_alive_ptr();
-  const auto* of = *handle ? std::get_deleter<OfLayer>(handle) : nullptr;
-  return of != nullptr ? of->layer.get() : nullptr;
+  return entry.interpreter().is_alive() ? owner_of(entry) : nullptr;
 }
 
 // Its place, which is its level's as a rule. NOTE [A stack left dirty].
@@ -61,6 +59,18 @@ void include_our_keys(bool included) {
 }
 
 } // namespace
+
+Layer* owner_of(const DynamicLayer& entry) {
+  const auto* of = std::get_deleter<OfLayer>(entry.interpreter().is_alive_ptr());
+  return of != nullptr ? of->layer.get() : nullptr;
+}
+
+DynamicLayer entry_of(Layer& layer) {
+  auto entry = layer.mirrored(layer.level());
+  life_of(entry.interpreter()) =
+      std::shared_ptr<bool>(const_cast<bool*>(layer.life()), OfLayer{layer.shared_from_this()});
+  return entry;
+}
 
 std::string describe_stack() {
   std::ostringstream out;
@@ -207,17 +217,24 @@ std::vector<Layer*> layers_on_stack() {
 }
 
 Processing::Processing(Layer& layer)
-    : layer_(layer), keys_(thread_keys()), modes_(Modes::of_thread()), outer_(innermost) {
-  innermost = this;
+    : layer_(layer),
+      keys_(thread_keys()),
+      modes_(Modes::of_thread()),
+      outer_(innermost_processing) {
+  innermost_processing = this;
 }
 
 Processing::~Processing() {
-  innermost = outer_;
+  innermost_processing = outer_;
   thread_keys() = keys_;
 }
 
+const Processing* Processing::innermost() {
+  return innermost_processing;
+}
+
 const Processing* Processing::of(const Layer& layer) {
-  const Processing* processing = innermost;
+  const Processing* processing = innermost_processing;
   while (processing != nullptr && &processing->layer_ != &layer) {
     processing = processing->outer_;
   }

@@ -37,6 +37,11 @@ extern std::atomic<int> stacks_left_dirty; // of all threads, and not said yet
 // Throws if this thread's is one of them.
 void refuse_dirt_of(const Operator& op);
 
+// The layer that an entry belongs to, ended or not; null for torch.func's.
+Layer* owner_of(const at::functorch::DynamicLayer& entry);
+// An entry of a layer that is on the stack, or is being processed above it.
+at::functorch::DynamicLayer entry_of(Layer& layer);
+
 // The layer on top, or null where there is none or it is torch.func's.
 Layer* top_layer();
 
@@ -86,8 +91,17 @@ class Processing {
     return modes_;
   }
 
+  // The innermost of this thread, whatever its layer, and the one around this one; or null.
+  static const Processing* innermost();
+  const Processing* outer() const {
+    return outer_;
+  }
+  Layer& layer() const {
+    return layer_;
+  }
+
  private:
-  const Layer& layer_;
+  Layer& layer_;
   c10::impl::PODLocalDispatchKeySet keys_;
   Modes modes_;
   Processing* outer_;
