@@ -133,6 +133,9 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     """
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves
+    is_flat = type(prefix) is tuple and spec is _TUPLES[min(len(prefix), len(_TUPLES) - 1)]
+    if is_flat and all(each is None or type(each) is int for each in prefix):
+        return list(prefix)
     values, prefix_spec = tree_flatten(prefix)
     return _spread(prefix_spec, values, spec)
 
@@ -258,6 +261,14 @@ def leaf_name(
     except ValueError:  # a class that was registered without names for what it holds
         path = f"leaf {index}"
     return f"{kind} {place}, {path}" if path else f"{kind} {place}"
+
+
+def leaves_by_path(value: Any) -> list[tuple[str, Any]]:
+    """The leaves, and where each of them is: ``['b'][0]``."""
+    try:
+        return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [("", leaf) for leaf in leaves(value)]
 
 
 def name_of(func: Callable[..., Any]) -> str:

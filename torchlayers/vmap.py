@@ -7,18 +7,23 @@ dimension of its results is put where out_dims says. csrc/python/call_vmap.cpp d
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree
+from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree, whose
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.axes import naming_samples
+from torchlayers.distributed.spread import Check, Out, Spread, sequence_number
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
+from torchlayers.random.arguments import check_key
 from torchlayers.stack import transformed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Leaves, their spec, and for each its batch dimension or None.
 Batch: TypeAlias = tuple[list[Any], tree.TreeSpec, list[int | None]]
@@ -36,6 +41,11 @@ def vmap(
     memory_budget: int | None = None,
     progress: bool = False,
     axis_name: str | None = None,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
+    fallback: str | None = None,
+    key: Tensor | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -48,8 +58,10 @@ def vmap(
         out_dims: where the batch's dimension goes in each result: an int for all, or a
             pytree that fits the results. None returns a result that does not depend on the
             batch as it is.
-        randomness: what random operators do: "error", "same" for every sample, or
-            "different".
+        randomness: what random operators do: "error", "same" for every sample, "different",
+            or "keyed": each sample draws by a key of its own (:mod:`torchlayers.random`), of
+            the call and of its place in the batch, so that it draws the same numbers whatever
+            the batch's size, and in chunks.
         chunk_size: how many samples at a time, to save memory: an int, None for all at once,
             or "auto" for as many as the memory budget allows.
         memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
@@ -57,6 +69,21 @@ def vmap(
         progress: show a progress bar over the chunks (needs tqdm).
         axis_name: what the samples are called inside func by collectives,
             ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
+        mesh: spreads the batch over the ranks of a DeviceMesh of one dimension, ``mesh["dp"]``.
+            A batched DTensor is used as it lies, or brought to ``Shard(in_dim)``; a batched plain
+            tensor is one that all ranks hold, and each takes its part as torch.chunk cuts. What
+            is not batched is replicated, and its gradient summed over the ranks, in one
+            collective for all of it. chunk_size is for each rank.
+        out: with mesh, what batched results are: a "dtensor" that is sharded along the batch, the
+            "local" part, or the "full" batch on each rank.
+        check: with mesh, when the ranks compare what they were called with, in a small collective:
+            at the "first" call, "always", or "never".
+        fallback: "loop" runs a function that asks for what only one sample has (``.item()``,
+            ``if x > 0``, ``x[x > 0]``) again from its start, a sample at a time, with a warning
+            that names the line. Results of different sizes come back as jagged nested tensors
+            with ``out_dims="ragged"``. docs/control-flow.md has the ways to do without.
+        key: with "keyed", the key of every call. None draws one of torch's generator at each
+            call, so that torch.manual_seed makes it come again.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -64,7 +91,10 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness, or an axis_name with chunks.
+        TransformError: no such randomness, fallback, out or check; an axis_name with chunks; ranks
+            that were called with different arguments; a DTensor on another mesh; a tensor
+            differentiated outside that is no argument, with a mesh; a fallback with a mesh.
+        AxisError: mesh has several dimensions.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
     Example:
@@ -75,12 +105,29 @@ def vmap(
 
     Source: torch.func.vmap.
     """
-    if randomness not in ("error", "same", "different"):
+    if randomness not in ("error", "same", "different", "keyed"):
         raise TransformError(
-            "torchlayers: vmap: randomness must be 'error', 'same' or 'different', got "
+            "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got "
             f"{randomness!r}."
         )
+    if key is not None:
+        _check_key_of(randomness, key)
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
+    if fallback is not None or out_dims == "ragged":
+        sample_loop.check_fallback(
+            fallback, out_dims, axis_name, randomness, is_spread=mesh is not None
+        )
+        dims = 0 if out_dims == "ragged" else out_dims
+        options: dict[str, Any] = {
+            "chunk_size": chunk_size,
+            "memory_budget": memory_budget,
+            "progress": progress,
+        }
+        batched = vmap(func, in_dims, dims, randomness, **options)
+        whole = Vmap(func, in_dims, dims, randomness)
+        return transformed(
+            func, sample_loop.falling_back(batched, whole, ragged=out_dims == "ragged")
+        )
     at_once = chunk_size is None and not progress
     if axis_name is not None and not at_once:
         raise TransformError(
@@ -88,20 +135,22 @@ def vmap(
             "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
             "one of them out."
         )
-    named = func if axis_name is None else naming_samples(func, axis_name)
-    given = Vmap(named, in_dims, out_dims, randomness)
+    if mesh is not None and randomness == "keyed" and key is None:
+        raise TransformError(
+            "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that all ranks have "
+            "alike: give key=torchlayers.random.key(seed)."
+        )
+    spread = None
+    named = func
+    if mesh is not None:
+        spread = Spread(f"vmap({tree.name_of(func)}, mesh=...)", mesh, out, check)
+    elif axis_name is not None:
+        named = naming_samples(func, axis_name)
+    of_calls = Vmap(named, in_dims, out_dims, randomness, key)
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse(
-                "vmap", auto_chunks=chunk_size == "auto", progress=progress, axis_name=axis_name
-            )
-            theirs = torch_func.vmap(
-                func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args, **kwargs)
+    def run(given: Vmap, samples: Samples, kwargs: dict[str, Any]) -> Any:
         if at_once:
-            return _C.call_vmap(given, args, kwargs)
+            return _C.call_vmap_of_leaves(given, samples, kwargs)
         run_chunks = functools.partial(
             chunks.run,
             chunk_size=chunk_size,
@@ -109,13 +158,43 @@ def vmap(
             progress=progress,
             label=f"vmap({tree.name_of(func)})",
         )
-        if torch_compile.is_exporting():
-            return torch_compile.exported(
-                _vmap_in_chunks, given, args, kwargs, run_chunks, chunk_size
+        return _vmap_in_chunks(given, samples, kwargs, run_chunks, chunk_size)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch_compile.is_tracing():
+            torch_compile.refuse(
+                "vmap",
+                auto_chunks=chunk_size == "auto",
+                progress=progress,
+                axis_name=axis_name,
+                mesh=mesh,
+                keyed=randomness == "keyed",
             )
-        return _vmap_in_chunks(given, args, kwargs, run_chunks, chunk_size)
+            theirs = torch_func.vmap(
+                func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
+            )
+            return theirs(*args, **kwargs)
+        given = of_calls
+        if randomness == "keyed" and key is None:
+            given = given._replace(key=torch.randint(2**63 - 1, ()))
+        if at_once and spread is None:
+            return _C.call_vmap(given, args, kwargs)
+        if spread is not None:
+            return _vmap_over_ranks(spread, given, axis_name, args, kwargs, run)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(_vmap, given, args, kwargs, run)
+        return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
+
+
+def _check_key_of(randomness: str, key: Tensor) -> None:
+    if randomness != "keyed":
+        raise TransformError(
+            f"torchlayers: vmap: a key is given, and randomness={randomness!r} draws by none. Give "
+            "randomness='keyed' with it."
+        )
+    check_key("vmap", key)
 
 
 class Vmap(NamedTuple):
@@ -129,6 +208,8 @@ class Vmap(NamedTuple):
     in_dims: Any
     out_dims: Any
     randomness: str
+    key: Tensor | None = None  # where it is keyed
+    first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
 
     def check_out_dims(self) -> None:
         if isinstance(self.out_dims, int):
@@ -189,6 +270,12 @@ class Vmap(NamedTuple):
                 + "."
             )
         return leaves, spec, dims, batch_size
+
+    def whose(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
+    ) -> str:
+        """What an error calls a tensor that the function has not made."""
+        return whose.words(self.func, args, kwargs, tensor, level)
 
     def flat_results(self, results: Any, level: int) -> Batch:
         """What the function returned flattened, with the dimensions where the batch's go."""
@@ -264,27 +351,78 @@ class Vmap(NamedTuple):
         return f"torchlayers: vmap({tree.name_of(self.func)}, out_dims={self.out_dims!r})"
 
 
+def _vmap(
+    given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+) -> Any:
+    steps.replaced(steps.CHUNKS)  # none can be, but refused
+    given.check_out_dims()
+    return run(given, given.flat_arguments(args), kwargs)
+
+
+def _vmap_over_ranks(
+    spread: Spread,
+    given: Vmap,
+    axis_name: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: Callable[..., Any],
+) -> Any:
+    """Each rank's samples there."""
+
+    def facts() -> dict[str, str]:
+        given.check_out_dims()
+        leaves, _, dims, batch_size = given.flat_arguments(args)
+        return spread.facts(args, leaves) | {
+            "the batch size": str(batch_size),
+            "in_dims": str(dims),
+            "out_dims": str(given.out_dims),
+            "randomness": given.randomness,
+            "key": str(None if given.key is None else given.key.tolist()),
+        }
+
+    is_first = spread.agree(facts)
+    given.check_out_dims()
+    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    since = sequence_number()
+    own = spread.samples(leaves, dims, batch_size)
+    start, size = spread.part(batch_size)
+    given = given._replace(first=start)
+    if axis_name is not None:
+        axis = spread.named(axis_name, batch_size)
+        given = given._replace(func=naming_samples(given.func, axis_name, axis))
+    with spread.inside(given.randomness, is_checked=is_first):
+        results = run(given, (own, spec, dims, size), kwargs)
+        flat, result_spec = tree.flatten(results)
+        if is_first:
+            spread.refuse_captured(own, flat, since)
+        out_dims = _dims_of(given.out_dims, result_spec)
+        together = [
+            spread.put_together(part, dim, batch_size)
+            for part, dim in zip(flat, out_dims, strict=True)
+        ]
+    return tree.unflatten(together, result_spec)
+
+
 def _vmap_in_chunks(
     given: Vmap,
-    args: tuple[Any, ...],
+    samples: Samples,
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
     chunk_size: ChunkSize,
 ) -> Any:
-    steps.replaced(steps.CHUNKS)  # none can be, but refused
-    given.check_out_dims()
-    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    leaves, spec, dims, batch_size = samples
     random = RandomState() if given.randomness == "same" else None
     # Found by measuring, sizes may differ between ranks, which have to run as many chunks.
     if isinstance(chunk_size, int) and dtensor.is_sharded(leaves, dims):
-        samples = leaves, spec, dims, batch_size
         return _vmap_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
         if random is not None:  # every chunk draws what the first one drew
             random.restore()
         chunk = _narrow(leaves, dims, start, size), spec, dims, size
-        return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+        return tree.flatten(
+            _C.call_vmap_of_leaves(given._replace(first=given.first + start), chunk, kwargs)
+        )
 
     return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
 
@@ -299,6 +437,12 @@ def _vmap_in_shards(
 ) -> Any:
     """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
     leaves, spec, dims, batch_size = samples
+    if given.key is not None:
+        raise TransformError(
+            f"{given._call()}: with randomness='keyed', a batch that is spread over ranks can't "
+            "run in chunks of a given size, whose samples are not next to each other. Leave "
+            "chunk_size out."
+        )
     parts = dtensor.LocalChunks(leaves, dims, batch_size)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
@@ -310,6 +454,12 @@ def _vmap_in_shards(
     of_each = -(-chunk_size // parts.ranks)
     results = run_chunks(run_chunk, parts.largest, chunk_size=of_each, device=_device(leaves))
     return _join(results, given.out_dims, parts.join)
+
+
+def _dims_of(out_dims: Any, spec: tree.TreeSpec) -> list[int | None]:
+    """One for each result that a vmap has returned."""
+    dims = tree.broadcast(out_dims, spec)
+    return list(out_dims) if dims is None else dims  # a one-tuple for a single tensor
 
 
 def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:
@@ -329,10 +479,7 @@ def _join(
     joined: Callable[[list[Tensor], int], Tensor] = torch.cat,
 ) -> Any:
     spec = results[0][1]
-    dims = tree.broadcast(out_dims, spec)
-    if dims is None:  # a one-tuple for a single tensor
-        dims = list(out_dims)
-    remaining = iter(dims)
+    remaining = iter(_dims_of(out_dims, spec))
 
     def join(parts: list[Any]) -> Any:
         dim = next(remaining)

@@ -7,23 +7,21 @@ namespace torchlayers {
 namespace {
 
 // The layer of this level that is being processed, if it was entered after the one below it.
-Layer* processed_at(int64_t level, const StackCopy& below) {
-  for (const auto* at = Processing::innermost(); at != nullptr; at = at->outer()) {
-    if (at->layer().level() != level) {
-      continue;
-    }
-    const Layer* under = below.empty() ? nullptr : owner_of(below.back());
-    const bool is_above = under == nullptr || under->number() < at->layer().number();
-    return is_above && *at->layer().life() ? &at->layer() : nullptr;
-  }
-  return nullptr;
+const Layer* processed_at(int64_t level, const StackCopy& below) {
+  const Layer* under = below.empty() ? nullptr : owner_of(below.back());
+  const Layer* found = nullptr;
+  Processing::visit_all([&](const Layer& layer) {
+    found = found == nullptr && layer.level() == level ? &layer : found;
+  });
+  const bool is_above = found != nullptr && (under == nullptr || under->number() < found->number());
+  return is_above && *found->life() ? found : nullptr;
 }
 
 } // namespace
 
 StackCopy whole_stack() {
   StackCopy stack = mirror();
-  while (Layer* layer = processed_at(static_cast<int64_t>(stack.size()) + 1, stack)) {
+  while (const Layer* layer = processed_at(static_cast<int64_t>(stack.size()) + 1, stack)) {
     stack.push_back(entry_of(*layer));
   }
   return stack;

@@ -1,8 +1,10 @@
 // What the core asks of Python and of the rooms above it, which fill it in.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
+#include <functional>
 #include <string>
 
 #include "core/operator.h"
@@ -22,15 +24,29 @@ struct Hooks {
   void (*release_dual_level)() = [] {};
   // Calls what the operator is made of instead of it; false where nothing is known of that.
   bool (*decompose)(const Operator& op, Args& args) = [](const Operator&, Args&) { return false; };
+  // Gives what a random operator gives, by a key, in the place of its arguments; false where with
+  // these it draws nothing. Throws where nothing is known of it. `who` draws.
+  bool (*draw)(
+      const Operator& op,
+      Args& args,
+      const std::string& who,
+      const std::function<at::Tensor()>& next_key) =
+      [](const Operator&, Args&, const std::string&, const std::function<at::Tensor()>&) {
+        return false;
+      };
   // The rank that this process has in a process group, or in one of this name.
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;
   };
+  // A tensor of a Python class is about to be a value of a level.
+  void (*met_subclass)(const at::Tensor& tensor) = [](const at::Tensor&) {};
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
   // Lets the saved-tensor hooks that are on run where they belong. NOTE [Where a hook runs].
   void (*adopt_saved_hooks)() = [] {};
+  // A tensor made inside a vmap has been written to: it is to print as what it stands for.
+  void (*something_was_written)() = [] {};
   // What rules/ has for an operator of this name.
   OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
     return OperatorRules();

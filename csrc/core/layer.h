@@ -14,6 +14,8 @@
 
 namespace torchlayers {
 
+class Inside;
+
 // The tangents of the tensors among an operator's arguments or results, in their order, as values
 // of the layers below; undefined where there is none.
 using Tangents = c10::SmallVector<at::Tensor, 4>;
@@ -73,6 +75,11 @@ class Layer : public std::enable_shared_from_this<Layer> {
     return nullptr;
   }
 
+  // Of a layer that batches: what its function has made itself. NOTE [Made inside].
+  Inside* inside() const {
+    return inside_;
+  }
+
   // Whether it runs its backward, which nobody records at this level. NOTE [The backward phase].
   virtual bool runs_backward() const {
     return false;
@@ -129,6 +136,8 @@ class Layer : public std::enable_shared_from_this<Layer> {
 
  protected:
   explicit Layer(bool is_autograd);
+
+  Inside* inside_ = nullptr;
 
   // Calls an operator that it processes on the layers below, with the values that end `args`.
   // `are_plain`: all of these are (core/recording.h).

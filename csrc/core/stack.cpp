@@ -17,7 +17,7 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::Interpreter;
 
-thread_local Processing* innermost_processing = nullptr;
+thread_local Processing* innermost = nullptr;
 thread_local std::string dirt; // what was wrong with the stack. NOTE [A stack left dirty]
 
 // The deleter of a life handle that is a layer's own flag: it tells which layer's, and keeps that
@@ -65,10 +65,11 @@ Layer* owner_of(const DynamicLayer& entry) {
   return of != nullptr ? of->layer.get() : nullptr;
 }
 
-DynamicLayer entry_of(Layer& layer) {
+DynamicLayer entry_of(const Layer& layer) {
   auto entry = layer.mirrored(layer.level());
+  const auto keeper = std::const_pointer_cast<Layer>(layer.shared_from_this());
   life_of(entry.interpreter()) =
-      std::shared_ptr<bool>(const_cast<bool*>(layer.life()), OfLayer{layer.shared_from_this()});
+      std::shared_ptr<bool>(const_cast<bool*>(layer.life()), OfLayer{keeper});
   return entry;
 }
 
@@ -217,28 +218,28 @@ std::vector<Layer*> layers_on_stack() {
 }
 
 Processing::Processing(Layer& layer)
-    : layer_(layer),
-      keys_(thread_keys()),
-      modes_(Modes::of_thread()),
-      outer_(innermost_processing) {
-  innermost_processing = this;
+    : layer_(layer), keys_(thread_keys()), modes_(Modes::of_thread()), outer_(innermost) {
+  innermost = this;
 }
 
 Processing::~Processing() {
-  innermost_processing = outer_;
+  innermost = outer_;
   thread_keys() = keys_;
 }
 
-const Processing* Processing::innermost() {
-  return innermost_processing;
-}
-
 const Processing* Processing::of(const Layer& layer) {
-  const Processing* processing = innermost_processing;
+  const Processing* processing = innermost;
   while (processing != nullptr && &processing->layer_ != &layer) {
     processing = processing->outer_;
   }
   return processing;
+}
+
+void Processing::visit_all(c10::function_ref<void(const Layer&)> visit) {
+  for (const Processing* processing = innermost; processing != nullptr;
+       processing = processing->outer_) {
+    visit(processing->layer_);
+  }
 }
 
 void allow_only(DispatchKeySet keys, DispatchKeySet include) {

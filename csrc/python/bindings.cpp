@@ -9,6 +9,7 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
+#include "layers/draws.h"
 #include "layers/function.h"
 
 #include "layers/transforms.h"
@@ -17,6 +18,9 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "rules/axes.h"
+#include "rules/philox.h"
+#include "values/places.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -46,6 +50,22 @@ py::list current_stack() {
 py::object top() {
   const Layer* layer = top_layer();
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
+}
+
+// What a tensor stands for that a vmap's function has written to, at whichever level that is; torch
+// prints with its own keys excluded, which the layers below are not to take for their own
+// bypassing.
+at::Tensor shown(const at::Tensor& tensor) {
+  auto keys = thread_keys();
+  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
+  for (auto level = static_cast<int64_t>(mirror().size()); level > 0; --level) {
+    const at::Tensor found = shown_at(tensor, level);
+    if (!found.is_same(tensor)) {
+      return found;
+    }
+  }
+  return tensor;
 }
 
 // A guard that lives from the beginning of a `with` block to its end.
@@ -86,8 +106,50 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
   bind_guard<BelowForFunction>(m, "Below", "Inside, the top layer is off the stack.");
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
+  bind_guard<ComparingRanks>(
+      m, "ComparingRanks", "Inside, collectives of named axes make sure that all ranks are there.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
+
+  // (number, draws so far) of each layer on the stack that draws by a key, outermost first, and the
+  // key of the last if that is of seeded. NOTE [Drawing by a key].
+  m.def("draws", [] {
+    std::vector<std::pair<uint64_t, int64_t>> all;
+    std::optional<at::Tensor> key;
+    for (Layer* layer : layers_on_stack()) {
+      if (const Draws* draws = draws_of(layer)) {
+        all.emplace_back(layer->number(), draws->count);
+        key = draws->of_samples() ? std::nullopt : std::optional(draws->key());
+      }
+    }
+    return std::make_pair(all, key);
+  });
+  m.def("set_draws", [](const std::vector<int64_t>& counts) {
+    size_t i = 0;
+    for (Layer* layer : layers_on_stack()) {
+      Draws* draws = draws_of(layer);
+      if (draws != nullptr && i < counts.size()) {
+        draws->count = counts[i++];
+      }
+    }
+  });
+  // Of a draw by the layer on top; None where that does not draw by a key.
+  m.def("next_key", wrap_pybind_function([]() -> std::optional<at::Tensor> {
+          Layer* layer = top_layer();
+          Draws* draws = draws_of(layer);
+          if (draws == nullptr) {
+            return std::nullopt;
+          }
+          at::Tensor key;
+          {
+            const BelowForFunction below;
+            key = draws->next_key();
+          }
+          return draws->on(*layer, std::move(key));
+        }));
+  m.def("philox", [](philox::Words counter, std::array<uint32_t, 2> key) {
+    return philox::block(counter, key);
+  });
 
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
           return lift(tensor, entered_layer());
@@ -104,11 +166,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
-  m.def("is_batched", [](const at::Tensor& tensor, int64_t level) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-    return batched != nullptr && batched->level() == level;
-  });
+  m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
+          const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
+          return batched != nullptr && batched->level() == level;
+        }));
+  m.def("share_memory", wrap_pybind_function([](const at::Tensor& one, const at::Tensor& other) {
+          return memory_of(one) != nullptr && memory_of(one) == memory_of(other);
+        }));
+  m.def("shown", wrap_pybind_function(&shown));
+  m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
+    return concerns(tensor, levels, below);
+  });
 
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);

@@ -3,6 +3,8 @@
 #include "python/calls.h"
 #include "python/entry.h"
 
+#include <functional>
+
 namespace torchlayers {
 namespace {
 
@@ -22,6 +24,17 @@ struct Batching : Given {
   }
   Randomness randomness() const {
     return parse_randomness(field(3));
+  }
+  // Where the randomness is keyed: the key, and the first sample's place in the whole batch.
+  const at::Tensor& key() const {
+    return tensor_of(field(4));
+  }
+  int64_t first() const {
+    return field(5).cast<int64_t>();
+  }
+  std::shared_ptr<VmapLayer> layer(const c10::SymInt& batch_size) const {
+    return field(4).is_none() ? std::make_shared<VmapLayer>(batch_size, randomness())
+                              : std::make_shared<VmapLayer>(batch_size, key(), first());
   }
 };
 
@@ -115,7 +128,7 @@ std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
 
 py::object run(
     const Batching& given, Samples& samples, PyObject* kwargs, const Replaced& replaced) {
-  const auto layer = std::make_shared<VmapLayer>(samples.size, given.randomness());
+  const auto layer = given.layer(samples.size);
   const auto batched = [&](int64_t level) -> py::object {
     Batch& args = samples.args;
     if (const auto create = replaced["_create_batched_inputs"]) {
@@ -124,8 +137,22 @@ py::object run(
     return args.put_together(
         [](const at::Tensor& tensor, int64_t dim) { return add_batch_dim(tensor, dim); });
   };
+  py::object args;
+  const auto whose = [&](const at::Tensor& tensor) {
+    const py::gil_scoped_acquire gil;
+    return given
+        .ask(
+            "whose",
+            args,
+            kwargs != nullptr ? py::handle(kwargs) : py::dict(),
+            tensor,
+            layer->level())
+        .cast<std::string>();
+  };
+  layer->ask(std::ref(whose));
   return within(layer, [&](int64_t level) -> py::object {
-    const py::object results = call(given.func(), batched(level), kwargs);
+    args = batched(level);
+    const py::object results = call(given.func(), args, kwargs);
     if (const auto unwrap = replaced["_unwrap_batched"]) {
       return unwrap(results, given.out_dims(), level, samples.size, given.func());
     }

@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "python/arguments.h"
 #include "python/bindings.h"
@@ -105,11 +106,42 @@ bool decompose_in_python(const Operator& op, Args& args) {
   return true;
 }
 
+bool draw_in_python(
+    const Operator& op,
+    Args& args,
+    const std::string& who,
+    const std::function<at::Tensor()>& next_key) {
+  const py::gil_scoped_acquire gil;
+  const Args own = last(args, op.num_args).vec();
+  const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
+  const py::object function = imported("torchlayers.drawing", "find")(
+      op.schema().name(), op.schema().overload_name(), positional, keywords, who);
+  if (function.is_none()) {
+    return false;
+  }
+  Args results = results_from_python(
+      op, function(next_key(), *positional, **keywords), "what draws by a key for");
+  drop(args, op.num_args);
+  args.insert(args.end(), results.begin(), results.end());
+  return true;
+}
+
 int64_t rank_in_group(const c10::IValue& group) {
   const py::gil_scoped_acquire gil;
   return py::module_::import("torchlayers.decompositions.collectives")
       .attr("rank_in_group")(torch::jit::toPyObject(group))
       .cast<int64_t>();
+}
+
+// What a DTensor takes is done once.
+void met_subclass(const at::Tensor& tensor) {
+  static std::atomic<bool> knows_dtensors = false;
+  if (!knows_dtensors) {
+    const py::gil_scoped_acquire gil;
+    knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_api")
+                         .attr("meet")(tensor)
+                         .cast<bool>();
+  }
 }
 
 } // namespace
@@ -130,10 +162,20 @@ void supply_hooks() {
       throw py::error_already_set();
     }
   };
+  hooks.something_was_written = [] {
+    static bool is_known = false;
+    if (!is_known) {
+      const py::gil_scoped_acquire gil;
+      imported("torchlayers.printing", "show_what_was_written")();
+      is_known = true;
+    }
+  };
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;
+  hooks.draw = &draw_in_python;
   hooks.rank_in_group = &rank_in_group;
+  hooks.met_subclass = &met_subclass;
   hooks.name_type_of_nodes = &name_type;
 }
 

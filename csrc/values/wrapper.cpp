@@ -2,6 +2,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/stack.h"
 #include "values/batched.h"
 
@@ -72,6 +73,9 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
 at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) {
   const auto& entry = mirror().back();
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(entry.layerId() == layer.level());
+  if (value.key_set().has(c10::DispatchKey::Python)) {
+    hooks.met_subclass(value);
+  }
   return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
 }
 
@@ -132,6 +136,23 @@ std::bitset<64> batched_levels(const at::Tensor& tensor) {
     return batched_levels(batched->value()).set(static_cast<size_t>(batched->level()) % 64);
   }
   return {};
+}
+
+bool concerns(const at::Tensor& tensor, std::bitset<64> levels, int64_t below) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    const auto level = wrapper->is_alive() ? wrapper->level() : std::nullopt;
+    const bool is_above_lowest =
+        level && *level < below && (levels << (64 - static_cast<size_t>(*level))).any();
+    return is_above_lowest || concerns(wrapper->value(), levels, below);
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    if (batched->level() == below) {
+      return (batched_levels(batched->value()) & levels).any();
+    }
+    return levels.test(static_cast<size_t>(batched->level()) % 64) ||
+           concerns(batched->value(), levels, below);
+  }
+  return false;
 }
 
 bool has_escaped(const at::Tensor& tensor, const Layer& layer) {

@@ -6,7 +6,8 @@ setup_context, and binds the operands to forward's signature, on the class, at e
 is where each old-style class is taught, when a layer is entered and there are classes that were
 not there before: inside our layers it shows a setup_context, and a forward that takes anything.
 Outside them both are as they were written. torch itself is left as it is, its own old-style
-Functions too, but for reentrant checkpointing, which users call by torch's name.
+Functions too, but for reentrant checkpointing and DTensor's: they are shown likewise, and something
+of ours runs instead.
 """
 
 import functools
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
 from torchlayers.autograd_function.call import Function
+from torchlayers.distributed import dtensor_api
 
 _DEFAULT: Any = torch_function._SingleLevelFunction
 _ANY = inspect.signature(lambda *operands: None)
@@ -61,13 +63,17 @@ def adopt() -> None:
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if is_torchs(function) and function is not CheckpointFunction:
+        if is_torchs(function) and not _has_ours_instead(function):
             continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()
         forward = function.__dict__.get("forward")
         if is_old_style(function) and forward is not None and not isinstance(forward, _Forward):
             function.forward = _Forward(forward)
+
+
+def _has_ours_instead(function: Function) -> bool:
+    return function is CheckpointFunction or dtensor_api.instead_of(function) is not None
 
 
 def is_torchs(function: Function) -> bool:
