@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,6 @@ from torchlayers.errors import (
     TransformError,
     location_of,
 )
-
-if TYPE_CHECKING:
-    from torchlayers.vmap import Vmap
 
 _functorch: Any = torch._C._functorch
 
@@ -62,12 +59,12 @@ def check_fallback(
         )
 
 
-def falling_back(batched: Callable[..., Any], given: "Vmap", ragged: bool) -> Callable[..., Any]:
+def falling_back(batched: Callable[..., Any], given: Any, ragged: bool) -> Callable[..., Any]:
     """batched, or a loop over samples where that is refused for what only one sample has.
 
     Args:
         batched: the function vmapped.
-        given: the function, and how to batch it.
+        given: the function, and how to batch it, a torchlayers.vmap.Vmap.
         ragged: results come back as jagged nested tensors.
     """
 
@@ -100,7 +97,7 @@ def _reason(error: RuntimeError) -> str | None:
     return next((reason for asks, reason in _ASKS.items() if asks in text), None)
 
 
-def _loop(given: "Vmap", args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+def _loop(given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     columns = [
         [leaf] * batch_size if dim is None else leaf.unbind(dim)
@@ -137,7 +134,7 @@ def _loop(given: "Vmap", args: tuple[Any, ...], kwargs: dict[str, Any], ragged: 
     return tree.unflatten(joined, out_spec)
 
 
-def _joined(given: "Vmap", column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _joined(given: Any, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """One result of all samples."""
     if dim is None:  # it does not depend on the sample
         return column[0]
