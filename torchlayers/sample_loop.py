@@ -30,7 +30,7 @@ _ASKS = {
 
 
 def check_fallback(
-    fallback: str | None, out_dims: Any, axis_name: str | None, randomness: str, *, is_spread: bool
+    fallback: str | None, out_dims: Any, axis_name: str | None, *, is_spread: bool
 ) -> None:
     if fallback not in (None, "loop"):
         raise TransformError(
@@ -45,12 +45,6 @@ def check_fallback(
         raise TransformError(
             f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
             "fallback='loop' runs one at a time. Leave one of them out."
-        )
-    if randomness == "keyed":
-        raise TransformError(
-            "torchlayers: vmap: randomness='keyed' numbers the samples of a batch, and "
-            "fallback='loop' runs one at a time. Give each sample a key of "
-            "torchlayers.random.split, and leave randomness='keyed' out."
         )
     if is_spread:
         raise TransformError(
@@ -104,12 +98,15 @@ def _loop(given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: boo
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     random = RandomState() if given.randomness == "same" else None
+    given = given.with_key()
     found: list[list[Any]] = []
     out_spec: tree.TreeSpec | None = None
-    for sample in zip(*columns, strict=True):
+    for place, sample in enumerate(zip(*columns, strict=True)):
         if random is not None:
             random.restore()
-        results, its_spec = tree.flatten(given.func(*tree.unflatten(sample, spec), **kwargs))
+        results, its_spec = tree.flatten(
+            given.of_sample(place)(*tree.unflatten(sample, spec), **kwargs)
+        )
         if out_spec is not None and its_spec != out_spec:
             raise StructureError(
                 f"torchlayers: vmap({tree.name_of(given.func)}): samples must return the same "

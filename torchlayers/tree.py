@@ -263,6 +263,14 @@ def leaf_name(
     return f"{kind} {place}, {path}" if path else f"{kind} {place}"
 
 
+def leaves_by_path(value: Any) -> list[tuple[str, Any]]:
+    """The leaves, and where each of them is: ``['b'][0]``."""
+    try:
+        return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [("", leaf) for leaf in leaves(value)]
+
+
 def name_of(func: Callable[..., Any]) -> str:
     """What errors call a function: partials and modules have no ``__name__``."""
     if hasattr(func, "__name__"):

@@ -188,10 +188,12 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_in_place(find_in_place(op.schema())),
       functional(find_functional(op.schema())),
       aliases(false),
+      is_random(
+          op.hasTag(at::Tag::nondeterministic_seeded) ||
+          op.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode)),
       reads_number(is_any_of(
           op.operator_name().name,
           {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"})),
-      draws(op.hasTag(at::Tag::nondeterministic_seeded)),
       writes_by_index(is_any_of(
           op.operator_name().name,
           {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})),
@@ -206,6 +208,8 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_pointwise(rules.batching == nullptr && find_pointwise(op)),
       is_constant(rules.is_constant),
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
+      lifts(op.operator_name().name == "aten::lift_fresh"),
+      detaches(op.operator_name().name == "aten::detach"),
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),

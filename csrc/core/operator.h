@@ -53,10 +53,10 @@ struct Operator {
   std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
+  // Draws random numbers, at least with some arguments.
+  bool is_random;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
   bool reads_number;
-  // Draws random numbers, at least with some arguments.
-  bool draws;
   // x[...] = value.
   bool writes_by_index;
   // torch.func's front key has a kernel of its own for it: a decomposition, or
@@ -82,6 +82,10 @@ struct Operator {
   // The result is a fresh tensor to the user though the schema says alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
+  // The result is the tensor that torch.tensor has just made, out of a layer's sight.
+  bool lifts;
+  // The result has no derivatives by its argument, whose memory it shares.
+  bool detaches;
 
   // What it does to tangents; null where torch's autograd is to tell. A rule from Python
   // may come at any time.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/functorch/DynamicLayer.h>
+#include <c10/util/FunctionRef.h>
 
 #include <atomic>
 #include <memory>
@@ -36,6 +37,11 @@ inline std::vector<at::functorch::DynamicLayer>& mirror() {
 extern std::atomic<int> stacks_left_dirty; // of all threads, and not said yet
 // Throws if this thread's is one of them.
 void refuse_dirt_of(const Operator& op);
+
+// The layer that an entry belongs to, ended or not; null for torch.func's.
+Layer* owner_of(const at::functorch::DynamicLayer& entry);
+// An entry of a layer that is on the stack, or is being processed above it.
+at::functorch::DynamicLayer entry_of(const Layer& layer);
 
 // The layer on top, or null where there is none or it is torch.func's.
 Layer* top_layer();
@@ -78,6 +84,9 @@ class Processing {
 
   // The innermost processing of this layer on this thread, or null.
   static const Processing* of(const Layer& layer);
+
+  // The layers that this thread is processing operators of, innermost first.
+  static void visit_all(c10::function_ref<void(const Layer&)> visit);
 
   const c10::impl::PODLocalDispatchKeySet& keys_outside() const {
     return keys_;

@@ -14,6 +14,7 @@
 #include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "values/inside.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -34,26 +35,19 @@ bool are_plain(const Tangents& tangents) {
       tangents, [](const at::Tensor& tangent) { return !tangent.defined() || is_plain(tangent); });
 }
 
-bool share_memory(const at::Tensor& one, const at::Tensor& other) {
-  const at::Tensor& holder = holder_of(one);
-  const at::Tensor& other_holder = holder_of(other);
-  return holder.has_storage() && other_holder.has_storage() &&
-         holder.storage().is_alias_of(other_holder.storage());
-}
-
 // Copies, among the arguments and their tangents, of what is about to be written to: the rule
 // and the layers below have to know what was there before.
-void keep(Args& args, Tangents& tangents, size_t count) {
+void keep(Args& args, Tangents& tangents, size_t count, const Layer& layer) {
   const at::Tensor target = peek(args, 0, count).toTensor();
   const at::Tensor tangent_of_target = tangents[0];
   auto tangent = tangents.begin();
   change_tensors(args, count, [&](const at::Tensor& tensor, size_t) {
     if (tangent->defined() && tangent_of_target.defined() &&
-        share_memory(*tangent, tangent_of_target)) {
+        share_memory(*tangent, tangent_of_target, layer)) {
       *tangent = tangent->clone();
     }
     ++tangent;
-    return tensor.is_same(target) || share_memory(tensor, target) ? tensor.clone() : tensor;
+    return tensor.is_same(target) || share_memory(tensor, target, layer) ? tensor.clone() : tensor;
   });
 }
 
@@ -87,6 +81,14 @@ void JvpLayer::switch_on() {
 
 void JvpLayer::switch_off() {
   no_inference_.reset();
+  hooks.release_dual_level();
+}
+
+void JvpLayer::resume() {
+  hooks.hold_dual_level();
+}
+
+void JvpLayer::suspend() {
   hooks.release_dual_level();
 }
 
@@ -186,7 +188,7 @@ void JvpLayer::apply_rule_in_place(
     const Below below(*this, op);
     Args kept = last(args, op.num_args).vec();
     const at::Tensor value = kept[0].toTensor();
-    keep(kept, tangents, op.num_args);
+    keep(kept, tangents, op.num_args, *this);
     JvpCall call(Operator::of(*op.functional), kept, tangents);
     call.write_to(op, value);
     rule.jvp(call);

@@ -12,6 +12,7 @@
 #include "layers/grad.h"
 #include "reverse/pass.h"
 #include "values/batched.h"
+#include "values/inside.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -110,8 +111,17 @@ at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
   return batched(tensor, c10::maybe_wrap_dim(dim, tensor.dim()), layer);
 }
 
+at::Tensor shown_at(const at::Tensor& tensor, int64_t level) {
+  const Layer* layer = layer_at(level);
+  const at::Tensor shown = layer != nullptr && layer->inside() != nullptr
+                               ? layer->inside()->shown(tensor)
+                               : at::Tensor();
+  return shown.defined() ? shown : tensor;
+}
+
 at::Tensor remove_batch_dim(
-    const at::Tensor& tensor, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
+    const at::Tensor& given, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
+  const at::Tensor tensor = shown_at(given, level);
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (const Layer* layer = layer_at(level)) {
     check_not_escaped(tensor, *layer);

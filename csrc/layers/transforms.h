@@ -32,6 +32,10 @@ std::vector<at::Tensor> vjp(
 // The tensor with dimension `dim` hidden as the top layer's batch.
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim);
 
+// The batched tensor of the vmap of this level that the tensor stands for, or the tensor. NOTE
+// [Made inside].
+at::Tensor shown_at(const at::Tensor& tensor, int64_t level);
+
 // The tensor without its batch dimension, which is moved to `out_dim`; a tensor
 // that this vmap did not batch is repeated `batch_size` times.
 at::Tensor remove_batch_dim(

@@ -11,6 +11,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
+#include "layers/vmap_writes.h"
 #include "rules/batching/batched_call.h"
 #include "rules/batching/in_place.h"
 #include "rules/batching/masked.h"
@@ -106,32 +107,56 @@ at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
 }
 
 void VmapLayer::process(const Operator& op, Args& args) {
-  BatchedCall batched_call(op, args, *this);
+  if (op.written_args.empty() && !made_.any_written()) {
+    run(op, args);
+  } else if (!write_out(op, args, *this)) {
+    const Writes writes(op, args, *this); // NOTE [Made inside]
+    run(op, args);
+    writes.give_back(op, args);
+  }
+}
+
+void VmapLayer::run(const Operator& op, Args& args) {
+  BatchedCall call(op, args, *this);
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (draws_ && op.draws && draws_->run(op, args, *this)) {
+  if (draws_ && op.is_random && draws_->run(op, args, *this)) {
     return;
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {
-    if (run_batched_alike(batched_call) || apply_rule(batched_call) ||
-        fill_by_mask(op, args, *this) || write_functional(op, args, *this)) {
+    if (run_batched_alike(call)) {
       return;
     }
-    if (is_to_be_looked_into(op, args)) {
-      op.handle.redispatchBoxed(DispatchKeySet(), &args);
-      return;
-    }
-    if (op.is_in_place || has_rule_for(op)) {
+    if (call.any_batched() && (op.is_in_place || has_rule_for(op))) {
       given = args;
     }
-    allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
-    call(op, args);
+    const NotedResults noted(op, args, *this);
+    apply(op, args, call);
+    noted.note(args);
   } catch (const c10::Error& error) {
     say_again(error, op, given.empty() ? args : given, *this); // NOTE [An error under vmap]
     throw;
   }
+}
+
+void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call) {
+  const bool is_below = !batched_call.any_batched() && !op.is_random && !op.is_custom;
+  if (is_below && op.hidden_args.empty()) {
+    send_down(op, args);
+    return;
+  }
+  if (apply_rule(batched_call) || fill_by_mask(op, args, *this) ||
+      write_functional(op, args, *this)) {
+    return;
+  }
+  if (is_to_be_looked_into(op, args)) {
+    op.handle.redispatchBoxed(DispatchKeySet(), &args);
+    return;
+  }
+  allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
+  call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
     if (has_escaped(result, *this)) {       // by the size of its batch
       if (holder_of(result).numel() == 0) { // what torch's rule for lu_unpack was not asked for

@@ -1,13 +1,18 @@
 // vmap: batching rules, ours and torch's.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "core/layer.h"
 #include "layers/draws.h"
+#include "values/inside.h"
 
 namespace torchlayers {
+
+class BatchedCall;
 
 // torch.func's three, and "keyed". NOTE [Drawing by a key].
 enum class Randomness { Error, Same, Different, Keyed };
@@ -15,7 +20,12 @@ enum class Randomness { Error, Same, Different, Keyed };
 class VmapLayer final : public Layer {
  public:
   VmapLayer(c10::SymInt batch_size, Randomness randomness)
-      : Layer(/*is_autograd=*/false), batch_size_(std::move(batch_size)), randomness_(randomness) {}
+      : Layer(/*is_autograd=*/false),
+        batch_size_(std::move(batch_size)),
+        randomness_(randomness),
+        made_(*this) {
+    inside_ = &made_;
+  }
   // The samples draw by this key; the first of them is at this place in the whole batch.
   VmapLayer(c10::SymInt batch_size, const at::Tensor& key, int64_t first)
       : VmapLayer(std::move(batch_size), Randomness::Keyed) {
@@ -32,7 +42,7 @@ class VmapLayer final : public Layer {
   // Above the layer its parts meet our rules; torch's rule would see them through to the end.
   bool decomposes(const Operator& op) const override {
     return (op.is_composite_under_vmap && op.batching_rule == nullptr) ||
-           (draws_ && op.draws && op.is_composite);
+           (draws_ && op.is_random && op.is_composite);
   }
   bool has_rule_for(const Operator& op) const override {
     return op.batching_rule != nullptr;
@@ -42,6 +52,22 @@ class VmapLayer final : public Layer {
   const c10::SymInt* batch_size() const override {
     return &batch_size_;
   }
+  // Whether random operators draw numbers of its own for each sample.
+  bool draws_for_each() const {
+    return randomness_ == Randomness::Different || randomness_ == Randomness::Keyed;
+  }
+  void switch_off() override {
+    made_.clear();
+    whose_ = nullptr;
+  }
+  // Whose a tensor from outside is, in the words of the user's program: "`seen`, which f captured".
+  using Whose = std::function<std::string(const at::Tensor&)>;
+  void ask(Whose whose) {
+    whose_ = std::move(whose);
+  }
+  std::string whose(const at::Tensor& tensor) const {
+    return whose_ ? whose_(tensor) : "a tensor that is not batched";
+  }
 
   // Null where the samples don't draw by a key.
   Draws* draws() {
@@ -49,9 +75,15 @@ class VmapLayer final : public Layer {
   }
 
  private:
+  // What there is to do where no tensor stands for another.
+  void run(const Operator& op, Args& args);
+  void apply(const Operator& op, Args& args, BatchedCall& call);
+
   c10::SymInt batch_size_;
   Randomness randomness_;
   std::optional<Draws> draws_;
+  Inside made_;
+  Whose whose_;
 };
 
 const char* randomness_name(Randomness randomness);

@@ -191,10 +191,11 @@ void explain(
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
         "{} can't fill a tensor that is not batched with random numbers that differ between "
-        "samples ({}). Make the tensor from the sample (x.new_empty, torch.empty_like), or give "
-        "vmap randomness='same'.",
+        "samples ({}): it is {}. Make the tensor inside the function, or give vmap "
+        "randomness='same'.",
         layer.name(),
-        op.name());
+        op.name(),
+        layer.whose(peek(args, 0, op.num_args).toTensor()));
   }
   if (op.is_custom && says(error, "Batching rule not implemented")) {
     raise(
@@ -214,13 +215,7 @@ void explain(
   if (writes_unbatched(op, args, layer) &&
       (says(error, "is not possible because there exists a Tensor") ||
        says(error, "doesn't match the broadcast shape"))) {
-    raise(
-        "{} can't write a batched value into a tensor that is not batched ({}): it has room for "
-        "one sample, not for {}. Make it from the sample (torch.zeros_like(x), x.new_zeros), or "
-        "use the out-of-place operator.",
-        layer.name(),
-        op.name(),
-        *layer.batch_size());
+    refuse_to_write(op, peek(args, 0, op.num_args).toTensor(), layer);
   }
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(
@@ -280,6 +275,17 @@ void say_again(
           on,
           whole ? shapes_of(op, args) : "",
           quoted(refusal.value_or(error.msg()))));
+}
+
+void refuse_to_write(const Operator& op, const at::Tensor& tensor, const VmapLayer& layer) {
+  raise(
+      "{} can't write a batched value into a tensor from outside the function that is not batched "
+      "({}): it is {}, and has room for one sample, not for {}. Make a tensor inside the function "
+      "(a clone of it, torch.zeros) and write to that, or use the out-of-place operator.",
+      layer.name(),
+      op.name(),
+      layer.whose(tensor),
+      *layer.batch_size());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {

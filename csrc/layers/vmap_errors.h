@@ -21,6 +21,11 @@ namespace torchlayers {
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer);
 
+// Throws: the tensor comes from outside the function, and the operator would write to it what it
+// has of each sample.
+[[noreturn]] void refuse_to_write(
+    const Operator& op, const at::Tensor& tensor, const VmapLayer& layer);
+
 // Throws if the operator makes one Python number of a tensor that this layer batched.
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer);
 

@@ -20,6 +20,7 @@
 #include "python/program.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
+#include "values/places.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -51,6 +52,22 @@ py::object top() {
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
 }
 
+// What a tensor stands for that a vmap's function has written to, at whichever level that is; torch
+// prints with its own keys excluded, which the layers below are not to take for their own
+// bypassing.
+at::Tensor shown(const at::Tensor& tensor) {
+  auto keys = thread_keys();
+  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
+  for (auto level = static_cast<int64_t>(mirror().size()); level > 0; --level) {
+    const at::Tensor found = shown_at(tensor, level);
+    if (!found.is_same(tensor)) {
+      return found;
+    }
+  }
+  return tensor;
+}
+
 // A guard that lives from the beginning of a `with` block to its end.
 template <class Guard>
 void bind_guard(py::module_& m, const char* name, const char* doc) {
@@ -77,6 +94,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
+  bind_saved_hooks(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
@@ -148,10 +166,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
-  m.def("is_batched", [](const at::Tensor& tensor, int64_t level) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-    return batched != nullptr && batched->level() == level;
-  });
+  m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
+          const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
+          return batched != nullptr && batched->level() == level;
+        }));
+  m.def("share_memory", wrap_pybind_function([](const at::Tensor& one, const at::Tensor& other) {
+          return memory_of(one) != nullptr && memory_of(one) == memory_of(other);
+        }));
+  m.def("shown", wrap_pybind_function(&shown));
+  m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
   m.def("batched_levels", [](const at::Tensor& tensor) {
     return batched_levels(tensor).to_ullong(); // a bit each

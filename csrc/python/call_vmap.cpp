@@ -3,6 +3,8 @@
 #include "python/calls.h"
 #include "python/entry.h"
 
+#include <functional>
+
 namespace torchlayers {
 namespace {
 
@@ -135,8 +137,22 @@ py::object run(
     return args.put_together(
         [](const at::Tensor& tensor, int64_t dim) { return add_batch_dim(tensor, dim); });
   };
+  py::object args;
+  const auto whose = [&](const at::Tensor& tensor) {
+    const py::gil_scoped_acquire gil;
+    return given
+        .ask(
+            "whose",
+            args,
+            kwargs != nullptr ? py::handle(kwargs) : py::dict(),
+            tensor,
+            layer->level())
+        .cast<std::string>();
+  };
+  layer->ask(std::ref(whose));
   return within(layer, [&](int64_t level) -> py::object {
-    const py::object results = call(given.func(), batched(level), kwargs);
+    args = batched(level);
+    const py::object results = call(given.func(), args, kwargs);
     if (const auto unwrap = replaced["_unwrap_batched"]) {
       return unwrap(results, given.out_dims(), level, samples.size, given.func());
     }

@@ -162,6 +162,14 @@ void supply_hooks() {
       throw py::error_already_set();
     }
   };
+  hooks.something_was_written = [] {
+    static bool is_known = false;
+    if (!is_known) {
+      const py::gil_scoped_acquire gil;
+      imported("torchlayers.printing", "show_what_was_written")();
+      is_known = true;
+    }
+  };
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;

@@ -10,6 +10,7 @@
 #include "core/trace.h"
 #include "rules/vjp_call.h"
 #include "values/batched.h"
+#include "values/inside.h"
 
 namespace torchlayers {
 namespace {
@@ -49,6 +50,7 @@ OnePass::OnePass() {
     is_open_ = layer != nullptr && layer->batch_size() != nullptr && layer->level() == 1 &&
                !is_bypassed(kTorchFuncFront);
     level_ = 1;
+    inside_ = is_open_ ? layer->inside() : nullptr;
   }
 }
 
@@ -70,7 +72,8 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
   if (batched != nullptr) {
     value = batched->value().unsafeGetTensorImpl();
   }
-  if (!is_plain(*value) || !is_in_host_memory(*value)) {
+  if (!is_plain(*value) || !is_in_host_memory(*value) ||
+      (inside_ != nullptr && inside_->has_written(tensor))) {
     return false;
   }
   operand.sizes = value->sizes();

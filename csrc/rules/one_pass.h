@@ -15,6 +15,7 @@
 
 namespace torchlayers {
 
+class Inside;
 struct Reads;
 
 // NOTE [One pass]
@@ -76,8 +77,9 @@ class OnePass {
   void add_up(Number* result, const Expression& expression) const;
 
   bool is_open_;
-  int64_t level_ = 0;       // of the vmap that is looked through, if there is one
-  int64_t batch_size_ = -1; // of what it batches, if anything
+  int64_t level_ = 0;        // of the vmap that is looked through, if there is one
+  Inside* inside_ = nullptr; // its
+  int64_t batch_size_ = -1;  // of what it batches, if anything
   std::array<Operand, kMostOperands> operands_;
   std::optional<at::ScalarType> dtype_; // of those with dimensions
   std::optional<at::ScalarType> dtype_of_scalars_;

@@ -1,10 +1,14 @@
 #include "values/batched.h"
 
+#include <ATen/EmptyTensor.h>
+
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "core/hooks.h"
 #include "core/keys.h"
+#include "core/stack.h"
 
 namespace torchlayers {
 namespace {
@@ -38,6 +42,31 @@ at::Tensor adopted(const at::Tensor& tensor, const Layer& layer) {
   const bool may_be = impl != nullptr && impl->level() == layer.level() && number_of(*impl) == 0 &&
                       tensor.use_count() == 1 && !impl->value().is_nested();
   return may_be ? batched(impl->value(), impl->bdim(), layer) : tensor;
+}
+
+at::Tensor batched_by_torch_func() {
+  using at::functorch::DynamicLayer;
+  using at::functorch::TransformType;
+  std::vector<std::pair<int64_t, int64_t>> levels; // and how many samples
+  const auto layers = layers_on_stack();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    const DynamicLayer& entry = mirror()[i];
+    if (layers[i] == nullptr && entry.key() == TransformType::Vmap) {
+      levels.emplace_back(entry.layerId(), entry.batchSize().guard_int(__FILE__, __LINE__));
+    }
+  }
+  if (levels.empty()) {
+    return {};
+  }
+  at::DimVector sizes;
+  for (const auto& [level, size] : levels) {
+    sizes.push_back(size);
+  }
+  at::Tensor number = at::detail::empty_cpu(sizes, at::TensorOptions());
+  for (const auto& [level, size] : levels) {
+    number = at::functorch::makeBatched(std::move(number), /*dim=*/0, level);
+  }
+  return number;
 }
 
 uint64_t number_of(const BatchedTensorImpl& batched) {

@@ -23,6 +23,10 @@ at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer);
 // The same tensor, of our kind, if it is of torch's, of the layer's level, and nobody else's yet.
 at::Tensor adopted(const at::Tensor& tensor, const Layer& layer);
 
+// A number that is batched by all vmaps of torch.func's on the stack; undefined where there are
+// none.
+at::Tensor batched_by_torch_func();
+
 // The number of the layer that batched it; 0 for torch's kind.
 uint64_t number_of(const at::functorch::BatchedTensorImpl& batched);
 

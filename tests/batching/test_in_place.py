@@ -86,5 +86,5 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RuntimeError):
         tl.vmap(lambda x, y: x.fmod_(y))(torch.ones(4, 3), torch.ones(4, 2, 3))
     with pytest.raises(RuntimeError, match="can't write a batched value"):
-        tl.vmap(lambda y: torch.ones(3).fmod_(y))(torch.ones(4, 3))
+        tl.vmap(lambda y: Z.fmod_(y))(torch.ones(4, 4, 3))
     assert tl.current_stack() == ()

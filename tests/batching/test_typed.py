@@ -34,7 +34,8 @@ ALONG = {  # of a matrix, along its dimensions
     "aten::select.int": [lambda x: x[1], lambda x: x.select(-1, -1)],
     "aten::slice.Tensor": [lambda x: x[1:], lambda x: x[:, ::2], lambda x: x[0:0]],
 }
-POINTWISE = [name for name in TYPED if name not in ALONG]
+COPY = "aten::copy_"
+POINTWISE = [name for name in TYPED if name not in ALONG and name != COPY]
 
 
 def operator(name: str) -> torch._ops.OpOverload:
@@ -88,6 +89,30 @@ def test_boxes_make_no_difference(name: str, shapes: list[tuple[int, ...]]) -> N
             return op(*filled)
 
         assert_same_in_boxes(name, tl.vmap(f, in_dims=dims), *batched)
+
+
+@pytest.mark.parametrize("dims", [(0, 0), (0, None), (None, 0), (-1, 0), (0, -1)])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (1, 3)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64, torch.complex64])
+def test_copies(dims: tuple[int | None, int | None], shape: tuple[int, ...], dtype: torch.dtype):
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        made = torch.zeros_like(x, dtype=dtype)
+        made.copy_(y)
+        made[:1].copy_(y[..., :1] if shape else y)
+        return torch.zeros(2, 3).copy_(made.real)
+
+    given = [
+        each if dim is None else torch.stack([each, each + 1], dim)
+        for each, dim in zip((values(2, 3), values(*shape)), dims, strict=True)
+    ]
+    assert_same_in_boxes(COPY, tl.vmap(f, in_dims=dims), *given)
+
+
+def test_what_copy_refuses() -> None:
+    for shape in ((2,), (1, 3), (2, 2, 3)):
+        with pytest.raises(RuntimeError, match=r"self \(2, 3\)|shape|size"):
+            tl.vmap(lambda y: torch.zeros(3).copy_(y))(values(2, *shape, 2))
+    assert tl.current_stack() == ()
 
 
 def assert_same_in_boxes(name: str, function: Callable[..., Tensor], *given: Tensor) -> None:

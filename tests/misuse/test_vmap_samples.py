@@ -4,7 +4,7 @@ import torch
 import torch.func
 from torch import nn
 
-from tests.misuse.programs import BATCH, X, batched
+from tests.misuse.programs import BATCH, batched
 from tests.misuse.table import Misuse, MisuseTests
 
 
@@ -99,6 +99,8 @@ def random(op, level=1):
     )
 
 
+NOISE = torch.zeros(2)
+
 RANDOM = [
     Misuse(
         name,
@@ -131,11 +133,11 @@ RANDOM = [
     ),
     Misuse(
         "different in a tensor not batched",
-        lambda tf: tf.vmap(lambda x: X.clone().uniform_(), randomness="different")(BATCH),
+        lambda tf: tf.vmap(lambda x: NOISE.uniform_(), randomness="different")(BATCH),
         RuntimeError,
         "torchlayers: vmap (level 1) can't fill a tensor that is not batched with random numbers "
-        "that differ between samples (aten::uniform_). Make the tensor from the sample "
-        "(x.new_empty, torch.empty_like), or give vmap randomness='same'.",
+        "that differ between samples (aten::uniform_): it is `NOISE`, of shape (2,), which "
+        "<lambda> captured. Make the tensor inside the function, or give vmap randomness='same'.",
     ),
     Misuse(
         "same from batched probabilities",

@@ -1,13 +1,17 @@
 """Writes to what a function captured, or what has no room for them."""
 
+import functools
+
+import numpy as np
 import torch
 import torch.func
 
-from tests.misuse.programs import BATCH, X, no_rule
+from tests.misuse.programs import BATCH, X
 from tests.misuse.table import Misuse, MisuseTests
 from torchlayers.errors import TransformError
 
 FIRST = torch.tensor([0])
+WEIGHTS = torch.ones(2)
 
 
 def writing(write):
@@ -49,12 +53,38 @@ def captured(op, layer="grad (level 1)"):
     )
 
 
-def no_room(op, level=1):
+def no_room(op, whose, level=1):
     return (
-        f"torchlayers: vmap (level {level}) can't write a batched value into a tensor that is not "
-        f"batched ({op}): it has room for one sample, not for 3. Make it from the sample "
-        "(torch.zeros_like(x), x.new_zeros), or use the out-of-place operator."
+        f"torchlayers: vmap (level {level}) can't write a batched value into a tensor from outside "
+        f"the function that is not batched ({op}): it is {whose}, and has room for one sample, not "
+        "for 3. Make a tensor inside the function (a clone of it, torch.zeros) and write to that, "
+        "or use the out-of-place operator."
     )
+
+
+CAPTURED = "`captured`, of shape (2,), which f captured"
+
+
+class Counter:
+    def __init__(self):
+        self.seen = [torch.zeros(2)]
+
+    def count(self, x):
+        self.seen[0] += x
+        return x
+
+
+class Norm(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    def forward(self, x):
+        return x - self.mean.lerp_(x, 0.1)
+
+
+def scaled(by, x):
+    return by.mul_(x)
 
 
 WRITES = [
@@ -134,61 +164,105 @@ WRITES = [
         "vmap: add_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.add_(x)))(BATCH),
         RuntimeError,
-        no_room("aten::add_.Tensor"),
+        no_room("aten::add_.Tensor", CAPTURED),
     ),
     Misuse(
         "vmap: an item",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.__setitem__(0, x[0])))(BATCH),
         RuntimeError,
-        no_room("aten::copy_"),
+        no_room("aten::copy_", "a view of `captured`, of shape (), which f captured"),
     ),
     Misuse(
         "vmap: copy_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.copy_(x)))(BATCH),
         RuntimeError,
-        no_room("aten::copy_"),
+        no_room("aten::copy_", CAPTURED),
     ),
     Misuse(
         "vmap: index_put_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.index_put_((FIRST,), x[:1])))(BATCH),
         RuntimeError,
-        no_room("aten::index_put_"),
+        no_room("aten::index_put_", CAPTURED),
     ),
     Misuse(
         "vmap: scatter_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.scatter_(0, FIRST, x[:1])))(BATCH),
         RuntimeError,
-        no_room("aten::scatter_.src"),
+        no_room("aten::scatter_.src", CAPTURED),
     ),
     Misuse(
         "vmap: masked_fill_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.masked_fill_(x > 2, 0.0)))(BATCH),
         RuntimeError,
-        no_room("aten::masked_fill_.Scalar"),
-    ),
-    Misuse(
-        "vmap: a fresh tensor",
-        lambda tf: tf.vmap(lambda x: torch.zeros(2).copy_(x))(BATCH),
-        RuntimeError,
-        no_room("aten::copy_"),
+        no_room("aten::masked_fill_.Scalar", CAPTURED),
     ),
     Misuse(
         "vmap: an argument not batched",
         lambda tf: tf.vmap(lambda x, y: x.add_(y), in_dims=(None, 0))(torch.zeros(2), BATCH),
         RuntimeError,
-        no_room("aten::add_.Tensor"),
+        no_room(
+            "aten::add_.Tensor", "`x`, of shape (2,), an argument of <lambda> that is not batched"
+        ),
+    ),
+    Misuse(
+        "vmap: a keyword argument's member",
+        lambda tf: tf.vmap(lambda x, **state: state["at"][0].add_(x))(BATCH, at=[torch.zeros(2)]),
+        RuntimeError,
+        no_room(
+            "aten::add_.Tensor",
+            "`state['at'][0]`, of shape (2,), an argument of <lambda> that is not batched",
+        ),
+    ),
+    Misuse(
+        "vmap: what a method's object holds",
+        lambda tf: tf.vmap(Counter().count)(BATCH),
+        RuntimeError,
+        no_room("aten::add_.Tensor", "`self.seen[0]`, of shape (2,), which count captured"),
+    ),
+    Misuse(
+        "vmap: a buffer",
+        lambda tf: tf.vmap(Norm())(BATCH),
+        RuntimeError,
+        no_room("aten::lerp_.Scalar", "`self.mean`, of shape (2,), which Norm() captured"),
+    ),
+    Misuse(
+        "vmap: a global",
+        lambda tf: tf.vmap(lambda x: WEIGHTS.sub_(x))(BATCH),
+        RuntimeError,
+        no_room("aten::sub_.Tensor", "`WEIGHTS`, of shape (2,), which <lambda> captured"),
+    ),
+    Misuse(
+        "vmap: what a partial holds",
+        lambda tf: tf.vmap(functools.partial(scaled, torch.ones(2)))(BATCH),
+        RuntimeError,
+        no_room(
+            "aten::mul_.Tensor",
+            "`args[0]`, of shape (2,), which functools.partial(scaled, ...) captured",
+        ),
+    ),
+    Misuse(
+        "vmap: a view of one",
+        lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.view(1, 2)[0, 1:].mul_(x[:1])))(BATCH),
+        RuntimeError,
+        no_room("aten::mul_.Tensor", "a view of `captured`, of shape (1,), which f captured"),
+    ),
+    Misuse(
+        "vmap: what came from numpy",
+        lambda tf: tf.vmap(lambda x: torch.from_numpy(np.zeros(2)).add_(x))(BATCH),
+        RuntimeError,
+        no_room("aten::add_.Tensor", "a tensor of shape (2,) that <lambda> has not made"),
     ),
     Misuse(
         "vmap: a sample of the outer in the inner",
         lambda tf: tf.vmap(lambda x: tf.vmap(lambda y: x.copy_(y))(BATCH))(BATCH.clone()),
         RuntimeError,
-        no_room("aten::copy_", level=2),
+        no_room("aten::copy_", "`x`, of shape (2,), which <lambda> captured", level=2),
     ),
     Misuse(
         "vmap: out=",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: torch.sin(x, out=y)))(BATCH),
         RuntimeError,
-        no_rule("aten::sin.out"),
+        no_room("aten::sin.out", CAPTURED),
     ),
     Misuse(
         "vmap: data",

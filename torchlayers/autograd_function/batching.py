@@ -42,13 +42,19 @@ def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple
 
 def _remove(value: Any, level: int) -> tuple[Any, Any]:
     if isinstance(value, Tensor):
-        return _functorch._unwrap_batched(value, level)  # type: ignore[no-any-return]
+        return _unwrap(value, level)
     if not isinstance(value, (tuple, list, dict)):
         return value, None
     held = Held.of(value, level)
     if not isinstance(held, Held):
         return value, None
     return tree.unflatten(held.leaves, held.spec), tree.unflatten(held.dims, held.spec)
+
+
+def _unwrap(tensor: Tensor, level: int) -> tuple[Tensor, int | None]:
+    return _functorch._unwrap_batched(  # type: ignore[no-any-return]
+        _C.shown_at(tensor, level), level
+    )
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.Size)
@@ -68,8 +74,7 @@ class Held(NamedTuple):
             return value
         flat, spec = tree.flatten(value)
         pairs = [
-            _functorch._unwrap_batched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None)
-            for leaf in flat
+            _unwrap(leaf, level) if isinstance(leaf, Tensor) else (leaf, None) for leaf in flat
         ]
         if all(dim is None for _, dim in pairs):
             return value

@@ -6,6 +6,7 @@
 
 #include "dispatch/typed/typed.h"
 #include "values/batched.h"
+#include "values/inside.h"
 
 namespace torchlayers {
 namespace {
@@ -65,7 +66,13 @@ class Along final : public c10::OperatorKernel {
 
   Tensor operator()(c10::DispatchKeySet keys, const Tensor& x, Dims dims, Rest... rest) {
     if (Layer* layer = vmap_on_top()) {
-      if (const Tensor* value = batched_in_front(x, *layer)) {
+      const Tensor* value = batched_in_front(x, *layer);
+      Tensor shown; // NOTE [Made inside]
+      if (value == nullptr && layer->inside()->any_written()) {
+        shown = layer->inside()->shown(x);
+        value = shown.defined() ? batched_in_front(shown, *layer) : nullptr;
+      }
+      if (value != nullptr) {
         PhysicalDims physical(x.dim());
         const Dims moved = physical(dims);
         if (physical.holds()) {

@@ -10,11 +10,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// A tensor at home here needs no look at whether it is dead or has escaped.
-bool is_at_home(const Tensor& tensor, const Layer& layer) {
-  return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer);
-}
-
 bool is_at_home(const Scalar&, const Layer&) {
   return true;
 }

@@ -14,6 +14,7 @@
 #include "core/recording.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
+#include "values/inside.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -24,10 +25,10 @@ namespace torchlayers {
 // under vmap, for operators that are called below with the same arguments (pointwise ones, NOTE
 // [Batched alike]) or with a dimension counted one further back. So the front has for those a
 // kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
-// nothing is written to or drawn at random: tensors and numbers in (pointwise.cpp), or one tensor
-// and its dimensions (along.cpp). Whatever else a call is, another layer's, an escaped tensor's,
-// under autocast, goes boxed after all. So does one that raised an error: that way it
-// raises it again, and NOTE [An error under vmap] is seen to.
+// nothing is drawn at random, or written to before all errors have been raised: tensors and numbers
+// in (pointwise.cpp), one tensor and its dimensions (along.cpp), or copy_ (copy.cpp). Whatever else
+// a call is, another layer's, an escaped tensor's, under autocast, goes boxed after all. So does
+// one that raised an error: that way it raises it again, and NOTE [An error under vmap] is seen to.
 // Other layers do so much more for an operator that boxing doesn't show.
 
 // The layer, if it is a vmap that may run an operator so.
@@ -66,6 +67,12 @@ at::Tensor front_boxed(
   return std::move(args[0]).toTensor();
 }
 
+// A tensor at home here needs no look at whether it is dead or has escaped, and stands for itself.
+inline bool is_at_home(const at::Tensor& tensor, const Layer& layer) {
+  return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer) &&
+         !layer.inside()->has_written(tensor);
+}
+
 // The names of the operators that have such a kernel.
 inline std::vector<std::string>& names_of_typed() {
   static auto* names = new std::vector<std::string>();
@@ -96,10 +103,12 @@ void register_kernel(const char* name, const Is& is) {
 
 void register_typed_pointwise();
 void register_typed_along();
+void register_typed_copy();
 
 inline void register_typed() {
   register_typed_pointwise();
   register_typed_along();
+  register_typed_copy();
 }
 
 } // namespace torchlayers

@@ -26,9 +26,12 @@ class Alike {
   void look_at(const at::Tensor& tensor);
   void look_at(const at::Scalar&) {}
 
+  // Enough where nothing is promoted.
+  bool is_lined_up() const {
+    return fits_ && batched_rank_ >= 0 && batched_rank_ == highest_rank_;
+  }
   bool holds() const {
-    return fits_ && batched_rank_ >= 0 && batched_rank_ == highest_rank_ &&
-           !(highest_rank_ == 0 && mixes_dtypes_);
+    return is_lined_up() && !(highest_rank_ == 0 && mixes_dtypes_);
   }
 
   // What the operator is called with below.

@@ -1,0 +1,313 @@
+#include "values/inside.h"
+
+#include <ATen/ATen.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+
+#include <algorithm>
+
+#include "core/below.h"
+#include "core/errors.h"
+#include "core/hooks.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// Records whatever the modes, so that the history of a tensor is that of what it stands for.
+class Recorded {
+ public:
+  explicit Recorded(bool grad) {
+    (Modes{grad, grad && before_.forward_grad}).set();
+  }
+  ~Recorded() {
+    before_.set();
+  }
+  Recorded(const Recorded&) = delete;
+  Recorded& operator=(const Recorded&) = delete;
+
+ private:
+  const Modes before_ = Modes::of_thread();
+};
+
+// Counts as a write to it, at every level.
+void bump_versions(const Tensor& tensor) {
+  if (!tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    bump_versions(wrapper->value());
+  } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    bump_versions(batched->value());
+  }
+}
+
+// Whoever reads or writes the memory that a tensor had before it was written to gets an error.
+void close_memory(const Tensor& tensor, const Layer& layer) {
+  const Tensor& holder = holder_of(tensor);
+  const bool is_in_memory = !holder.is_meta() && !holder.key_set().has(DispatchKey::Python) &&
+                            !holder.key_set().has(DispatchKey::Functionalize);
+  if (is_in_memory) {
+    memory_of(tensor)->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        "torchlayers: a tensor made inside " + layer.name() +
+        " was written a value of each sample, so it is batched, and has no memory of its own to "
+        "read. It has escaped from inside the function being vmapped, or was asked for its data "
+        "there (.numpy(), .tolist(), .data_ptr()). Return it from the function instead, and look "
+        "at it after vmap.");
+  }
+}
+
+} // namespace
+
+// The dead are looked for when the list is full, so that noting one more takes constant time.
+template <class List, class Dead>
+void Inside::make_place_in(List& list, const Dead& is_dead) {
+  if (list.size() == list.capacity()) {
+    std::erase_if(list, is_dead);
+    list.reserve(std::max<size_t>(16, 2 * list.size()));
+  }
+}
+
+void Inside::note(const Tensor& result, const Memories& given) {
+  c10::StorageImpl* memory = memory_of(result);
+  if (memory == nullptr || std::ranges::find(given, memory) != given.end() || !has_places(result)) {
+    return;
+  }
+  const bool is_all_of_memory = batched_levels(result).none();
+  const Extent extent = is_all_of_memory ? Extent() : extent_of(result);
+  add_made(
+      {WeakStorage::reclaim_copy(memory),
+       WeakTensor::reclaim_copy(result.unsafeGetTensorImpl()),
+       extent});
+}
+
+void Inside::add_made(Made made) {
+  const std::lock_guard lock(mutex_);
+  make_place_in(made_, [](const Made& each) { return each.memory.expired(); });
+  made_.push_back(std::move(made));
+}
+
+void Inside::note_unrecorded(const Tensor& alias, bool is_detached) {
+  const std::lock_guard lock(mutex_);
+  make_place_in(unrecorded_, [](const Unrecorded& each) { return each.alias.expired(); });
+  unrecorded_.push_back({WeakTensor(alias.getIntrusivePtr()), is_detached});
+}
+
+const Inside::Unrecorded* Inside::unrecorded(const Tensor& alias) const {
+  const auto found = std::ranges::find_if(unrecorded_, [&](const Unrecorded& each) {
+    return each.alias._unsafe_get_target() == alias.unsafeGetTensorImpl();
+  });
+  return found == unrecorded_.end() ? nullptr : &*found;
+}
+
+void Inside::note_view(const Tensor& alias, const Tensor& of, bool is_detached) {
+  if (!is_detached && !any_unrecorded_ && at::GradMode::is_enabled()) {
+    return;
+  }
+  any_unrecorded_ = true;
+  const std::lock_guard lock(mutex_);
+  const Unrecorded* base = unrecorded(of);
+  if (is_detached || base != nullptr || !at::GradMode::is_enabled()) {
+    note_unrecorded(alias, is_detached || (base != nullptr && base->is_detached));
+  }
+}
+
+const Inside::Moved* Inside::moved_from(const c10::StorageImpl* memory) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = moved_.find(memory);
+  return found == moved_.end() ? nullptr : &found->second;
+}
+
+const Inside::Made* Inside::made_of(const c10::StorageImpl* memory) const {
+  // What is written to was made of late, as a rule.
+  const auto found = std::find_if(made_.rbegin(), made_.rend(), [&](const Made& each) {
+    return each.memory._unsafe_get_target() == memory;
+  });
+  return found == made_.rend() ? nullptr : &*found;
+}
+
+Place Inside::after(const Moved& moved, const Place& place) {
+  return place_in(moved.extent, memory_of(moved.to), place);
+}
+
+template <class Visit>
+Place Inside::trail(Place place, int64_t level, const Visit& visit) {
+  bool goes_on = visit(place);
+  while (goes_on && --level > 0) {
+    const Layer* lower = layer_at(level);
+    const Inside* inside = lower != nullptr ? lower->inside() : nullptr;
+    if (inside == nullptr || !inside->any_written()) {
+      continue;
+    }
+    if (const Moved* moved = inside->moved_from(place.memory)) {
+      place = after(*moved, place);
+      goes_on = visit(place);
+    }
+  }
+  return place;
+}
+
+std::pair<Inside::Moved*, Place> Inside::find(const Tensor& tensor) {
+  Moved* found = nullptr;
+  if (memory_of(tensor) == nullptr || !has_places(tensor)) {
+    return {nullptr, {}};
+  }
+  Place place = trail(place_of(tensor), layer_.level(), [&](const Place& at) {
+    found = const_cast<Moved*>(moved_from(at.memory));
+    return found == nullptr;
+  });
+  return {found, std::move(place)};
+}
+
+Inside::Memories Inside::memories_of(const Tensor& tensor, int64_t level) {
+  Memories memories;
+  if (c10::StorageImpl* memory = memory_of(tensor)) {
+    trail({memory, 0, {}, {}}, level, [&](const Place& at) {
+      memories.push_back(at.memory);
+      return true;
+    });
+  }
+  return memories;
+}
+
+bool Inside::has_made(const Tensor& tensor) const {
+  const std::lock_guard lock(mutex_);
+  return has_places(tensor) && std::ranges::any_of(
+                                   memories_of(tensor, layer_.level()),
+                                   [&](const auto* memory) { return made_of(memory) != nullptr; });
+}
+
+Tensor Inside::find_shown(const Tensor& tensor) {
+  const auto* batched_here = at::functorch::maybeGetBatchedImpl(tensor);
+  if (batched_here != nullptr && batched_here->level() == layer_.level()) {
+    return {};
+  }
+  const std::lock_guard lock(mutex_);
+  auto [moved, place] = find(tensor);
+  if (moved == nullptr) {
+    return {};
+  }
+  place = after(*moved, place);
+  auto& known = moved->shown;
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  for (const auto& [alias, stands_for] : known) {
+    if (alias._unsafe_get_target() == impl && stands_for.sizes() == tensor.sizes() &&
+        stands_for.strides() == at::IntArrayRef(place.strides) &&
+        stands_for.storage_offset() == place.offset) {
+      return stands_for;
+    }
+  }
+  Tensor view;
+  {
+    const Below below(layer_, Modes::of_thread());
+    const Unrecorded* history = unrecorded(tensor);
+    const Recorded recorded(/*grad=*/history == nullptr || history->is_detached);
+    view = at_places(as_dtype(moved->to, tensor.scalar_type()), place);
+    view = tensor.is_conj() ? view.conj() : view;
+    view = tensor.is_neg() ? at::_neg_view(view) : view;
+    view = history != nullptr && history->is_detached ? view.detach() : view;
+  }
+  Tensor stands_for = batched(std::move(view), /*dim=*/0, layer_);
+  make_place_in(known, [&](const auto& each) {
+    return each.first.expired() || each.first._unsafe_get_target() == impl;
+  });
+  known.emplace_back(WeakTensor(tensor.getIntrusivePtr()), stands_for);
+  return stands_for;
+}
+
+// As large as the batch, and batched by all vmaps of torch.func's below, which can't make room
+// later. Called below the layer.
+Tensor Inside::room(int64_t count, const Tensor& like) const {
+  const std::vector<c10::SymInt> sizes{*layer_.batch_size(), count};
+  const Tensor number = batched_by_torch_func();
+  return number.defined() ? number.new_empty_symint(sizes, like.options())
+                          : at::empty_symint(sizes, like.options());
+}
+
+void Inside::make_room(const Tensor& tensor) {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
+  Tensor whole;
+  const Made* made = nullptr;
+  const Place own = place_of(tensor);
+  const Place last = trail(own, layer_.level(), [&](const Place& at) {
+    made = made_of(at.memory);
+    if (made != nullptr && !whole.defined()) {
+      if (auto alive = made->whole.lock()) {
+        whole = Tensor(std::move(alive));
+      }
+    }
+    return true;
+  });
+  TORCH_INTERNAL_ASSERT(made != nullptr);
+  const auto extent_in = [&](const c10::StorageImpl* memory) {
+    Extent extent = made_of(memory)->extent;
+    if (extent.count == 0) {
+      extent.count = static_cast<int64_t>(memory->nbytes() / tensor.itemsize());
+    }
+    return extent;
+  };
+  Moved moved{made->memory, extent_in(last.memory), {}, tensor.scalar_type(), {}};
+  {
+    const Below below(layer_, Modes::of_thread());
+    const Recorded recorded(/*grad=*/true);
+    if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
+        whole.is_neg()) {
+      // All that counts of the memory, from what autograd knows it by.
+      const Extent all = extent_in(own.memory);
+      const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
+      whole = stretched(
+          base.scalar_type() == tensor.scalar_type() ? base : tensor,
+          {all.count},
+          {all.unit},
+          all.origin);
+    }
+    const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
+    moved.to = room(moved.extent.count, tensor);
+    at_places(moved.to, after(moved, from)).copy_(whole);
+  }
+  bump_versions(whole);
+  bump_versions(tensor);
+  close_memory(tensor, layer_);
+  const Memories memories = memories_of(tensor, layer_.level());
+  const Extent extent{0, 1, moved.extent.count};
+  const Tensor to = moved.to;
+  moved_.insert_or_assign(last.memory, std::move(moved));
+  any_written_ = true;
+  hooks.something_was_written();
+  // The layers above that run an operator on this one.
+  Processing::visit_all([&](const Layer& above) {
+    if (Inside* inside = above.inside(); inside != nullptr && inside != this) {
+      inside->follow(memories, to, extent);
+    }
+  });
+}
+
+void Inside::follow(const Memories& from, const Tensor& to, const Extent& extent) {
+  const std::lock_guard lock(mutex_);
+  for (const auto* memory : from) {
+    if (const Made* made = made_of(memory)) {
+      add_made({WeakStorage::reclaim_copy(memory_of(to)), made->whole, extent});
+      return;
+    }
+  }
+}
+
+bool share_memory(const Tensor& one, const Tensor& other, const Layer& layer) {
+  const auto of_other = Inside::memories_of(other, layer.level());
+  return std::ranges::any_of(Inside::memories_of(one, layer.level()), [&](const auto* memory) {
+    return std::ranges::find(of_other, memory) != of_other.end();
+  });
+}
+
+void Inside::clear() {
+  const std::lock_guard lock(mutex_);
+  any_written_ = false;
+  made_.clear();
+  moved_.clear();
+  unrecorded_.clear();
+}
+
+} // namespace torchlayers
