@@ -1,7 +1,8 @@
 """Control flow in a recording, where a predicate has no value yet.
 
-Without layers torch.cond is recorded, with what its branches capture among its operands. Under
-layers, which know no derivative of that, both branches are, and torch.where chooses.
+Without layers cond is torch's, with what its branches capture among its operands. Under layers,
+which know no derivative of that, both branches are recorded, and torch.where chooses; so it is with
+switch.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,6 @@ from torchlayers import _C, torch_compile, tree
 from torchlayers.control_flow.samples import base_of, quietly
 from torchlayers.control_flow.structure import check_alike
 from torchlayers.errors import DataDependentError, location
-
 
 _torch: Any = torch  # whose types know no starred arguments
 
@@ -39,14 +39,18 @@ def cond(
     if _is_torchs():
         return torch.cond(pred, true_fn, false_fn, tuple(operands))
     if _C.any_layer():
-        return _chosen("cond", pred, ("true_fn", true_fn), ("false_fn", false_fn), operands)
+        sides = [("true_fn", true_fn, pred), ("false_fn", false_fn, ~pred)]
+        return _chosen("cond", sides, operands)
     leaves, spec = tree.flatten(tuple(operands))
     lifted = _Lifted((true_fn, false_fn), leaves, spec, base_of(pred))
     return _torch.cond(pred, *lifted.functions, tuple(lifted.tensors))
 
 
 def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    """By halves: a cond for each bit of the index."""
+    if not _is_torchs():
+        at = index.clamp(0, len(branches) - 1)
+        sides = [(f"branches[{i}]", branch, at == i) for i, branch in enumerate(branches)]
+        return _chosen("switch", sides, operands)
     if len(branches) == 1:
         return branches[0](*operands)
     middle = len(branches) // 2
@@ -76,27 +80,23 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
 
 
 def _chosen(
-    api: str,
-    pred: Tensor,
-    first: tuple[str, Callable[..., Any]],
-    second: tuple[str, Callable[..., Any]],
-    operands: Sequence[Any],
+    api: str, sides: Sequence[tuple[str, Callable[..., Any], Tensor]], operands: Sequence[Any]
 ) -> Any:
-    """What both return, chosen between. No cotangent of zero gets into the one not taken."""
-    results = []
-    for name, func, taken in ((*first, pred), (*second, ~pred)):
+    """What all return, chosen between. No cotangent of zero gets into those not taken."""
+    first, results, chosen = "", None, None
+    for name, func, taken in sides:
         with _Masked(taken) as masked:
-            results.append((name, func(*tree.map_tensors(masked.sample, tuple(operands)))))
-    (name, ours), (other, theirs) = results
-    check_alike(api, ours, name, theirs, other)
-    leaves, spec = tree.flatten(ours)
-    return tree.unflatten(
-        [
-            one if one is None else torch.where(pred, one, two)
-            for one, two in zip(leaves, tree.leaves(theirs), strict=True)
-        ],
-        spec,
-    )
+            its = func(*tree.map_tensors(masked.sample, tuple(operands)))
+        if chosen is None:
+            first, results, chosen = name, its, its
+            continue
+        check_alike(api, results, first, its, name)
+        leaves, spec = tree.flatten(chosen)
+        pairs = zip(tree.leaves(its), leaves, strict=True)
+        chosen = tree.unflatten(
+            [old if old is None else torch.where(taken, new, old) for new, old in pairs], spec
+        )
+    return chosen
 
 
 class _Outside(TorchFunctionMode):
