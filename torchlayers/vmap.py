@@ -423,8 +423,7 @@ def _vmap_in_chunks(
 ) -> Any:
     leaves, spec, dims, batch_size = samples
     random = RandomState() if given.randomness == "same" else None
-    # Found by measuring, sizes may differ between ranks, which have to run as many chunks.
-    if isinstance(chunk_size, int) and dtensor.is_sharded(leaves, dims):
+    if chunk_size is not None and dtensor.is_sharded(leaves, dims):
         return _vmap_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
@@ -443,7 +442,7 @@ def _vmap_in_shards(
     samples: Samples,
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
-    chunk_size: int,
+    chunk_size: ChunkSize,
     random: RandomState | None,
 ) -> Any:
     """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
@@ -462,8 +461,14 @@ def _vmap_in_shards(
         chunk = parts.narrow(start, size), spec, dims, parts.size_of(start, size)
         return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
 
-    of_each = -(-chunk_size // parts.ranks)
-    results = run_chunks(run_chunk, parts.largest, chunk_size=of_each, device=_device(leaves))
+    of_each = -(-chunk_size // parts.ranks) if isinstance(chunk_size, int) else chunk_size
+    results = run_chunks(
+        run_chunk,
+        parts.largest,
+        chunk_size=of_each,
+        device=_device(leaves),
+        largest=parts.largest_of_all,
+    )
     return _join(results, given.out_dims, parts.join)
 
 
