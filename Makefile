@@ -101,6 +101,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.reverse_mode
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.modules
+	$(BIN)/python -m benchmarks.control_flow
 	$(BIN)/python -m benchmarks.compiled_calls
 	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.over_ranks

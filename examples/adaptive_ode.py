@@ -10,7 +10,8 @@ An orbit of semi-axis 1 takes 2 pi, whatever its eccentricity e; it starts at 1 
 sqrt((1 + e) / (1 - e)). Four figures are reproduced, in float64:
 
 - After its period each is where it started: 0 within 1e-5.
-- So the end depends on e as the start does: d(1 - e)/de = -1 within 1e-4, by grad through the steps.
+- So the end depends on e as the start does: d(1 - e)/de = -1 within 1e-4, by grad through all
+  steps.
 - Angular momentum sqrt(1 - e^2) is kept to 1e-8.
 - Where scipy is there, its solver of the same method agrees to 1e-6 a quarter of a period on.
 

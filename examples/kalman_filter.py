@@ -1,7 +1,7 @@
 """A Kalman filter in logarithmic depth: its steps are joined by an associative function.
 
 A Kalman filter goes from one measurement to the next, which is a scan. Särkkä and García-Fernández
-write each step as an element, five tensors, such that joining two elements gives that of both steps:
+write each step as an element, five tensors, such that joining two gives that of both steps:
 associative_scan then filters n measurements in about 2 log2(n) calls on many pairs at once.
 vmap filters several tracks, and grad gives the likelihood's gradient by the noise.
 
@@ -10,11 +10,11 @@ figures are reproduced, in float64:
 
 - Means and covariances of the two filters differ by 0 within 1e-9 (two figures).
 - So do the gradients of the log-likelihood by the push's size, within a relative 1e-8.
-- Far from the start the filter's gains are the alpha and beta (two figures) of Kalata's tracking index in closed form,
-  to 1e-9.
+- Far from the start the filter's gains are the alpha and beta (two figures) of Kalata's tracking
+  index in closed form, to 1e-9.
 
-Source: Särkkä and García-Fernández, "Temporal parallelization of Bayesian smoothers" (2021), section
-    III; Kalata, "The tracking index" (1984).
+Source: Särkkä and García-Fernández, "Temporal parallelization of Bayesian smoothers" (2021),
+    section III; Kalata, "The tracking index" (1984).
 """
 
 import math

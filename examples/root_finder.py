@@ -1,7 +1,7 @@
 """A root finder for a whole batch: Kepler's equation, each orbit with iterations of its own.
 
-A planet's eccentric anomaly E solves ``E - e sin(E) = M``, where e is how eccentric its orbit is and
-M grows evenly with time. Newton's method finds it in three steps for a round orbit; near e = 1 it
+A planet's eccentric anomaly E solves ``E - e sin(E) = M``, where e is how eccentric its orbit is
+and M grows evenly with time. Newton's method finds it in three steps for a round orbit; near e = 1 it
 may leave the interval in which the root is known to lie, and then that is halved. One function
 written for one orbit says so, with a while_loop and a cond. vmap runs it for 10,000 orbits, and
 grad goes through the iterations, which jax.lax.while_loop refuses.
@@ -12,8 +12,8 @@ Four figures are reproduced, in float64:
 - dE/dM, by grad through the iterations, is 1 / (1 - e cos(E)), which the implicit function theorem
   says, to a relative 1e-8.
 - dE/de is sin(E) / (1 - e cos(E)), likewise.
-- For half of a year on each side of perihelion, the mean of E - M over M is 2 e / pi, in closed form
-  by integrating Kepler's equation over a half orbit: the integral of E dM is pi^2 / 2 + 2 e.
+- From the point nearest to the sun to the farthest the mean of E - M is 2 e / pi: the integral of
+  E dM over half an orbit is pi^2 / 2 + 2 e.
 
 Source: Danby, "Fundamentals of Celestial Mechanics" (1992), section 6.6; Newton's method with
     bisection as in Press et al., "Numerical Recipes" (2007), section 9.4.

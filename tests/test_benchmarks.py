@@ -9,6 +9,7 @@ import torch
 from benchmarks import (
     batching,
     compiled_passes,
+    control_flow,
     growth,
     jacobians,
     modules,
@@ -156,6 +157,13 @@ def test_batching_runs(monkeypatch):
     text = batching.measure(quick=True)["benchmarks.md"]
     assert "survey of 60, vmap(grad): geometric mean" in text
     assert "| x / 2 |" in text
+
+
+def test_control_flow_gives_what_it_stands_for(monkeypatch):
+    monkeypatch.setattr(control_flow, "STEPS", 20)
+    monkeypatch.setattr(control_flow, "SAMPLES", 32)
+    for works in (control_flow.scans(), control_flow.conds()):
+        check_same(works)
 
 
 def test_growth_is_measured():

@@ -57,9 +57,9 @@ def cond(
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
     pred = cast(Tensor, seen(pred.reshape(())))
-    values, levels = in_sight(pred)
-    if recorded.is_recorded(values):
+    if recorded.is_recorded(pred):
         return recorded.cond(pred, true_fn, false_fn, operands)
+    values, levels = in_sight(pred)
     if not levels:
         return (true_fn if numbers(values) else false_fn)(*operands)
     functions = (("false_fn", false_fn), ("true_fn", true_fn))

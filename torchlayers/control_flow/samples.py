@@ -58,6 +58,15 @@ def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     return x.detach(), ()
 
 
+def base_of(x: Tensor) -> Tensor:
+    """The tensor in memory."""
+    if _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
+        return base_of(_functorch.get_unwrapped(x))
+    if _functorch.is_functionaltensor(x):
+        return base_of(_torch._from_functional_tensor(x))
+    return x
+
+
 def numbers(x: Tensor) -> Any:
     """The numbers in memory, as lists: those of what a layer has made of a plain tensor too."""
     with quietly():

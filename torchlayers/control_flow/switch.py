@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchlayers import torch_compile
 from torchlayers.control_flow import branches as sides
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
@@ -50,10 +51,12 @@ def switch(
     if isinstance(index, int):
         return functions[min(max(index, 0), len(functions) - 1)](*operands)
     _check_index(index)
+    if torch_compile.is_tracing():
+        return recorded.switch(index.reshape(()), functions, operands)
     index = cast(Tensor, seen(index.reshape(())))
+    if recorded.is_recorded(index):
+        return recorded.switch(index, functions, operands)
     values, levels = in_sight(index)
-    if recorded.is_recorded(values):
-        recorded.refuse("switch")
     with quietly():
         which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:

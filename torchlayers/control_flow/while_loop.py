@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.samples import (
     Batch,
@@ -66,6 +66,8 @@ def while_loop(
     Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
     """
     check_choice("while_loop", "batched", batched, _WAYS)
+    if torch_compile.is_tracing():
+        return recorded.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
     kept = Carry("while_loop", init, "body_fn")
@@ -76,9 +78,9 @@ def while_loop(
             if not pred:
                 return carry
         else:
+            if recorded.is_recorded(pred):
+                return recorded.while_loop(cond_fn, body_fn, carry)
             values, levels = in_sight(pred)
-            if recorded.is_recorded(values):
-                recorded.refuse("while_loop")
             if levels:
                 batch = batch_of(pred, values, levels)
                 with quietly():
