@@ -7,20 +7,25 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from torchlayers.seeded import Draws
+
 _torch: Any = torch  # what it keeps for its own use has no types
 
 
 class Surroundings:
-    """The random state, autocast and the default device, as they were when this was made."""
+    """The random state, draws by keys, autocast and the default device, as they were then."""
 
     def __init__(self) -> None:
         self.random: dict[str, Any] | None = _random_states()
+        self.draws: Draws | None = Draws()
         self.autocast = _autocast()
         self.device = _default_device()
 
     def forget_unused(self) -> None:
         """When the function has run, and it shows whether it has drawn random numbers."""
-        assert self.random is not None
+        assert self.random is not None and self.draws is not None
+        if not self.draws.are_over():
+            self.draws = None
         now = _random_states()
         with _torch._C._DisableFuncTorch():
             if now.keys() == self.random.keys() and all(
@@ -37,6 +42,8 @@ class Surroundings:
                     stack.enter_context(torch.autocast(device, dtype, is_on, caches))
             if self.device is not None and self.device is not _default_device():
                 stack.enter_context(self.device)
+            if self.draws is not None:
+                stack.enter_context(self.draws.again())
             if self.random is not None:
                 stack.enter_context(_states(self.random))
             yield
