@@ -6,7 +6,16 @@ import struct
 import pytest
 import torch
 
-from benchmarks import batching, compiled_passes, growth, jacobians, modules, scaling, timing
+from benchmarks import (
+    batching,
+    compiled_passes,
+    growth,
+    jacobians,
+    modules,
+    over_ranks,
+    scaling,
+    timing,
+)
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
 from benchmarks.timing import Effort, Timing, by_turns, check_same
@@ -217,3 +226,11 @@ def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_pat
     name, counts = Executed().read(dump)
     assert name == "a loop#0"
     assert counts == {"Ir": 13, "Dr": 2, "atomic": 7}
+
+
+@pytest.mark.full
+def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
+    """By one and two processes."""
+    (text,) = over_ranks.tables(quick=True).values()
+    assert "prediction" in text
+    assert "| 1024 |" in text

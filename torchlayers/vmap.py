@@ -20,6 +20,8 @@ from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.spread import Check, Out, Spread, sequence_number
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.random.arguments import check_key
+from torchlayers.random.keys import fold_in
+from torchlayers.seeded import seeded
 from torchlayers.stack import transformed
 
 if TYPE_CHECKING:
@@ -114,17 +116,16 @@ def vmap(
         _check_key_of(randomness, key)
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
     if fallback is not None or out_dims == "ragged":
-        sample_loop.check_fallback(
-            fallback, out_dims, axis_name, randomness, is_spread=mesh is not None
-        )
+        sample_loop.check_fallback(fallback, out_dims, axis_name, is_spread=mesh is not None)
         dims = 0 if out_dims == "ragged" else out_dims
         options: dict[str, Any] = {
             "chunk_size": chunk_size,
             "memory_budget": memory_budget,
             "progress": progress,
+            "key": key,
         }
         batched = vmap(func, in_dims, dims, randomness, **options)
-        whole = Vmap(func, in_dims, dims, randomness)
+        whole = Vmap(func, in_dims, dims, randomness, key)
         return transformed(
             func, sample_loop.falling_back(batched, whole, ragged=out_dims == "ragged")
         )
@@ -174,9 +175,7 @@ def vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
-        given = of_calls
-        if randomness == "keyed" and key is None:
-            given = given._replace(key=torch.randint(2**63 - 1, ()))
+        given = of_calls if randomness != "keyed" else of_calls.with_key()
         if at_once and spread is None:
             return _C.call_vmap(given, args, kwargs)
         if spread is not None:
@@ -210,6 +209,18 @@ class Vmap(NamedTuple):
     randomness: str
     key: Tensor | None = None  # where it is keyed
     first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
+
+    def with_key(self) -> "Vmap":
+        """The same, with a key of this call where it is keyed and has none."""
+        if self.randomness != "keyed" or self.key is not None:
+            return self
+        return self._replace(key=torch.randint(2**63 - 1, ()))
+
+    def of_sample(self, place: int) -> Callable[..., Any]:
+        """The function as the sample at this place draws in it."""
+        if self.key is None:
+            return self.func
+        return seeded(self.func, fold_in(self.key, place))
 
     def check_out_dims(self) -> None:
         if isinstance(self.out_dims, int):

@@ -24,7 +24,7 @@ from torch.fx.node import map_aggregate
 from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.compare import Run
-from torchlayers.compiled.graphs import inputs_of
+from torchlayers.compiled.graphs import communicates, inputs_of
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.signature import Like, Signature, like, why_new
 from torchlayers.compiled.simplify import simplify
@@ -96,6 +96,8 @@ class Family:
             raise NotSymbolicError("plain autograd differentiates it")
         if recorded.graph.graph.find_nodes(op="get_attr"):
             raise NotSymbolicError("it has torch.cond")
+        if communicates(recorded.graph):
+            raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()
         self._code: Run | None = None
         self.recorded = recorded

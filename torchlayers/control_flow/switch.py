@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.control_flow import branches as sides
 from torchlayers.control_flow import recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, seen
+from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
 from torchlayers.control_flow.structure import check_choice, check_function
 from torchlayers.errors import TransformError
 
@@ -54,12 +54,13 @@ def switch(
     values, levels = in_sight(index)
     if recorded.is_recorded(values):
         recorded.refuse("switch")
-    which = values.clamp(0, len(functions) - 1).long()
+    with quietly():
+        which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:
-        return functions[int(which)](*operands)
+        return functions[numbers(which)[0]](*operands)
     named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
     batch = batch_of(index, values, levels)
-    return sides.run("switch", which.flatten(), batch, named, operands, batched)
+    return sides.run("switch", which, batch, named, operands, batched)
 
 
 def _check_index(index: Any) -> None:
