@@ -20,6 +20,18 @@ import torchlayers
 Call = Callable[[ModuleType], Any]
 
 
+class Tied(torch.nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.other(self.one(x))
+
+
 def agree(call: Call) -> Any:
     """Asserts that the call gives with torchlayers bit by bit what it gives with torch.func.
 

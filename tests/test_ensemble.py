@@ -10,6 +10,7 @@ import torch.func
 from torch import nn
 
 import torchlayers as tl
+from tests.helpers import Tied
 from torchlayers.errors import StructureError, TransformError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -397,6 +398,19 @@ def test_made_members_have_no_memory_of_their_own():
     assert weight.eq(0).all()
 
 
+def test_cumulative_statistics_are_values_of_each_member():
+    members, params, buffers = tl.ensemble(
+        lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=None)), seeds=range(3)
+    )
+    own = [copy.deepcopy(module) for module in members.modules]
+    for x in OWN:
+        output, buffers = members(params, buffers, x)
+        for i, module in enumerate(own):
+            torch.testing.assert_close(output[i], module(x).detach())
+            for name, buffer in module.named_buffers():
+                torch.testing.assert_close(buffers[name][i], buffer)
+
+
 def test_made_members_can_be_trained_one_by_one():
     members, params, _ = tl.ensemble(network, seeds=range(2))
     net = members.modules[1]
@@ -407,15 +421,6 @@ def test_made_members_can_be_trained_one_by_one():
 
 
 def test_tied_tensors_stay_tied_in_made_members():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.other.weight = self.one.weight
-
-        def forward(self, x):
-            return self.other(self.one(x))
-
     members, params, buffers = tl.ensemble(Tied, seeds=range(2))
     assert "other.weight" not in params
     for i, net in enumerate(members.modules):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# The demo compares and times, and has no figure to reproduce; figures.py is not an example.
-OTHERS = {"digits", "figures"}
+# The demo compares and times, and has no figure to reproduce; the others are no examples.
+OTHERS = {"digits", "figures", "ranks"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 

@@ -124,6 +124,34 @@ def test_a_class_may_have_a_say_in_its_mode(net):
     torch.testing.assert_close(new, buffers, rtol=0, atol=0)
 
 
+class ByProperty(nn.Module):
+    """Keeps its mode in a place of its own."""
+
+    @property
+    def training(self):
+        return vars(self)["kept"]
+
+    @training.setter
+    def training(self, mode):
+        vars(self)["kept"] = mode
+
+    def forward(self, x):
+        return -x if self.training else x
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("is_script", [True, False])
+def test_the_mode_of_a_module_that_keeps_it_elsewhere(is_script, own):
+    part = torch.jit.script(nn.Dropout(1.0)) if is_script else ByProperty()
+    net = nn.Sequential(nn.Linear(4, 4), part).train(own)
+    for mode in (True, False):
+        apply, params, buffers = tl.functional(net, training=mode)
+        expected = copy.deepcopy(net).train(mode)(X).detach()
+        torch.testing.assert_close(apply(params, buffers, X)[0], expected)
+        assert part.training == own
+
+
 def test_the_mode_is_put_back_after_an_exception(net):
     apply, params, buffers = tl.functional(net, training=False)
     with pytest.raises(RuntimeError):
@@ -248,13 +276,76 @@ def test_a_buffer_that_can_not_be_batched_is_refused_in_words():
     assert many["seen"].eq(0).all()
 
 
-def test_cumulative_statistics_read_their_count(net):
-    """With momentum=None a norm makes a Python number of a buffer."""
+# Statistics that are the average of all batches
+
+
+@pytest.fixture
+def averaging(net):
     net[1].momentum = None
+    return net.double()
+
+
+def test_cumulative_statistics(averaging):
+    """Of each sample, by a count that all share; then of each, by its own."""
+    apply, params, buffers = tl.functional(averaging)
+    own = [copy.deepcopy(averaging) for _ in BATCH]
+    in_dims = (None, None, 0)
+    for x in (BATCH.double(), BATCH.double().flip(0), BATCH.double().cos()):
+        output, buffers = tl.vmap(apply, in_dims)(params, buffers, x)
+        in_dims = (None, 0, 0)
+        for i, module in enumerate(own):
+            torch.testing.assert_close(output[i], module(x[i]).detach())
+            torch.testing.assert_close(member(buffers, i), dict(module.named_buffers()))
+
+
+def test_cumulative_statistics_of_a_norm_that_is_called_twice(averaging):
+    twice = nn.Sequential(*averaging, nn.Linear(3, 3).double(), averaging[1])
+    apply, params, buffers = tl.functional(twice)
+    for _ in range(2):
+        expected = after(twice, X.double())
+        output, buffers = apply(params, buffers, X.double())
+        torch.testing.assert_close(output, expected[0])
+        torch.testing.assert_close(buffers, {name: expected[1][name] for name in buffers})
+        twice.load_state_dict(buffers, strict=False)
+
+
+def test_gradients_with_cumulative_statistics(averaging):
+    apply, params, buffers = tl.functional(averaging)
+    x = BATCH.double()
+    per_sample = tl.vmap(tl.grad(loss(apply), has_aux=True), in_dims=(None, None, 0))
+    gradients, new = per_sample(params, buffers, x)
+    averaging[1].momentum = 1.0  # the same, of one batch
+    torch.testing.assert_close((gradients, new), per_sample(params, buffers, x))
+
+
+def test_cumulative_statistics_leave_a_forward_of_the_users_alone(averaging):
+    class Doubling(nn.BatchNorm1d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    averaging[1] = Doubling(3, momentum=None).double()
+    apply, params, buffers = tl.functional(averaging)
+    torch.testing.assert_close(apply(params, buffers, X.double()), after(averaging, X.double()))
+    hooked = []
+    averaging[1] = nn.BatchNorm1d(3, momentum=None).double()
+    averaging[1].register_forward_hook(lambda *_: hooked.append(1))
+    apply(params, buffers, X.double())
+    assert hooked == [1]
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_recordings_take_the_buffers_as_a_carry(net, momentum):
+    net[1].momentum = momentum
     apply, params, buffers = tl.functional(net)
-    _, new = tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
-    for i, x in enumerate(BATCH):
-        torch.testing.assert_close(member(new, i), after(net, x)[1])
+    step = tl.compile(tl.grad(loss(apply), has_aux=True))
+    own = copy.deepcopy(net)
+    for x in BATCH:
+        own.zero_grad()
+        own(x).square().sum().backward()
+        gradients, buffers = step(params, buffers, x)
+        torch.testing.assert_close(buffers, dict(own.named_buffers()))
+        for name, parameter in own.named_parameters():
+            torch.testing.assert_close(gradients[name], parameter.grad)
 
 
 @pytest.mark.parametrize("training", [True, False, None])

@@ -1,5 +1,6 @@
 """functional_call: a module with given tensors in the place of its own, and with its own after."""
 
+import collections
 import copy
 import gc
 import signal
@@ -104,6 +105,23 @@ def test_what_is_no_dict_is_refused(net, wrong):
 def test_what_is_no_tensor_is_refused(net, name):
     with pytest.raises(TypeError, match=r"not an instance of torch\.Tensor"):
         tl.functional_call(net, {"layer.bias": X[0], name: 3.0}, (X,))
+
+
+def test_keys_are_names(net):
+    with pytest.raises(TypeError, match="one key is of type int: 3"):
+        tl.functional_call(net, {3: X[0]}, (X,))
+    with pytest.raises(RuntimeError, match=r"Unexpected key\(s\): '3'"):
+        tl.functional_call(net, {**ones_of(net), 3: X[0]}, (X,), strict=True)
+
+
+@pytest.mark.parametrize("wrong", [[1], "ab", 3])
+def test_keyword_arguments_are_a_mapping(net, wrong):
+    given = ones_of(net)
+    with pytest.raises(TypeError, match="kwargs must be a dict"):
+        tl.functional_call(net, given, (X,), wrong)
+    expected = by_state(net, given, X, times=3)
+    for kwargs in ({"times": 3}, collections.UserDict(times=3)):
+        torch.testing.assert_close(tl.functional_call(net, given, (X,), kwargs), expected)
 
 
 def test_what_is_no_module_is_refused():
@@ -243,6 +261,17 @@ def test_modules_that_hold_each_other(net):
     given |= {"layer.parent.scale": torch.ones(4), "shift": torch.zeros(4)}
     torch.testing.assert_close(tl.functional_call(net, given, (X,)), X)
     del net.layer.parent
+
+
+def test_modules_that_are_too_deep():
+    net = nn.Linear(4, 4)
+    for _ in range(20_000):
+        net, inner = nn.Module(), net
+        net.inner = inner
+    with pytest.raises(RecursionError, match="in a tree of modules"):
+        tl.functional_call(net, {}, (X,))
+    while hasattr(net, "inner"):  # or Python takes it apart by recursion
+        net = net._modules.pop("inner")
 
 
 # Put back, whatever happens

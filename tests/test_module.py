@@ -6,7 +6,7 @@ import torch.func
 from torch import nn
 
 import torchlayers as tl
-from tests.helpers import agree, level_of
+from tests.helpers import Tied, agree, level_of
 from torchlayers import module
 
 X = torch.linspace(-1, 1, 20).reshape(5, 4)
@@ -86,15 +86,6 @@ def test_the_module_has_its_own_parameters_back():
 
 
 def test_tied_parameters():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
-            self.other.weight = self.one.weight
-
-        def forward(self, x):
-            return self.other(self.one(x))
-
     net = Tied()
     gradients = agree(lambda tf: tf.grad(lambda p: loss(net, p, X))(detached(net)))
     for got, expected in zip(gradients.values(), plain_gradients(net, X), strict=True):

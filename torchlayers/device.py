@@ -44,6 +44,12 @@ class RandomState:
         if self._cuda:
             torch.cuda.set_rng_state_all(self._cuda)
 
+    def is_now(self) -> bool:
+        """Whether as many numbers were drawn as when this was made."""
+        now = RandomState()
+        pairs = zip([self._host, *self._cuda], [now._host, *now._cuda], strict=True)
+        return all(torch.equal(one, other) for one, other in pairs)
+
     @contextmanager
     def restored(self) -> Iterator[None]:
         """The same inside the block; after it the generators go on as before it."""

@@ -1,7 +1,7 @@
 """A module called with given tensors in the place of its parameters and buffers."""
 
 import types
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from typing import Any
@@ -15,8 +15,7 @@ Named = dict[str, Tensor]
 # The place of an attribute: a dict, the key in it, and what to put there.
 Setting = list[Any]
 
-_RESUMED_LATER = (types.CoroutineType, types.AsyncGeneratorType)
-_UNUSUAL = {type(NotImplemented), types.GeneratorType, *_RESUMED_LATER}
+_RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _ABSENT = object()
 
 
@@ -78,52 +77,13 @@ def functional_call(
             tie_weights=tie_weights,
             strict=strict,
         )
-    given = parameter_and_buffer_dicts
-    if type(given) is not dict:
-        given = _as_one(given)
-    if type(args) is not tuple:
-        args = () if args is None else args if isinstance(args, tuple) else (args,)
-    return call_with(module, given, args, kwargs, tie_weights, strict)
+    return _C.call_module(module, parameter_and_buffer_dicts, args, kwargs, tie_weights, strict, ())
 
 
-def call_with(
-    module: nn.Module,
-    given: Named,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any] | None,
-    tie_weights: bool,
-    strict: bool,
-    settings: tuple[Any, ...] = (),
-) -> Any:
-    """functional_call, with entries of other dicts put in besides."""
-    if parametrize._cache_enabled:  # what is cached is computed from other tensors
-        settings = (*settings, (vars(parametrize), "_cache", {}))
-    call = _C.call_module
-    result = call(module, module, given, args, kwargs, tie_weights, strict, settings)
-    if type(result) not in _UNUSUAL:
-        return result
-    if result is NotImplemented and _C.unplanned_names(module, given):
-        call = _call_with_attributes
-        result = call(module, module, given, args, kwargs, tie_weights, strict, settings)
-    if type(result) is types.GeneratorType:
-        return _steps(
-            result,
-            lambda step, *sent: call(
-                module, step, given, sent, None, tie_weights, strict, settings
-            ),
-        )
-    if type(result) in _RESUMED_LATER:
-        if isinstance(result, types.CoroutineType):
-            result.close()
-        raise TypeError(
-            f"torchlayers: functional_call: {type(module).__name__} returns a "
-            f"{type(result).__name__}, which would run when its tensors are the module's own "
-            "again. Make the forward an ordinary function, or a generator."
-        )
-    return result
+# What C++ leaves to Python, where the arguments or what is returned are not the usual ones
 
 
-def _as_one(dicts: Named | Sequence[Named]) -> Named:
+def as_one(dicts: Named | Sequence[Named]) -> Named:
     if isinstance(dicts, dict):
         return dicts
     if not isinstance(dicts, Sequence):
@@ -145,6 +105,38 @@ def _as_one(dicts: Named | Sequence[Named]) -> Named:
             )
         together.update(each)
     return together
+
+
+def as_keywords(kwargs: Any) -> dict[str, Any]:
+    if isinstance(kwargs, Mapping):
+        return dict(kwargs)
+    raise TypeError(
+        "torchlayers: functional_call: kwargs must be a dict of keyword arguments, or None; got "
+        f"{type(kwargs).__name__}."
+    )
+
+
+def resumed(
+    result: Any,
+    module: nn.Module,
+    given: Named,
+    tie_weights: bool,
+    settings: tuple[Any, ...],
+    run: Callable[..., Any] = _C.run_module,
+) -> Any:
+    """What the module returned and runs on after the call: a generator, each of its steps with the
+    given tensors. Nothing else can be told when it does."""
+    if isinstance(result, types.GeneratorType):
+        return _steps(
+            result, lambda step, *sent: run(module, step, given, sent, None, tie_weights, settings)
+        )
+    if isinstance(result, types.CoroutineType):
+        result.close()
+    raise TypeError(
+        f"torchlayers: functional_call: {type(module).__name__} returns a "
+        f"{type(result).__name__}, which would run when its tensors are the module's own "
+        "again. Make the forward an ordinary function, or a generator."
+    )
 
 
 def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
@@ -180,22 +172,40 @@ class _Instead(nn.Module):
         return tensor
 
 
-def _call_with_attributes(
+def call_with_attributes(
+    module: nn.Module,
+    given: Named,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    settings: tuple[Any, ...],
+) -> Any:
+    """_C.call_module, for names of plain attributes too: strict has looked at the names."""
+    result = _run_with_attributes(module, module, given, args, kwargs, tie_weights, settings)
+    if not isinstance(result, _RUN_ON_LATER):
+        return result
+    return resumed(result, module, given, tie_weights, settings, _run_with_attributes)
+
+
+def _run_with_attributes(
     module: nn.Module,
     func: Callable[..., Any],
     given: Named,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     tie_weights: bool,
-    strict: bool,
     settings: tuple[Any, ...],
 ) -> Any:
-    """_C.call_module, for names of plain attributes too: strict has looked at the names."""
     names = _C.unplanned_names(module, given)
     planned = {name: value for name, value in given.items() if name not in names}
     own: dict[str, Setting] = {}
     with ExitStack() as stack:
         for name in names:
+            if not isinstance(name, str):
+                raise TypeError(
+                    "torchlayers: functional_call: tensors are given by names, and one key is of "
+                    f"type {type(name).__name__}: {name!r}."
+                )
             value, path = given[name], name.split(".")
             owner = reduce(getattr, path[:-1], module)
             _check(owner, path[-1], name, value)
@@ -204,8 +214,8 @@ def _call_with_attributes(
             else:
                 stack.enter_context(_assigned(owner, path[-1], name, given))
         try:
-            return _C.call_module(
-                module, func, planned, args, kwargs, tie_weights, False, (*settings, *own.values())
+            return _C.run_module(
+                module, func, planned, args, kwargs, tie_weights, (*settings, *own.values())
             )
         finally:
             given.update(planned)

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchlayers import tree
+from torchlayers.distributed.spread import Spread
 from torchlayers.errors import StructureError
 from torchlayers.grad import grad
 from torchlayers.jvp import jvp
 from torchlayers.names import Argnums, are_numbers, by_names
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def hvp(
@@ -18,6 +22,7 @@ def hvp(
     *,
     argnums: Argnums | None = None,
     has_aux: bool = False,
+    mesh: "DeviceMesh | None" = None,
 ) -> Any:
     """Hessian-vector product: the derivative of func's gradient along the tangents.
 
@@ -32,6 +37,9 @@ def hvp(
             that of the gradients.
         argnums: which primals to differentiate by, as for :func:`grad`; None for all of them.
         has_aux: func returns a second value, which is passed through.
+        mesh: func is summed over the ranks of a DeviceMesh of one dimension, which have its terms,
+            each of its own data: the product is that with the sum's Hessian, for one collective.
+            Primals and tangents are the same on all ranks; an aux is each one's own.
     Returns:
         The Hessian of func at the primals times the tangents: a tuple of the primals'
         structure, shapes and dtypes; with argnums, of the gradients' that :func:`grad` gives;
@@ -52,12 +60,34 @@ def hvp(
             "torchlayers: hvp: primals must be a tuple, so that func(*primals) can be called; "
             f"got {type(primals).__name__}. For one argument write (x,)."
         )
+    if mesh is not None:
+        return _over_ranks(mesh, func, primals, tangents, argnums, has_aux)
     if argnums is None:
         everything = tuple(range(len(primals)))
         return _product(grad(func, everything, has_aux), primals, tangents, has_aux)
     if not are_numbers(argnums):
         return by_names("hvp", partial(_by_some, tangents, has_aux), func, argnums)(*primals)
     return _by_some(tangents, has_aux, func, argnums)(*primals)
+
+
+def _over_ranks(
+    mesh: "DeviceMesh",
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: Any,
+    argnums: Argnums | None,
+    has_aux: bool,
+) -> Any:
+    spread = Spread(f"hvp({tree.name_of(func)}, mesh=...)", mesh, "local", "never")
+
+    def own_term(primals: tuple[Any, ...], tangents: Any) -> Any:
+        return hvp(func, primals, tangents, argnums=argnums, has_aux=has_aux)
+
+    result = spread.call(own_term, (primals, tangents))
+    product, *aux = result if has_aux else (result,)
+    leaves, spec = tree.flatten(product)
+    total = tree.unflatten(spread.summed(leaves), spec)
+    return (total, *aux) if has_aux else total
 
 
 def _by_some(

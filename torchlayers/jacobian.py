@@ -12,7 +12,7 @@ of an identity matrix, which is cut where one tensor ends and the next begins:
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -20,12 +20,16 @@ from torch import Tensor
 from torchlayers import _C, chunks, torch_compile, torch_func, tree
 from torchlayers.chunks import ChunkSize
 from torchlayers.distributed import dtensor
+from torchlayers.distributed.spread import Check, Out, Spread
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import Grad, by_argnums
 from torchlayers.jvp import Jvp
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
 from torchlayers.vmap import Vmap
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # So many rows are worth a run of the function, or a pass back through it, of their own.
 _ENOUGH = 256
@@ -39,6 +43,9 @@ def jacrev(
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
     _preallocate_and_copy: bool = False,
     _api: str = "jacrev",
 ) -> Callable[..., Any]:
@@ -56,6 +63,10 @@ def jacrev(
         memory_budget: with "auto", the bytes that one chunk may take at its peak, rows already
             computed not counted. None is half of what is free on the device.
         progress: show a progress bar over the chunks (needs tqdm).
+        mesh: spreads the rows over the ranks of a DeviceMesh of one dimension, which call it with
+            the same arguments: each has its part of an output's first dimension, as torch.chunk
+            cuts. The row of an output without dimensions is computed by all.
+        out, check: with mesh, as for :func:`torchlayers.vmap`.
     Returns:
         A function with func's arguments. For one output of shape O and one chosen argument of
         shape I the Jacobian has shape ``(*O, *I)``; for pytrees, func's structure with the
@@ -81,23 +92,24 @@ def jacrev(
             chunk_size=chunk_size,
             memory_budget=memory_budget,
             progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
             _preallocate_and_copy=_preallocate_and_copy,
             _api=_api,
         )
         return by_names(_api, transform, func, argnums)
     given = Grad(_api, func, argnums, has_aux)
+    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress)
-            theirs = torch_func.jacrev(
-                func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        _refuse_complex(_api, "argument", args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress, mesh=mesh)
+        theirs = torch_func.jacrev(
+            func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
+        )
+        return theirs(*args)
+
+    def jacobian_at(*args: Any) -> Any:
         recorded, output, aux = _C.call_vjp(given, args, True)
         outputs, output_spec = tree.flatten(output)
         places = tree.positions(_api, argnums, len(args))
@@ -115,7 +127,7 @@ def jacrev(
         def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
             return _C.call_vjp_of_leaves(recorded, cotangents, torch.is_grad_enabled())
 
-        if not progress and len(outputs) == 1 and outputs[0].numel() == 1:
+        if not progress and spread is None and len(outputs) == 1 and outputs[0].numel() == 1:
             row = pull_one([torch.ones_like(outputs[0])])
             return shaped([[_as_only_row(leaf, outputs[0]) for leaf in row]])
 
@@ -134,6 +146,18 @@ def jacrev(
             pulled: list[Tensor] = _C.call_vmap(Vmap(pull_rows, 0, 0, "error"), basis, {})
             return pulled
 
+        if spread is not None:
+            parts = _own_parts(spread, pull, outputs, chunk_size, memory_budget, progress, _api)
+            return shaped(
+                [
+                    [
+                        _joined_rows(spread, rows, output, primal)
+                        for rows, primal in zip(part, primals, strict=True)
+                    ]
+                    for part, output in zip(parts, outputs, strict=True)
+                ]
+            )
+
         if _preallocate_and_copy and chunk_size is not None:
             rows = sum(leaf.numel() for leaf in outputs)
             whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
@@ -149,7 +173,7 @@ def jacrev(
         whole = whole or chunks.joined(parts, torch.cat)
         return shaped(_split_by_output(whole, outputs, primals))
 
-    return transformed(func, wrapper)
+    return _transformed(_api, func, jacobian_at, traced, spread)
 
 
 def jacfwd(
@@ -161,6 +185,9 @@ def jacfwd(
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
     _api: str = "jacfwd",
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: the cheaper one where func has fewer inputs than outputs.
@@ -171,6 +198,8 @@ def jacfwd(
         chunk_size: how many columns of the Jacobian at a time, to save memory: an int, None for
             all at once, or "auto" for as many as the memory budget allows.
         memory_budget, progress: as for :func:`jacrev`.
+        mesh, out, check: as for :func:`jacrev`; spread are the columns, by an argument's first
+            dimension.
     Returns:
         What :func:`jacrev` returns.
     Raises:
@@ -195,20 +224,21 @@ def jacfwd(
             chunk_size=chunk_size,
             memory_budget=memory_budget,
             progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
             _api=_api,
         )
         return by_names(_api, transform, func, argnums)
     given = Jvp(_api, func, argnums, has_aux)
+    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
 
-    def wrapper(*args: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse_strict_export(_api)
-            torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress)
-            places = tuple(range(len(args))) if argnums is None else argnums
-            return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
-        if torch_compile.is_exporting():
-            return torch_compile.exported(wrapper, *args)
-        _refuse_complex(_api, "argument", args)
+    def traced(*args: Any) -> Any:
+        torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
+        places = tuple(range(len(args))) if argnums is None else argnums
+        return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+
+    def jacobian_at(*args: Any) -> Any:
         everything = tuple(range(len(args)))
         places = everything if argnums is None else tree.positions(_api, argnums, len(args))
         primals, primal_spec = tree.flatten(tree.pick(args, places))
@@ -231,7 +261,7 @@ def jacfwd(
             blocks = _basis(primals, start, size)
             basis = tuple(block for block in blocks if block is not None)
             inputs = args
-            if chunk_size is None and start + size < total:
+            if spread is not None or (chunk_size is None and start + size < total):
                 # What the function writes to its arguments, it writes in the last run alone.
                 inputs = tree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
@@ -243,10 +273,20 @@ def jacfwd(
             ]
             return leaves
 
-        at_once = randomness != "error"  # or each part would draw numbers of its own
-        parts = _run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
-        whole = [column.movedim(0, -1) for column in chunks.joined(parts, torch.cat)]
-        by_output = [_split_columns(columns_of, primals) for columns_of in whole]
+        if spread is not None:
+            parts = _own_parts(spread, work, primals, chunk_size, memory_budget, progress, _api)
+            by_output = [
+                [
+                    _joined_columns(spread, part, primal)
+                    for part, primal in zip(of_output, primals, strict=True)
+                ]
+                for of_output in zip(*parts, strict=True)
+            ]
+        else:
+            at_once = randomness != "error"  # or each part would draw numbers of its own
+            parts = _run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
+            whole = [column.movedim(0, -1) for column in chunks.joined(parts, torch.cat)]
+            by_output = [_split_columns(columns_of, primals) for columns_of in whole]
         single = isinstance(argnums, int)
         jacobian = tree.unflatten(
             [
@@ -256,6 +296,30 @@ def jacfwd(
             seen["spec"],
         )
         return (jacobian, tree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return _transformed(_api, func, jacobian_at, traced, spread, randomness)
+
+
+def _transformed(
+    api: str,
+    func: Callable[..., Any],
+    jacobian_at: Callable[..., Any],
+    traced: Callable[..., Any],
+    spread: Spread | None,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The function that gives the Jacobian, by another way where torch.compile looks on."""
+
+    def wrapper(*args: Any) -> Any:
+        if torch_compile.is_tracing():
+            torch_compile.refuse_strict_export(api)
+            return traced(*args)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(wrapper, *args)
+        _refuse_complex(api, "argument", args)
+        if spread is not None:
+            return spread.call(jacobian_at, args, randomness)
+        return jacobian_at(*args)
 
     return transformed(func, wrapper)
 
@@ -267,6 +331,9 @@ def hessian(
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
 ) -> Callable[..., Any]:
     """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
 
@@ -275,6 +342,7 @@ def hessian(
         chunk_size: how many columns of the Hessian at a time, to save memory: an int, None for
             all at once, or "auto" for as many as the memory budget allows.
         memory_budget, progress: as for :func:`jacrev`.
+        mesh, out, check: as for :func:`jacfwd`.
     Returns:
         A function with func's arguments. For an output of shape O and one chosen argument of
         shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
@@ -290,7 +358,13 @@ def hessian(
     """
     if not are_numbers(argnums):
         transform = partial(
-            hessian, chunk_size=chunk_size, memory_budget=memory_budget, progress=progress
+            hessian,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
         )
         return by_names("hessian", transform, func, argnums)
     forward_over_reverse = jacfwd(
@@ -299,6 +373,9 @@ def hessian(
         chunk_size=chunk_size,
         memory_budget=memory_budget,
         progress=progress,
+        mesh=mesh,
+        out=out,
+        check=check,
         _api="hessian",
     )
 
@@ -306,7 +383,7 @@ def hessian(
         if torch_compile.is_tracing():
             # Dynamo (2.13) can't trace forward over reverse inside vmap or jvp.
             torch_compile.refuse_strict_export("hessian")
-            torch_compile.refuse("hessian", chunk_size=chunk_size, progress=progress)
+            torch_compile.refuse("hessian", chunk_size=chunk_size, progress=progress, mesh=mesh)
             return torch_func.jacrev(torch_func.jacrev(func, argnums), argnums)(*args)
         return forward_over_reverse(*args)
 
@@ -329,6 +406,71 @@ def _run(
         starts = itertools.accumulate(sizes, initial=0)
         return [work(start, size) for start, size in zip(starts, sizes, strict=False)]
     return chunks.run(work, total, chunk_size, memory_budget, tensors[0].device, progress, api)
+
+
+def _own_parts(
+    spread: Spread,
+    work: Callable[[int, int], list[Tensor]],
+    tensors: Sequence[Tensor],
+    chunk_size: ChunkSize,
+    memory_budget: int | None,
+    progress: bool,
+    api: str,
+) -> list[list[Tensor]]:
+    """work for this rank's rows of the identity: for each tensor, those of its part of dim 0."""
+    parts = []
+    offset = 0
+    for leaf in tensors:
+        start, size = 0, leaf.numel()
+        if leaf.dim():
+            of_one = size // max(leaf.shape[0], 1)
+            start, size = (count * of_one for count in spread.part(leaf.shape[0]))
+        # Of no row there is the shape to know.
+        is_none = not size and leaf.numel() > 0
+        first = offset if is_none else offset + start
+        results = chunks.run(
+            partial(_from, first, work),
+            max(size, int(is_none)),
+            chunk_size,
+            memory_budget,
+            leaf.device,
+            progress,
+            api,
+        )
+        joined = chunks.joined(results, torch.cat)
+        parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
+        offset += leaf.numel()
+    return parts
+
+
+def _from(
+    first: int, work: Callable[[int, int], list[Tensor]], start: int, size: int
+) -> list[Tensor]:
+    return work(first + start, size)
+
+
+def _joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
+    """An output's Jacobian by a primal, of which this rank has some rows."""
+    if not output.dim():
+        return spread.put_together(rows.view(primal.shape), None, 1)
+    own = spread.part(output.shape[0])[1]
+    return spread.put_together(
+        rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0]
+    )
+
+
+def _joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
+    """The same, of which it has some columns, in front."""
+    dim = columns.dim() - 1
+    if not primal.dim():
+        return spread.put_together(columns.squeeze(0), None, 1)
+    own = spread.part(primal.shape[0])[1]
+    shape = *columns.shape[1:], own, *primal.shape[1:]
+    return spread.put_together(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
+
+
+def _over_ranks(api: str, func: Callable[..., Any]) -> str:
+    return f"{api}({tree.name_of(func)}, mesh=...)"
 
 
 def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:

@@ -133,6 +133,9 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     """
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves
+    is_flat = type(prefix) is tuple and spec is _TUPLES[min(len(prefix), len(_TUPLES) - 1)]
+    if is_flat and all(each is None or type(each) is int for each in prefix):
+        return list(prefix)
     values, prefix_spec = tree_flatten(prefix)
     return _spread(prefix_spec, values, spec)
 

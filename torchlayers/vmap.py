@@ -7,7 +7,7 @@ dimension of its results is put where out_dims says. csrc/python/call_vmap.cpp d
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -17,8 +17,12 @@ from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.axes import naming_samples
+from torchlayers.distributed.spread import Check, Out, Spread, sequence_number
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.stack import transformed
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 # Leaves, their spec, and for each its batch dimension or None.
 Batch: TypeAlias = tuple[list[Any], tree.TreeSpec, list[int | None]]
@@ -36,6 +40,9 @@ def vmap(
     memory_budget: int | None = None,
     progress: bool = False,
     axis_name: str | None = None,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -57,6 +64,15 @@ def vmap(
         progress: show a progress bar over the chunks (needs tqdm).
         axis_name: what the samples are called inside func by collectives,
             ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
+        mesh: spreads the batch over the ranks of a DeviceMesh of one dimension, ``mesh["dp"]``.
+            A batched DTensor is used as it lies, or brought to ``Shard(in_dim)``; a batched plain
+            tensor is one that all ranks hold, and each takes its part as torch.chunk cuts. What
+            is not batched is replicated, and its gradient summed over the ranks, in one
+            collective for all of it. chunk_size is for each rank.
+        out: with mesh, what batched results are: a "dtensor" that is sharded along the batch, the
+            "local" part, or the "full" batch on each rank.
+        check: with mesh, when the ranks compare what they were called with, in a small collective:
+            at the "first" call, "always", or "never".
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -64,7 +80,10 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness, or an axis_name with chunks.
+        TransformError: no such randomness, out or check; an axis_name with chunks; ranks that
+            were called with different arguments; a DTensor on another mesh; a tensor
+            differentiated outside that is no argument, with a mesh.
+        AxisError: mesh has several dimensions.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
     Example:
@@ -88,20 +107,17 @@ def vmap(
             "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
             "one of them out."
         )
-    named = func if axis_name is None else naming_samples(func, axis_name)
+    spread = None
+    named = func
+    if mesh is not None:
+        spread = Spread(f"vmap({tree.name_of(func)}, mesh=...)", mesh, out, check)
+    elif axis_name is not None:
+        named = naming_samples(func, axis_name)
     given = Vmap(named, in_dims, out_dims, randomness)
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if torch_compile.is_tracing():
-            torch_compile.refuse(
-                "vmap", auto_chunks=chunk_size == "auto", progress=progress, axis_name=axis_name
-            )
-            theirs = torch_func.vmap(
-                func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args, **kwargs)
+    def run(given: Vmap, samples: Samples, kwargs: dict[str, Any]) -> Any:
         if at_once:
-            return _C.call_vmap(given, args, kwargs)
+            return _C.call_vmap_of_leaves(given, samples, kwargs)
         run_chunks = functools.partial(
             chunks.run,
             chunk_size=chunk_size,
@@ -109,11 +125,28 @@ def vmap(
             progress=progress,
             label=f"vmap({tree.name_of(func)})",
         )
-        if torch_compile.is_exporting():
-            return torch_compile.exported(
-                _vmap_in_chunks, given, args, kwargs, run_chunks, chunk_size
+        return _vmap_in_chunks(given, samples, kwargs, run_chunks, chunk_size)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch_compile.is_tracing():
+            torch_compile.refuse(
+                "vmap",
+                auto_chunks=chunk_size == "auto",
+                progress=progress,
+                axis_name=axis_name,
+                mesh=mesh,
             )
-        return _vmap_in_chunks(given, args, kwargs, run_chunks, chunk_size)
+            theirs = torch_func.vmap(
+                func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
+            )
+            return theirs(*args, **kwargs)
+        if at_once and spread is None:
+            return _C.call_vmap(given, args, kwargs)
+        if spread is not None:
+            return _vmap_over_ranks(spread, given, axis_name, args, kwargs, run)
+        if torch_compile.is_exporting():
+            return torch_compile.exported(_vmap, given, args, kwargs, run)
+        return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
 
@@ -270,20 +303,66 @@ class Vmap(NamedTuple):
         return f"torchlayers: vmap({tree.name_of(self.func)}, out_dims={self.out_dims!r})"
 
 
+def _vmap(
+    given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+) -> Any:
+    steps.replaced(steps.CHUNKS)  # none can be, but refused
+    given.check_out_dims()
+    return run(given, given.flat_arguments(args), kwargs)
+
+
+def _vmap_over_ranks(
+    spread: Spread,
+    given: Vmap,
+    axis_name: str | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    run: Callable[..., Any],
+) -> Any:
+    """Each rank's samples there."""
+
+    def facts() -> dict[str, str]:
+        given.check_out_dims()
+        leaves, _, dims, batch_size = given.flat_arguments(args)
+        return spread.facts(args, leaves) | {
+            "the batch size": str(batch_size),
+            "in_dims": str(dims),
+            "out_dims": str(given.out_dims),
+            "randomness": given.randomness,
+        }
+
+    is_first = spread.agree(facts)
+    given.check_out_dims()
+    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    since = sequence_number()
+    own = spread.samples(leaves, dims, batch_size)
+    if axis_name is not None:
+        axis = spread.named(axis_name, batch_size)
+        given = given._replace(func=naming_samples(given.func, axis_name, axis))
+    with spread.inside(given.randomness, is_checked=is_first):
+        results = run(given, (own, spec, dims, spread.part(batch_size)[1]), kwargs)
+        flat, result_spec = tree.flatten(results)
+        if is_first:
+            spread.refuse_captured(own, flat, since)
+        out_dims = _dims_of(given.out_dims, result_spec)
+        together = [
+            spread.put_together(part, dim, batch_size)
+            for part, dim in zip(flat, out_dims, strict=True)
+        ]
+    return tree.unflatten(together, result_spec)
+
+
 def _vmap_in_chunks(
     given: Vmap,
-    args: tuple[Any, ...],
+    samples: Samples,
     kwargs: dict[str, Any],
     run_chunks: Callable[..., list[Any]],
     chunk_size: ChunkSize,
 ) -> Any:
-    steps.replaced(steps.CHUNKS)  # none can be, but refused
-    given.check_out_dims()
-    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    leaves, spec, dims, batch_size = samples
     random = RandomState() if given.randomness == "same" else None
     # Found by measuring, sizes may differ between ranks, which have to run as many chunks.
     if isinstance(chunk_size, int) and dtensor.is_sharded(leaves, dims):
-        samples = leaves, spec, dims, batch_size
         return _vmap_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:
@@ -318,6 +397,12 @@ def _vmap_in_shards(
     return _join(results, given.out_dims, parts.join)
 
 
+def _dims_of(out_dims: Any, spec: tree.TreeSpec) -> list[int | None]:
+    """One for each result that a vmap has returned."""
+    dims = tree.broadcast(out_dims, spec)
+    return list(out_dims) if dims is None else dims  # a one-tuple for a single tensor
+
+
 def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:
     return [
         leaf if dim is None else leaf.narrow(dim, start, size)
@@ -335,10 +420,7 @@ def _join(
     joined: Callable[[list[Tensor], int], Tensor] = torch.cat,
 ) -> Any:
     spec = results[0][1]
-    dims = tree.broadcast(out_dims, spec)
-    if dims is None:  # a one-tuple for a single tensor
-        dims = list(out_dims)
-    remaining = iter(dims)
+    remaining = iter(_dims_of(out_dims, spec))
 
     def join(parts: list[Any]) -> Any:
         dim = next(remaining)

@@ -1,6 +1,7 @@
 // What the core asks of Python and of the rooms above it, which fill it in.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
 #include <string>
@@ -26,6 +27,8 @@ struct Hooks {
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;
   };
+  // A tensor of a Python class is about to be a value of a level.
+  void (*met_subclass)(const at::Tensor& tensor) = [](const at::Tensor&) {};
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};

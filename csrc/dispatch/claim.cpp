@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/keys.h"
+#include "dispatch/data.h"
 #include "dispatch/fallbacks.h"
 #include "dispatch/typed/typed.h"
 
@@ -57,6 +58,9 @@ void claim_keys() {
   on_front->fallback(torch::CppFunction::makeFromBoxedFunction<&front>());
   static auto* on_back = new torch::Library(torch::Library::IMPL, "_", kBack, __FILE__, __LINE__);
   on_back->fallback(torch::CppFunction::makeFromBoxedFunction<&back>());
+  static auto* for_some =
+      new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
+  register_data(*for_some);
   register_typed();
 }
 

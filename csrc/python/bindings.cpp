@@ -17,6 +17,7 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "rules/axes.h"
 #include "values/places.h"
 #include "values/wrapper.h"
 
@@ -102,6 +103,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
   bind_guard<BelowForFunction>(m, "Below", "Inside, the top layer is off the stack.");
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
+  bind_guard<ComparingRanks>(
+      m, "ComparingRanks", "Inside, collectives of named axes make sure that all ranks are there.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
 

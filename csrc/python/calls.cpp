@@ -171,6 +171,7 @@ void bind_calls(py::module_& m) {
       method<call_vjp_fn>("call_vjp_fn"),
       method<call_vjp_of_leaves>("call_vjp_of_leaves"),
       method<call_jvp>("call_jvp"),
+      method<call_along>("call_along"),
       method<call_vmap>("call_vmap"),
       method<call_vmap_of_leaves>("call_vmap_of_leaves"),
       {nullptr, nullptr, 0, nullptr}};

@@ -84,7 +84,8 @@ void load_once(bool& is_loaded, const char* module, const char* name);
 // The calls, in call_grad.cpp, call_jvp.cpp and call_vmap.cpp. What one gets passed is not counted:
 // each has one caller.
 using Call = pybind11::object(PyObject* const* passed);
-Call call_grad, call_vjp, call_vjp_fn, call_vjp_of_leaves, call_jvp, call_vmap, call_vmap_of_leaves;
+Call call_along, call_grad, call_vjp, call_vjp_fn, call_vjp_of_leaves, call_jvp, call_vmap,
+    call_vmap_of_leaves;
 
 void bind_recorded(pybind11::module_& m);
 

@@ -7,6 +7,7 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "python/arguments.h"
 #include "python/bindings.h"
@@ -112,6 +113,17 @@ int64_t rank_in_group(const c10::IValue& group) {
       .cast<int64_t>();
 }
 
+// What a DTensor takes is done once.
+void met_subclass(const at::Tensor& tensor) {
+  static std::atomic<bool> knows_dtensors = false;
+  if (!knows_dtensors) {
+    const py::gil_scoped_acquire gil;
+    knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_api")
+                         .attr("meet")(tensor)
+                         .cast<bool>();
+  }
+}
+
 } // namespace
 
 void supply_hooks() {
@@ -142,6 +154,7 @@ void supply_hooks() {
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;
   hooks.rank_in_group = &rank_in_group;
+  hooks.met_subclass = &met_subclass;
   hooks.name_type_of_nodes = &name_type;
 }
 

@@ -30,7 +30,12 @@ PyObject* item(PyObject* dict, PyObject* key) {
 }
 
 std::string text_of(PyObject* name) {
-  return py::cast<std::string>(py::handle(name));
+  const auto bytes = py::reinterpret_steal<py::bytes>(
+      PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));
+  if (!bytes) {
+    throw py::error_already_set();
+  }
+  return bytes;
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/errors.h"
+#include "python/tree.h"
 
 namespace torchlayers::modules {
 
@@ -13,7 +14,7 @@ namespace py = pybind11;
 namespace {
 
 struct TorchClasses {
-  py::object module, script, data_parallel, distributed, rnn;
+  py::object module, script, data_parallel, distributed, rnn, parametrizations;
 };
 
 const TorchClasses& classes() {
@@ -24,7 +25,8 @@ const TorchClasses& classes() {
         py::module_::import("torch.jit").attr("ScriptModule"),
         nn.attr("DataParallel"),
         nn.attr("parallel").attr("DistributedDataParallel"),
-        nn.attr("RNNBase")};
+        nn.attr("RNNBase"),
+        py::module_::import("torch.nn.utils.parametrize").attr("ParametrizationList")};
   }();
   return *found;
 }
@@ -97,10 +99,12 @@ size_t Plan::add(PyObject* module, const std::string& prefix) {
   if (const auto known = added_.find(module); known != added_.end()) {
     return known->second;
   }
+  const Deeper guard(" in a tree of modules");
   const size_t index = nodes_.size();
   added_.emplace(module, index);
   const bool is_rnn = PyObject_IsInstance(module, classes().rnn.ptr()) == 1;
   nodes_.push_back({is_rnn, places, {}, {}});
+  is_parametrized_ |= PyObject_IsInstance(module, classes().parametrizations.ptr()) == 1;
   for (size_t kind = 0; kind < dicts->tensors.size(); ++kind) {
     PyObject *key = nullptr, *tensor = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dicts->tensors[kind], &at, &key, &tensor) != 0;) {

@@ -63,6 +63,10 @@ class Plan {
   }
   // The slots that share one tensor with this one; empty where it is alone.
   const std::vector<size_t>& tied(size_t slot) const;
+  // Tensors that are computed of others may be kept, elsewhere.
+  bool is_parametrized() const {
+    return is_parametrized_;
+  }
   bool is_none(size_t slot) const {
     return slots_[slot].tensor == Py_None;
   }
@@ -92,6 +96,7 @@ class Plan {
   std::unordered_map<const void*, size_t> added_;
   pybind11::dict names_; // slots by the names that were given
   std::vector<std::pair<pybind11::object, size_t>> last_given_;
+  bool is_parametrized_ = false;
 };
 
 // The module's, made where there is none. Shared, because another thread may plan anew meanwhile.

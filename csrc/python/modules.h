@@ -19,11 +19,14 @@ namespace torchlayers {
 // refused. The way from a tensor put in to its owner put back runs no byte code of ours, so that no
 // Ctrl-C comes between.
 
-// call_module(module, func, given, args, kwargs, tie_weights, strict, settings): func(*args,
-// **kwargs) while the module has the tensors of the dict `given`, and besides them `settings`: a
-// tuple of (dict, key, value). What was replaced meanwhile is then in `given`, and in a setting
-// that is a list. Before any of that returns NotImplemented where a name is neither a parameter's
-// nor a buffer's. unplanned_names(module, given) lists such names.
+// call_module(module, given, args, kwargs, tie_weights, strict, settings): what functional_call
+// returns. `settings` are put in besides the tensors: a tuple of (dict, key, value).
+//
+// run_module(module, func, given, args, kwargs, tie_weights, settings): func(*args, **kwargs) while
+// the module has the tensors of the dict `given`, all of which are parameters or buffers. What was
+// replaced meanwhile is then in `given`, and in a setting that is a list.
+//
+// unplanned_names(module, given) lists the names that are neither a parameter's nor a buffer's.
 void bind_modules(pybind11::module_& m);
 
 } // namespace torchlayers

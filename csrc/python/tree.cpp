@@ -1,7 +1,5 @@
 #include "python/tree.h"
 
-#include <c10/util/ScopeExit.h>
-
 #include <algorithm>
 
 namespace torchlayers {
@@ -9,13 +7,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Python's guard against recursion that does not end.
-auto deeper() {
-  if (Py_EnterRecursiveCall(" in a nest of tensors") != 0) {
-    throw py::error_already_set();
-  }
-  return c10::make_scope_exit(&Py_LeaveRecursiveCall);
-}
+constexpr auto kWhere = " in a nest of tensors";
 
 // torch.utils._pytree's.
 py::handle containers() {
@@ -86,7 +78,7 @@ Tree Tree::tuple(Py_ssize_t size) {
 bool Tree::add(PyObject* object) {
   using Kind = Structure::Kind;
   if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-    const auto guard = deeper();
+    const Deeper guard(kWhere);
     const Kind kind = PyTuple_CheckExact(object) ? Kind::Tuple : Kind::List;
     structure.nodes_.push_back({kind, PySequence_Fast_GET_SIZE(object)});
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
@@ -97,7 +89,7 @@ bool Tree::add(PyObject* object) {
     return true;
   }
   if (PyDict_CheckExact(object)) {
-    const auto guard = deeper();
+    const Deeper guard(kWhere);
     structure.nodes_.push_back({Kind::Dict, PyDict_GET_SIZE(object)});
     structure.details_.push_back(py::reinterpret_steal<py::object>(PyDict_Keys(object)));
     PyObject *key = nullptr, *value = nullptr;
@@ -114,7 +106,7 @@ bool Tree::add(PyObject* object) {
     if (!is_named && !is_sequence_of_c(type)) {
       return false;
     }
-    const auto guard = deeper();
+    const Deeper guard(kWhere);
     structure.nodes_.push_back({is_named ? Kind::Named : Kind::Sequence, PyTuple_GET_SIZE(object)});
     structure.details_.push_back(
         py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(type)));

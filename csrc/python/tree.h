@@ -17,6 +17,21 @@ using Leaves = std::vector<pybind11::object>;
 // What Python calls by name, and seldom.
 pybind11::object imported(const char* module, const char* name);
 
+// Python's guard against recursion that does not end.
+class Deeper {
+ public:
+  explicit Deeper(const char* where) {
+    if (Py_EnterRecursiveCall(where) != 0) {
+      throw pybind11::error_already_set();
+    }
+  }
+  ~Deeper() {
+    Py_LeaveRecursiveCall();
+  }
+  Deeper(const Deeper&) = delete;
+  Deeper& operator=(const Deeper&) = delete;
+};
+
 inline bool is_tensor(pybind11::handle object) {
   return THPVariable_Check(object.ptr());
 }

@@ -4,6 +4,10 @@
 #include <ATen/ATen.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <atomic>
+#include <functional>
+
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "rules/collectives.h"
@@ -24,9 +28,55 @@ std::vector<int64_t> inverse_sources(const std::vector<int64_t>& sources) {
 
 namespace {
 
+std::atomic<int> comparing_ranks{0};
+
+} // namespace
+
+ComparingRanks::ComparingRanks() {
+  ++comparing_ranks;
+}
+ComparingRanks::~ComparingRanks() {
+  --comparing_ranks;
+}
+
+namespace {
+
 using at::Tensor;
 
 // ---- kernels: over ranks
+
+// Raises on every rank unless all of them are here, with a tensor like this one. The backends take
+// that for granted: elsewhere they hang, abort, or return what was in memory.
+void check_all_are_at(
+    const char* ours, const char* name, const Tensor& x, const c10::IValue& group) {
+  const std::string call = c10::str(ours, " of ", x.scalar_type(), x.sizes());
+  const auto mark = static_cast<int64_t>(std::hash<std::string>{}(c10::str(name, call)) >> 1);
+  const Tensor both = at::tensor({mark, -mark}, x.options().dtype(at::kLong));
+  const Tensor largest = collective("all_reduce", both, {"max", group}).to(at::kCPU);
+  if (largest[0].item<int64_t>() != -largest[1].item<int64_t>()) {
+    raise(
+        "the ranks differ: this one is at {}, and not all of them are. All have to come to the "
+        "same collectives in the same order, with tensors of the same dtypes and shapes.",
+        call);
+  }
+}
+
+// What an operator of ours comes to. Where the backend fails (a rank that is dead or late), the
+// error names ours.
+Tensor over_ranks(
+    const char* ours, const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
+  try {
+    if (comparing_ranks > 0) {
+      check_all_are_at(ours, name, x, *(rest.end() - 1));
+    }
+    return collective(name, x, rest);
+  } catch (c10::Error& error) {
+    error.add_context(said("in {}, over ranks", ours));
+    throw;
+  } catch (const std::exception& error) {
+    raise("{}, over ranks, failed: {}.", ours, error.what());
+  }
+}
 
 void check_is_of_ranks(const std::string& axis) {
   if (is_of_vmap(axis)) {
@@ -39,12 +89,12 @@ void check_is_of_ranks(const std::string& axis) {
 
 Tensor psum_kernel(const Tensor& x, const std::string& axis) {
   check_is_of_ranks(axis);
-  return collective("all_reduce", x, {"sum", axis});
+  return over_ranks("psum", "all_reduce", x, {"sum", axis});
 }
 
 Tensor pmax_kernel(const Tensor& x, const std::string& axis) {
   check_is_of_ranks(axis);
-  return collective("all_reduce", x, {"max", axis});
+  return over_ranks("pmax", "all_reduce", x, {"max", axis});
 }
 
 Tensor pvary_kernel(const Tensor& x, const std::string& axis) {
@@ -55,14 +105,15 @@ Tensor pvary_kernel(const Tensor& x, const std::string& axis) {
 // (..., size, ...)
 Tensor all_gather_kernel(const Tensor& x, int64_t dim, int64_t size, const std::string& axis) {
   check_is_of_ranks(axis);
-  return collective("all_gather_into_tensor", x.unsqueeze(0), {size, axis})
+  return over_ranks("all_gather", "all_gather_into_tensor", x.unsqueeze(0), {size, axis})
       .movedim(0, dim)
       .contiguous();
 }
 
 Tensor psum_scatter_kernel(const Tensor& x, int64_t dim, int64_t size, const std::string& axis) {
   check_is_of_ranks(axis);
-  return collective("reduce_scatter_tensor", x.movedim(dim, 0), {"sum", size, axis}).squeeze(0);
+  const Tensor parts = x.movedim(dim, 0);
+  return over_ranks("psum_scatter", "reduce_scatter_tensor", parts, {"sum", size, axis}).squeeze(0);
 }
 
 Tensor all_to_all_kernel(
@@ -70,7 +121,8 @@ Tensor all_to_all_kernel(
   check_is_of_ranks(axis);
   const std::vector<int64_t> one(size, 1);
   const Tensor blocks = at::stack(x.chunk(size, split));
-  return at::cat(collective("all_to_all_single", blocks, {one, one, axis}).unbind(0), join);
+  return at::cat(
+      over_ranks("all_to_all", "all_to_all_single", blocks, {one, one, axis}).unbind(0), join);
 }
 
 // To one rank, or to nobody; from one, or zeros.
@@ -87,7 +139,7 @@ Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::stri
     received[sources[rank]] = 1;
   }
   const Tensor rows = x.unsqueeze(0).narrow(0, 0, to >= 0 ? 1 : 0);
-  const Tensor result = collective("all_to_all_single", rows, {received, sent, axis});
+  const Tensor result = over_ranks("ppermute", "all_to_all_single", rows, {received, sent, axis});
   return sources[rank] >= 0 ? result.squeeze(0) : at::zeros_like(x);
 }
 
@@ -96,6 +148,39 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
   return at::scalar_tensor(
       hooks.rank_in_group(axis),
       at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
+}
+
+// A dimension dealt out to ranks as torch.chunk cuts it: the last parts are smaller, or empty.
+int64_t largest_part(int64_t total, int64_t size) {
+  return (total + size - 1) / size;
+}
+
+Tensor own_part_kernel(
+    const Tensor& x, int64_t dim, int64_t total, int64_t size, const std::string& axis) {
+  check_is_of_ranks(axis);
+  const int64_t largest = largest_part(total, size);
+  const int64_t start = std::min(largest * hooks.rank_in_group(axis), total);
+  return x.narrow(dim, start, std::min(largest, total - start)).clone(at::MemoryFormat::Contiguous);
+}
+
+// Collectives move parts of one size: smaller ones have their last rows made up.
+Tensor joined_parts_kernel(
+    const Tensor& x, int64_t dim, int64_t total, int64_t size, const std::string& axis) {
+  check_is_of_ranks(axis);
+  Tensor part = x.movedim(dim, 0);
+  const int64_t missing = largest_part(total, size) - part.size(0);
+  if (missing > 0) {
+    std::vector<int64_t> rows = part.sizes().vec();
+    rows[0] = missing;
+    part = at::cat({part, part.new_zeros(rows)});
+  }
+  const Tensor all = over_ranks("the join of parts", "all_gather_into_tensor", part, {size, axis});
+  return all.narrow(0, 0, total).movedim(0, dim).contiguous();
+}
+
+// What all ranks have come to alike, as one value.
+Tensor shared_kernel(const Tensor& x, int64_t /*size*/) {
+  return x.clone();
 }
 
 std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*axis*/) {
@@ -177,6 +262,10 @@ void transposed_by(VjpCall& call, const char* name) {
   }
 }
 
+void psum_each(VjpCall& call) {
+  transposed_by(call, "torchlayers::psum_each");
+}
+
 void psum_invariant_each(VjpCall& call) {
   transposed_by(call, "torchlayers::psum_invariant_each");
 }
@@ -206,7 +295,11 @@ TORCH_LIBRARY(torchlayers, library) {
   library.def("psum_scatter(Tensor x, int dim, int size, str axis) -> Tensor");
   library.def("all_to_all(Tensor x, int split, int join, int size, str axis) -> Tensor");
   library.def("ppermute(Tensor x, int[] sources, str axis) -> Tensor");
+  library.def("own_part(Tensor x, int dim, int total, int size, str axis) -> Tensor");
+  library.def("joined_parts(Tensor x, int dim, int total, int size, str axis) -> Tensor");
+  library.def("shared(Tensor x, int size) -> Tensor");
   library.def("pvary_each(Tensor[] xs, str axis) -> Tensor[]");
+  library.def("psum_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("axis_index(Device? device, str axis) -> Tensor");
 }
@@ -220,7 +313,11 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("psum_scatter", psum_scatter_kernel);
   library.impl("all_to_all", all_to_all_kernel);
   library.impl("ppermute", ppermute_kernel);
+  library.impl("own_part", own_part_kernel);
+  library.impl("joined_parts", joined_parts_kernel);
+  library.impl("shared", shared_kernel);
   library.impl("pvary_each", pvary_each_kernel);
+  library.impl("psum_each", psum_each_kernel);
   library.impl("psum_invariant_each", psum_each_kernel);
   library.impl("axis_index", axis_index_kernel);
 }
@@ -236,6 +333,7 @@ void add_axes(Table& rules) {
   rules["torchlayers::pvary_each"]
       .jvp(with_tangents_in_list)
       .vjp(psum_invariant_each, {.by = {"xs"}});
+  rules["torchlayers::psum_each"].jvp(with_tangents_in_list).vjp(psum_each, {.by = {"xs"}});
   rules["torchlayers::psum_invariant_each"]
       .jvp(with_tangents_in_list)
       .vjp(pvary_each, {.by = {"xs"}});
@@ -247,6 +345,12 @@ void add_axes(Table& rules) {
       VJP(0, on("all_to_all", g, {c.arg(2), c.arg(1), c.arg(3), c.arg(4)})));
   rules["torchlayers::ppermute"].jvp(together).vjp(
       VJP(0, on("ppermute", g, {inverse_sources(c.integers(1)), c.arg(2)})));
+  rules["torchlayers::own_part"].linear_in(0).vjp(
+      VJP(0, on("joined_parts", g, {c.arg(1), c.arg(2), c.arg(3), c.arg(4)})));
+  rules["torchlayers::joined_parts"].jvp(together).vjp(
+      VJP(0, on("own_part", g, {c.arg(1), c.arg(2), c.arg(3), c.arg(4)})));
+  // Each rank gives its part of the one cotangent.
+  rules["torchlayers::shared"].linear_in(0).vjp(VJP(0, g / c.integer(1)));
 }
 
 } // namespace torchlayers

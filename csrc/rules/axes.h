@@ -28,4 +28,13 @@ inline bool is_of_vmap(const std::string& axis) {
 // The inverse of a permutation that may leave places out: by places, where each comes from, or -1.
 std::vector<int64_t> inverse_sources(const std::vector<int64_t>& sources);
 
+// While one lives, each collective of a named axis over ranks makes sure first that all of them are
+// at the same one, of tensors of the same sizes. On all threads: a backward has its own.
+struct ComparingRanks {
+  ComparingRanks();
+  ~ComparingRanks();
+  ComparingRanks(const ComparingRanks&) = delete;
+  ComparingRanks& operator=(const ComparingRanks&) = delete;
+};
+
 } // namespace torchlayers

@@ -68,9 +68,15 @@ void with_tangents_in_list(JvpCall& call) {
   call.set_tangents(0, of_tangents);
 }
 
+// By sizes, not by numbers of elements: a rank whose part is empty has to come to the same
+// collectives as the others.
 bool may_be_stacked(const at::Tensor& value, const at::Tensor& tangent) {
-  return have_one_dtype_and_shape(value, tangent) &&
-         holder_of(value).numel() == holder_of(tangent).numel();
+  const auto sorted_sizes = [](const at::Tensor& x) {
+    std::vector<int64_t> sizes = holder_of(x).sizes().vec();
+    std::sort(sizes.begin(), sizes.end());
+    return sizes;
+  };
+  return have_one_dtype_and_shape(value, tangent) && sorted_sizes(value) == sorted_sizes(tangent);
 }
 
 namespace {

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "core/stack.h"
 
@@ -26,6 +27,9 @@ struct OurBatch final : BatchedTensorImpl {
 at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
   if (value.is_nested()) {
     return at::functorch::makeBatched(std::move(value), dim, layer.level());
+  }
+  if (value.key_set().has(c10::DispatchKey::Python)) {
+    hooks.met_subclass(value);
   }
   // With the front's key, which reaches us where no layer is active too. NOTE [Whose batch].
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |

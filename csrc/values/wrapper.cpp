@@ -2,6 +2,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/stack.h"
 #include "values/batched.h"
 
@@ -72,6 +73,9 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
 at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) {
   const auto& entry = mirror().back();
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(entry.layerId() == layer.level());
+  if (value.key_set().has(c10::DispatchKey::Python)) {
+    hooks.met_subclass(value);
+  }
   return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
 }
 

@@ -67,9 +67,10 @@ class Checked(torch.fx.Interpreter):
 
 
 def _copied(args: Any) -> Any:
-    """With the same strides."""
+    """With the same strides, and elements that share memory where they do."""
 
     def copy(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).copy_(tensor)
+        memory, offset = tensor.untyped_storage().clone(), tensor.storage_offset()
+        return tensor.new_empty(0).set_(memory, offset, tensor.size(), tensor.stride())
 
     return tree.map_tensors(copy, args)

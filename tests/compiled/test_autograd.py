@@ -226,3 +226,40 @@ def test_captured_tensors_computed_from_each_other_are_refused():
     double = weight * 2
     with pytest.raises(tl.errors.TransformError, match="Pass them as arguments"):
         replayed(lambda x: x * weight * double)(torch.ones(2))
+
+
+def test_cotangents_of_results_whose_elements_share_memory():
+    x = torch.ones(3, requires_grad=True)
+    for f in (lambda x: x.sin().expand(2, 3), lambda x: (x.sin().expand(4, 3), x[:1].expand(5))):
+        for compiled in (f, replayed(f)):
+            leaves = tl.tree.leaves(compiled(x))
+            gradient = torch.autograd.grad(sum(leaf.sum() for leaf in leaves), x)
+            torch.testing.assert_close(
+                gradient, torch.autograd.grad(sum(leaf.sum() for leaf in tl.tree.leaves(f(x))), x)
+            )
+
+
+def test_cotangents_that_are_conjugated_lazily():
+    f = lambda x: torch.view_as_real(torch.complex(x, -x)).sin()  # noqa: E731
+    g = lambda f, x: f(x.conj().imag)  # noqa: E731
+    z = torch.tensor([1 + 2j, 3 - 1j], requires_grad=True)
+    found = [torch.autograd.grad(g(f, z).sum(), z) for f in (f, replayed(f))]
+    torch.testing.assert_close(*found)
+    double = lambda z: z * z  # noqa: E731
+    found = [torch.autograd.grad(f(z).conj().imag.sum(), z) for f in (double, replayed(double))]
+    torch.testing.assert_close(*found)
+
+
+def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
+    def f(x):
+        torch.rand(3)
+        return x.sin()
+
+    after = []
+    for func in (f, replayed(f)):
+        torch.manual_seed(0)
+        y = func(torch.ones(3, requires_grad=True))
+        after.append(torch.rand(1))
+        y.sum().backward()
+        after.append(torch.rand(1))
+    assert after[:2] == after[2:]

@@ -34,8 +34,12 @@ def draws(x):
         like.clone().geometric_(0.3) + 1,
         like.clone().cauchy_() / 2,
         like.clone().log_normal_() * 2,
+        like.clone().random_() - 1,
+        like.clone().random_(7) + 1,
+        like.clone().random_(2, 9) + x,
+        torch.empty(3, dtype=torch.int64).random_(5, None) // 2,
         F.dropout(x, 0.5) * x,
-        torch.distributions.Gamma(size, torch.ones(5), validate_args=False).sample(),
+        torch.distributions.Gamma(size, torch.ones(5)).sample(),
         tl.vmap(lambda x: x + torch.randn(2), randomness="different")(x),
         tl.vmap(lambda x: x + torch.randn(2), randomness="same")(x),
     )
@@ -79,3 +83,48 @@ def test_training_with_batch_norm_and_dropout_is_eagers():
     *got, loss = trained(net, tl.compile)
     torch.testing.assert_close(got, expected)
     assert [entry.how for entry in loss.report().signatures] == ["inductor"]
+
+
+D = torch.distributions
+P = torch.tensor([0.3, 0.7])
+DISTRIBUTIONS = {
+    "normal": lambda p: D.Normal(p, p).rsample() + D.Normal(p, p).log_prob(p),
+    "uniform": lambda p: D.Uniform(0.0, p).sample(),
+    "gamma": lambda p: D.Gamma(p, p).rsample(),
+    "beta": lambda p: D.Beta(p, p).rsample(),
+    "dirichlet": lambda p: D.Dirichlet(p).rsample(),
+    "categorical": lambda p: D.Categorical(p).sample((3,)),
+    "one-hot": lambda p: D.OneHotCategorical(p).sample(),
+    "bernoulli": lambda p: D.Bernoulli(p).sample(),
+    "poisson": lambda p: D.Poisson(p).sample(),
+    "divergence": lambda p: D.kl_divergence(D.Normal(p, p), D.Normal(0.0, 1.0)),
+    "several variables": lambda p: D.MultivariateNormal(p, torch.eye(2)).log_prob(p),
+    "mixture": lambda p: D.MixtureSameFamily(D.Categorical(p), D.Normal(p, p)).log_prob(p),
+    "transformed": lambda p: D.TransformedDistribution(D.Normal(p, p), [D.ExpTransform()]).log_prob(
+        p
+    ),
+    "gradient": tl.grad(lambda p: D.Normal(p, p).log_prob(p).sum()),
+    "batched": tl.vmap(lambda p: D.Normal(p, 1.0).log_prob(p)),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions(name):
+    """Their arguments are not validated: that takes the values."""
+    f = DISTRIBUTIONS[name]
+    torch.manual_seed(0)
+    expected = f(P)
+    torch.manual_seed(0)
+    torch.testing.assert_close(tl.compile(f, backend="replay")(P), expected)
+
+
+def test_distributions_are_validated_after_a_recording_as_before():
+    given = D.Normal(0.0, 1.0)
+    tl.compile(lambda p: D.Normal(p, p).log_prob(p) + given.log_prob(p), backend="replay")(P)
+    with pytest.raises(ValueError):
+        D.Normal(P, -P)
+
+
+def test_a_recording_that_draws_between_bounds_can_be_printed():
+    code = tl.make_graph(lambda: torch.empty(3).random_(2, 5))().code
+    assert "randint_like" in code

@@ -113,3 +113,32 @@ def test_outputs_tell_where_they_come_from():
         ("constant", 2),
         ("captured", 0),
     ]
+
+
+def test_an_error_in_printing_a_tensor_below_the_layers_leaves_no_guard_behind():
+    """Where a jvp is under way, torch can't print tensors below autograd."""
+
+    def func(x):
+        class Printed(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                with torch._C._AutoDispatchBelowAutograd():
+                    repr(args[0])
+
+        with Printed():
+            return tl.jvp(torch.sin, (x,), (x,))
+
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    with pytest.raises(RuntimeError, match="_fw_primal"):
+        record(func, (X,))
+    assert torch._C._dispatch_tls_local_exclude_set() == excluded
+    record(torch.sin, (X,))
+
+
+def test_an_interpolation_in_place_below_a_jvp():
+    def func(x):
+        return tl.jvp(lambda x: x.clone().lerp_(2 * x, torch.full((), 0.25)), (x,), (x,))
+
+    recording = record(func, (X,))
+    assert [result.tolist() for result in recording.graph(X, *recording.captured)] == [
+        [1.25] * 3
+    ] * 2

@@ -197,3 +197,27 @@ def test_a_padding_that_shifts_is_kept():
     pad = torch.nn.functional.pad
     same(lambda x: pad(x, (1, -1)) * x, torch.arange(1.0, 5.0))
     assert operators(same(lambda x: pad(x, (0, 0)) * x, torch.ones(4))) == ["mul"]
+
+
+C = torch.tensor([[1 + 2j, 3 - 1j], [0.5j, 2 + 0j]])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [torch.conj, torch.view_as_real, torch.imag, lambda x: x.conj().imag, lambda x: x.t().real],
+    ids=["conj", "view_as_real", "imag", "imag_of_conj", "real_of_t"],
+)
+def test_a_view_as_another_kind_of_what_was_written(view):
+    same(lambda x: view(x.add_(1)), C)
+
+
+def test_what_is_conjugated_lazily_is_not_taken_for_a_copy_that_is_not():
+    """view_as_real refuses one, and takes the other."""
+    same(lambda x: torch.view_as_real(x.conj().clone() * 1) * 2, C)
+    same(lambda x: torch.view_as_real(x.conj().resolve_conj()) * 2, C)
+    same(lambda x: x.conj().imag.clone().view(-1) * 2, C)
+
+
+def test_a_write_with_one_argument_may_be_the_last_one():
+    same(lambda x: x.sqrt_(), torch.rand(3))
+    same(lambda x: x.clone().sqrt_(), torch.rand(3))

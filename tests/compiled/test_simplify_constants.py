@@ -112,3 +112,7 @@ def test_values_of_no_elements():
 
 def test_random_numbers_are_not_known():
     same(lambda x: torch.bernoulli(torch.full((8,), 0.5)) * x, torch.randn(8))
+
+
+def test_zeros_times_infinity_are_not_nothing():
+    same(lambda x: x.add(torch.zeros(3), alpha=float("inf")), torch.ones(3))

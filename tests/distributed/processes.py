@@ -48,19 +48,25 @@ class _Rank:
 
 
 class Ranks:
-    """So many processes with a process group of gloo."""
+    """So many processes with a process group of gloo, whose collectives wait for so long."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, timeout: float = 20, **environment: str):
         self.size = size
+        self._timeout = timeout
+        self._environment = environment
         self._ranks: list[_Rank] = []
 
-    def run(self, module: str, name: str, *args, seconds: float = SECONDS) -> None:
+    def answers(self, module: str, name: str, *args, seconds: float = SECONDS) -> list[str | None]:
+        """What each rank's case raised, "" for nothing; None for one that has not come back."""
         if not self._ranks:
             self._start()
         for rank in self._ranks:
             rank.send([module, name, *args])
         deadline = time.time() + seconds
-        answers = [rank.receive(deadline) for rank in self._ranks]
+        return [rank.receive(deadline) for rank in self._ranks]
+
+    def run(self, module: str, name: str, *args, seconds: float = SECONDS) -> None:
+        answers = self.answers(module, name, *args, seconds=seconds)
         if any(
             answer != "" for answer in answers
         ):  # the ranks may wait for each other in different places
@@ -85,12 +91,12 @@ class Ranks:
         for i in range(self.size):
             theirs, requests = os.pipe()
             answers, to_us = os.pipe()
-            arguments = [str(each) for each in (theirs, to_us, store, i, self.size)]
+            arguments = [str(each) for each in (theirs, to_us, store, i, self.size, self._timeout)]
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.distributed.worker", *arguments],
                 cwd=ROOT,
                 pass_fds=(theirs, to_us),
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", **self._environment},
             )
             os.close(theirs)
             os.close(to_us)

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 import torchlayers as tl
-from tests.distributed.counting import counted
 from tests.distributed.nests import ALL, NESTS, close, everybodys, summed, weighted
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.samples import Collective, blocks, to_everybody
@@ -14,6 +13,7 @@ from torchlayers.distributed import (
     all_to_all,
     axis_index,
     axis_size,
+    counting,
     pmax,
     pmean,
     ppermute,
@@ -203,10 +203,10 @@ def a_mesh_is_an_axis_as_well_as_its_name():
 
 @case
 def a_value_and_its_tangent_go_together():
-    with counted() as calls, mesh():
+    with counting() as calls, mesh():
         tl.jvp(lambda x: psum(x, "i"), (torch.ones(3),), (torch.ones(3),))
     assert calls.names == ["psum"]
-    with counted() as calls, mesh():
+    with counting() as calls, mesh():
         tl.vmap(tl.grad(lambda x: psum(x.sin(), "i").sum()))(torch.ones(5, 3))
     assert calls.names == ["psum", "psum"]
 

@@ -6,12 +6,12 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 
 import torchlayers as tl
-from tests.distributed.counting import counted
 from tests.distributed.nests import ALL, close, everybodys
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.samples import COLLECTIVES
 from torchlayers.compiled.record import record
 from torchlayers.compiled.simplify.common import share_common
+from torchlayers.distributed import counting
 
 
 def compare(nest: str, name: str) -> None:
@@ -34,21 +34,21 @@ def total(x):
 
 @case
 def a_batch_is_one_collective():
-    with counted() as calls:
+    with counting() as calls:
         tl.vmap(total)(torch.ones(5, 2))
     assert calls.names == ["all_reduce"]
 
 
 @case
 def a_value_and_its_tangent_are_one_collective():
-    with counted() as calls:
+    with counting() as calls:
         tl.jvp(total, (torch.ones(5),), (torch.ones(5),))
     assert calls.names == ["all_reduce_coalesced"]
 
 
 @case
 def a_jacobian_is_one_collective_each_way():
-    with counted() as calls:
+    with counting() as calls:
         tl.jacrev(lambda x: total(x.sin()))(torch.ones(5))
     assert calls.names == ["all_reduce", "all_reduce"]
 
@@ -98,7 +98,7 @@ def what_was_reduced_may_be_written_to():
 def a_linear_map_sends_at_each_call():
     _, push = tl.linearize(lambda x: total(x.sin()), torch.ones(3))
     for _ in range(2):
-        with counted() as calls:
+        with counting() as calls:
             pushed = push(torch.ones(3))
         assert calls.names == ["all_reduce_coalesced"]
     close(pushed, dist.get_world_size() * torch.ones(3).cos())

@@ -91,12 +91,16 @@ def parts_at_the_first(x):
     return [x] * dist.get_world_size() if dist.get_rank() == 0 else None
 
 
+def neighbour():
+    return dist.get_rank() ^ 1
+
+
 REFUSED = {
     "reduce": lambda x: dist.reduce(x, 0),
     "gather": lambda x: dist.gather(x, parts_at_the_first(x)),
     "scatter": lambda x: dist.scatter(x, parts_at_the_first(x)),
-    "send": lambda x: dist.send(x, 1 - dist.get_rank()),
-    "recv": lambda x: dist.recv(x, 1 - dist.get_rank()),
+    "send": lambda x: dist.send(x, neighbour()),
+    "recv": lambda x: dist.recv(x, neighbour()),
 }
 
 
@@ -116,7 +120,7 @@ def one_way_collectives_are_refused_by_name():
 
 @case
 def a_captured_tensor_is_not_written_to():
-    captured = torch.ones(2)
+    captured = torch.ones(dist.get_world_size())
 
     def f(x):
         dist.all_gather_into_tensor(captured, x[:1].contiguous())

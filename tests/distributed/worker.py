@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 
-def main(requests: int, answers: int, store: str, rank: int, size: int) -> None:
+def main(requests: int, answers: int, store: str, rank: int, size: int, timeout: float) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     dist.init_process_group(
@@ -20,7 +20,7 @@ def main(requests: int, answers: int, store: str, rank: int, size: int) -> None:
         init_method=f"file://{store}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=20),
+        timeout=datetime.timedelta(seconds=timeout),
     )
     with open(requests) as lines:
         for line in lines:
@@ -38,5 +38,5 @@ def main(requests: int, answers: int, store: str, rank: int, size: int) -> None:
 
 
 if __name__ == "__main__":
-    _, *numbers, path, own_rank, world = sys.argv
-    main(int(numbers[0]), int(numbers[1]), path, int(own_rank), int(world))
+    _, requested, answered, path, own_rank, world, seconds = sys.argv
+    main(int(requested), int(answered), path, int(own_rank), int(world), float(seconds))

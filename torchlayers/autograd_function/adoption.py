@@ -6,7 +6,7 @@ setup_context, and binds the operands to forward's signature, on the class, at e
 is where each old-style class is taught, when a layer is entered and there are classes that were
 not there before: inside our layers it shows a setup_context, and a forward that takes anything.
 Outside them both are as they were written. torch itself is left as it is, its own old-style
-Functions too.
+Functions too, but for DTensor's: they are shown likewise, and operators of ours run instead.
 """
 
 import functools
@@ -19,6 +19,7 @@ from torch.autograd import function as torch_function
 
 from torchlayers import _C
 from torchlayers.autograd_function.call import Function
+from torchlayers.distributed import dtensor_api
 
 _DEFAULT: Any = torch_function._SingleLevelFunction
 _ANY = inspect.signature(lambda *operands: None)
@@ -60,7 +61,7 @@ def adopt() -> None:
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if is_torchs(function):
+        if is_torchs(function) and dtensor_api.instead_of(function) is None:
             continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()

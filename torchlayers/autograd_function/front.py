@@ -13,6 +13,7 @@ from torchlayers.autograd_function.call import (
     check_by_position,
     custom_function_call,
 )
+from torchlayers.distributed import dtensor_api
 
 _functorch: Any = torch._C._functorch
 
@@ -21,6 +22,8 @@ _functorch: Any = torch._C._functorch
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
     alive = tree.map_all_tensors(_functorch.unwrap_if_dead, operands)
+    if instead := dtensor_api.instead_of(function):
+        return instead(*alive)
     if adoption.is_shown_as_new(function):
         return old_style.apply(function, tuple(alive))
     return custom_function_call.on_top(function, *alive)

@@ -13,6 +13,7 @@ from torchlayers import _C
 from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import BACKENDS, Settings
+from torchlayers.compiled.families import Families
 from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.making import Made, make
 from torchlayers.compiled.record import record
@@ -31,6 +32,7 @@ def compile(
     f: Callable[..., Any],
     *,
     static_argnums: int | Sequence[int] = (),
+    dynamic: bool = False,
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
@@ -40,6 +42,7 @@ def compile(
     f: None = None,
     *,
     static_argnums: int | Sequence[int] = (),
+    dynamic: bool = False,
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
@@ -48,6 +51,7 @@ def compile(
     f: Callable[..., Any] | None = None,
     *,
     static_argnums: int | Sequence[int] = (),
+    dynamic: bool = False,
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
@@ -63,12 +67,15 @@ def compile(
     Args:
         f: any function, method or module. Left out, compile returns a decorator.
         static_argnums: positional arguments that are constants as a whole, whatever is in them.
+        dynamic: sizes that differ from one call to the next become symbols, and calls that differ
+            in these alone share one recording. Where that can't be, a warning says why, and each
+            shape is recorded.
         backend: ``"inductor"``: PyTorch's compiler, at the first call with a signature.
             ``"replay"``: no compiler; the operators one by one. ``"auto"``: replays at first, and
             takes inductor's code when that is ready.
         options: for inductor, by the names in torch._inductor.config.
-        check: hold inductor's first result against the replayed one. Where they differ by more
-            than rounding, calls are replayed, with a warning.
+        check: hold the first results, and the first gradients, against those of the recording as
+            it was made. Where they differ by more than rounding, that is replayed, with a warning.
     Returns:
         A :class:`Compiled`, which is called as f is.
     Raises:
@@ -99,10 +106,10 @@ def compile(
         )
     settings = Settings(backend, options, check)
     if f is None:
-        return lambda f: Compiled(f, static, settings)
+        return lambda f: Compiled(f, static, settings, dynamic=dynamic)
     if not callable(f):
         raise TransformError(f"torchlayers: compile: {f!r} can't be called.")
-    return Compiled(f, static, settings)
+    return Compiled(f, static, settings, dynamic=dynamic)
 
 
 def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
@@ -140,6 +147,7 @@ class Compiled(_C.CompiledCall):
         settings: Settings,
         *,
         keeps_writes: bool = True,
+        dynamic: bool = False,
     ) -> None:
         functools.update_wrapper(self, func, updated=())
         self._func = func
@@ -149,6 +157,7 @@ class Compiled(_C.CompiledCall):
         self._name = name_of(func)
         self._entries = call.Entries()
         self._made: list[Made] = []
+        self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +181,8 @@ class Compiled(_C.CompiledCall):
         Returns:
             A :class:`Report`, which prints as a table.
         """
-        return Report(self._name, tuple(made.report() for made in self._made))
+        families = self._families.reports() if self._families is not None else []
+        return Report(self._name, (*(made.report() for made in self._made), *families))
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The function recorded for arguments like these, to look at and to save.
@@ -200,12 +210,18 @@ class Compiled(_C.CompiledCall):
             if (entry := self._entries.find(given)) is not None:
                 return entry
             asked, dynamic = self._asked(args)
+            if self._families is not None:
+                alone = [made.entry.signature for made in self._made]
+                found = self._families.find(asked, given, alone, dynamic, kwargs)
+                if found is not None:
+                    entry, stays = found
+                    if stays:
+                        self._known(entry, args, kwargs)
+                    return entry
             made = make(asked, given, dynamic, kwargs)
             made.why = self._why(made.entry)
             self._made.append(made)
-            self._entries.add(made.entry)
-            places = call.static_places(self._static, args)
-            self._add(made.entry, args, kwargs, [i in places for i in range(len(args))])
+            self._known(made.entry, args, kwargs)
             if len(self._made) == _MANY:
                 warnings.warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
@@ -215,6 +231,12 @@ class Compiled(_C.CompiledCall):
                     stacklevel=4,
                 )
             return made.entry
+
+    def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Calls like this one are the entry's from now on."""
+        self._entries.add(entry)
+        places = call.static_places(self._static, args)
+        self._add(entry, args, kwargs, [i in places for i in range(len(args))])
 
     def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
         """What is recorded, a function of the arguments that are not static, and these."""

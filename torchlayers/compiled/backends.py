@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiled import inductor
-from torchlayers.compiled.compare import difference, sensitivity
-from torchlayers.compiled.graphs import draws, is_functional, writes
+from torchlayers.compiled.compare import Before, compared
+from torchlayers.compiled.graphs import draws, final_copies, is_functional
 from torchlayers.compiled.replay import replay
-from torchlayers.device import RandomState
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -46,7 +45,9 @@ class Runner:
         name: str,
         adopt: Callable[[Run], None],
         around: Callable[[Run], Run] | None = None,
+        compiler: inductor.Compiler | None = None,
     ) -> None:
+        self._compiler = compiler
         self.graph = graph
         self.seconds = 0.0
         self.how = "replay"
@@ -95,7 +96,8 @@ class Runner:
         options = self._settings.options
         try:
             with _compiling:
-                self._code = inductor.compile_graph(self.graph, self._threads, options)
+                compile_graph = self._compiler or inductor.compile_graph
+                self._code = compile_graph(self.graph, self._threads, options)
             self.how = "inductor"
         except inductor.NoCompilerError:
             inductor.say_no_compiler()
@@ -141,31 +143,14 @@ class Runner:
 
     def _checked(self, run: Run, tensors: list[Tensor]) -> tuple[Sequence[Tensor], str | None]:
         """The code's result, and None; or the replayed one, and what is wrong with the code's."""
-        written = sorted({*writes(self.graph).values()})
+        written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
-            before = [tensors[i].clone() for i in written]
-            copies = [*tensors]
-            for i, copy in zip(written, before, strict=True):
-                copies[i] = copy.clone()
-            state = RandomState() if draws(self.graph) else None
-            expected = [*self._replayed([*copies])]
-            if state is not None:
-                state.restore()
-            result = run([*tensors])
-            ours = [*expected, *(copies[i] for i in written)]
-            theirs = [*result, *(tensors[i] for i in written)]
-            if (problem := _first_difference(ours, theirs)) is not None and state is None:
-                inputs = [*tensors]
-                for i, copy in zip(written, before, strict=True):
-                    inputs[i] = copy.clone()
-                allowed = sensitivity(self._replayed, inputs, expected)
-                allowed += [0.0] * len(written)
-                problem = _first_difference(ours, theirs, allowed)
-            if problem is None:
-                return result, None
-            for i in written:
-                tensors[i].copy_(copies[i])
-            return expected, problem
+            before = Before(tensors, written, draws(self.graph))
+            result, problem = compared(before, self._replayed, run)
+            if problem is not None:
+                before.undo()
+                result = self._replayed([*tensors])
+        return result, problem
 
 
 def plainly(run: Run) -> Run:
@@ -176,14 +161,3 @@ def plainly(run: Run) -> Run:
             return run(tensors)
 
     return plain
-
-
-def _first_difference(
-    ours: Sequence[Any], theirs: Sequence[Any], allowed: Sequence[float] | None = None
-) -> str | None:
-    for i, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        if isinstance(one, Tensor):
-            problem = difference(one, other, allowed[i] if allowed else 0.0)
-            if problem is not None:
-                return f"result {i} {problem}"
-    return None

@@ -6,8 +6,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.device import RandomState
+
+Run = Callable[[list[Tensor]], Sequence[Any]]
+
 # How many units of rounding, of the largest entry, sums in another order may be apart.
 _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
+
+
+class Before:
+    """A call's inputs and the random generators as they are before it, for another one like it."""
+
+    def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: bool) -> None:
+        self.tensors = [*tensors]
+        self.written = {i: tensors[i].detach().clone() for i in written}
+        self.random = RandomState() if draws else None
+
+    def again(self) -> list[Tensor]:
+        """The inputs, copies of those that are written; what was drawn since is drawn again."""
+        self.rewind()
+        return [
+            self.written[i].clone() if i in self.written else tensor
+            for i, tensor in enumerate(self.tensors)
+        ]
+
+    def rewind(self) -> None:
+        if self.random is not None:
+            self.random.restore()
+
+    def undo(self) -> None:
+        """What was written since is as it was; what was drawn is drawn again."""
+        self.rewind()
+        with torch.no_grad():
+            for i, value in self.written.items():
+                self.tensors[i].copy_(value)
+
+
+def compared(
+    before: Before, reference: Run, run: Run, written_too: bool = True
+) -> tuple[Sequence[Any], str | None]:
+    """run's results, and how they differ from the reference's by more than rounding, or None.
+
+    Both start from the same inputs and generators; what run writes and draws has happened. Where
+    ``written_too``, the written inputs are results, too.
+    """
+    places = [*before.written] if written_too else []
+    with torch.no_grad():
+        inputs = before.again()
+        expected = [*reference([*inputs]), *(inputs[i] for i in places)]
+        after = None if before.random is None else RandomState()
+    before.rewind()
+    results = run([*before.tensors])
+    if after is not None and not after.is_now():
+        return results, "result comes of another number of random numbers"
+    with torch.no_grad():
+        found = [*results, *(before.tensors[i] for i in places)]
+        problem = first_difference(expected, found)
+        if problem is not None:
+            allowed = sensitivity(reference, before.again(), places, expected)
+            problem = first_difference(expected, found, allowed)
+            if after is not None:
+                after.restore()
+    return results, problem
+
+
+def first_difference(
+    expected: Sequence[Any],
+    found: Sequence[Any],
+    allowed: Sequence[float] | None = None,
+    what: str = "result",
+) -> str | None:
+    """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``."""
+    for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if isinstance(one, Tensor) != isinstance(other, Tensor):
+            return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'one too many'}"
+        if isinstance(one, Tensor):
+            problem = difference(one, other, allowed[i] if allowed else 0.0)
+            if problem is not None:
+                return f"{what} {i} {problem}"
+    return None
 
 
 def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None:
@@ -18,7 +95,7 @@ def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None
             f"{ours.dtype}"
         )
     if not (ours.is_floating_point() or ours.is_complex()):
-        count = int((ours != theirs).sum())
+        count = 0 if allowed else int((ours != theirs).sum())
         return f"differs in {count} of {ours.numel()} entries" if count else None
     exact, ours, theirs = ours.dtype, _wide(ours), _wide(theirs)
     finite = ours.isfinite()
@@ -35,11 +112,12 @@ def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None
 
 
 def sensitivity(
-    run: Callable[[list[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor], outputs: list[Any]
+    run: Run, inputs: Sequence[Tensor], written: Sequence[int], outputs: Sequence[Any]
 ) -> list[float]:
     """How far each output moves, at most, where every input is moved by some units of rounding.
 
-    What would be zero without rounding has no scale but this one: a sum that cancels.
+    What would be zero without rounding has no scale but this one: a sum that cancels. Outputs are
+    what run returns, and then the inputs that are written.
     """
     moved = []
     for tensor in inputs:
@@ -48,12 +126,16 @@ def sensitivity(
             eps = 4 * torch.finfo(tensor.dtype).eps
             tensor = tensor * (1 + eps * signs.reshape(tensor.shape)).to(tensor.dtype)
         moved.append(tensor)
-    return [
-        64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
-        if isinstance(one, Tensor) and one.numel() and (one.is_floating_point() or one.is_complex())
-        else 0.0
-        for one, other in zip(outputs, run(moved), strict=True)
-    ]
+    found = [*run([*moved]), *(moved[i] for i in written)]
+    return [_moved(one, other) for one, other in zip(outputs, found, strict=True)]
+
+
+def _moved(one: Any, other: Any) -> float:
+    if not isinstance(one, Tensor) or one.numel() == 0:
+        return 0.0
+    if not (one.is_floating_point() or one.is_complex()):
+        return 0.0 if torch.equal(one, other) else float("inf")
+    return 64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
 
 
 def _wide(tensor: Tensor) -> Tensor:

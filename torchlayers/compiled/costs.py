@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import flop_registry
 
-from torchlayers.compiled.simplify.mutations import writes
+from torchlayers.compiled.simplify.mutations import is_write
 from torchlayers.compiled.simplify.nodes import memory_of, value, viewed_by
 
 
@@ -34,7 +34,7 @@ class Costs(NamedTuple):
 def costs(graph: GraphModule) -> Costs:
     """The costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
     nodes = [node for node in graph.graph.nodes if _computes(node)]
-    working = [node for node in nodes if viewed_by(node) is None or writes(node)]
+    working = [node for node in nodes if viewed_by(node) is None or is_write(node)]
     return Costs(
         operators=len(nodes),
         flops=sum(map(_flops, working)),

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.mutations import writes as is_write
+from torchlayers.compiled.simplify.mutations import is_write
 from torchlayers.compiled.simplify.nodes import is_random
 
 _COPY = torch.ops.aten.copy_.default
@@ -16,7 +16,7 @@ def inputs_of(graph: GraphModule) -> list[Node]:
     return [*graph.graph.find_nodes(op="placeholder")]
 
 
-def writes(graph: GraphModule) -> dict[Node, int]:
+def final_copies(graph: GraphModule) -> dict[Node, int]:
     """The copies that end a functional graph, each with the input that it writes to."""
     places = {node: i for i, node in enumerate(inputs_of(graph))}
     return {
@@ -43,5 +43,5 @@ def draws(graph: GraphModule) -> bool:
 
 def is_functional(graph: GraphModule) -> bool:
     """Whether no operator writes to an argument, but for the copies that end the graph."""
-    copies = writes(graph)
+    copies = final_copies(graph)
     return not any(is_write(node) for node in operators(graph) if node not in copies)

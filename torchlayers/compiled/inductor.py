@@ -17,6 +17,8 @@ from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
+# compile_graph, or what takes its place.
+Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
 
 
 class NoCompilerError(Exception):
@@ -71,7 +73,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
 
     with fake:
         return make_fx(
-            lambda *given: graph(*given),
+            torch.fx.Interpreter(graph).run,  # sizes may be symbols, which code can't hold
             decomposition_table={
                 **select_decomp_table(),
                 torch.ops.aten.bernoulli.p: _bernoulli,

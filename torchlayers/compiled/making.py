@@ -3,17 +3,20 @@
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers import tree
+from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Run, Runner, plainly
 from torchlayers.compiled.call import Entry
 from torchlayers.compiled.derivative import Derivative
-from torchlayers.compiled.graphs import is_functional, operators, writes
+from torchlayers.compiled.dynamic import Family, Numbers, concrete
+from torchlayers.compiled.graphs import final_copies, is_functional, operators
+from torchlayers.compiled.held import Held
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
@@ -21,24 +24,37 @@ from torchlayers.compiled.signature import Signature, described
 from torchlayers.compiled.simplify import simplify
 
 
+class Runs(Protocol):
+    """What runs an entry."""
+
+    @property
+    def how(self) -> str: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+class AsItIs:
+    """The function itself."""
+
+    how = "as it is (an operator writes to what it is given)"
+    seconds = 0.0
+
+
 class Made:
     """An entry, and for its report what it was made of."""
 
-    def __init__(
-        self, entry: Entry, runners: list[Runner], graph: GraphModule, seconds: float
-    ) -> None:
+    def __init__(self, entry: Entry, runs: Runs, graph: GraphModule, seconds: float) -> None:
         self.entry = entry
         self.why = ""
-        self._runners = runners
+        self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
 
     def report(self) -> SignatureReport:
-        ways = list(dict.fromkeys(runner.how for runner in self._runners))
         return SignatureReport(
             described(self.entry.signature),
-            "; ".join(ways) or "as it is (an operator writes to what it is given)",
-            self._seconds + sum(runner.seconds for runner in self._runners),
+            self.runs.how,
+            self._seconds + self.runs.seconds,
             self.entry.calls,
             self._operators,
             self.why,
@@ -53,36 +69,61 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     if not asked.keeps_writes:
         _leave_out_writes(graph)
     entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    runs: Runs
     if recorded.gradients is None:
-        runners = [_plain(asked, entry, recorded, graph)]
+        runs = _plain(asked, entry, recorded, graph)
     else:
         computed = _Computed(asked.func, args, kwargs, recorded)
+        entry.is_recorded = True
+        adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
         if is_functional(graph):
-            derivative = Derivative(
-                recorded, graph, given.modes, asked, computed, computed.arguments
+            runs = Derivative(
+                recorded, graph, given.modes, asked, computed, computed.arguments, adopt
             )
-            entry.run = derivative
-            entry.is_recorded = True
-            runners = [derivative.forward, derivative.backward]
         else:
-            entry.run = computed
-            entry.is_recorded = True
-            runners = []
-    return Made(entry, runners, graph, time.perf_counter() - start)
+            adopt(computed)
+            runs = AsItIs()
+    return Made(entry, runs, graph, time.perf_counter() - start)
 
 
-def _plain(asked: Asked, entry: Entry, recorded: Recording, graph: GraphModule) -> Runner:
+def make_for_sizes(
+    asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
+) -> Made:
+    """An entry for a call of the family's.
+
+    Args:
+        alone: what is recorded for these sizes, if the family's results are held against it.
+    """
+    start = time.perf_counter()
+    recorded = alone or family.recording_for(numbers)
+    entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    graph = concrete(family.graph, numbers)
+    runs = _plain(asked, entry, recorded, graph, family.compiler_for(given))
+    return Made(entry, runs, graph, time.perf_counter() - start)
+
+
+def _plain(
+    asked: Asked,
+    entry: Entry,
+    recorded: Recording,
+    graph: GraphModule,
+    compiler: inductor.Compiler | None = None,
+) -> Runs:
     """Sets what the entry runs where nothing is differentiated."""
     around = plainly if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-    if written := {*writes(graph).values()}:
+    if written := {*final_copies(graph).values()}:
         entry.run = watched = UnlessShared(recorded.graph, sorted(written), around)
         adopt = watched.adopt
-    return Runner(graph, asked.settings, asked.name, adopt, around)
+    if not (asked.settings.check and is_functional(graph)):
+        return Runner(graph, asked.settings, asked.name, adopt, around, compiler)
+    held = Held(recorded.graph, asked.name, adopt, around, asked.keeps_writes)
+    held.runner = Runner(graph, asked.settings, asked.name, held.adopt, around, compiler)
+    return held
 
 
 def _leave_out_writes(graph: GraphModule) -> None:
-    for node in writes(graph):
+    for node in final_copies(graph):
         source: Any = node.args[1]
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)

@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from torchlayers import _C, tree
-from torchlayers.compiled.graphs import writes
+from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Like
 from torchlayers.errors import StructureError, TransformError
@@ -127,7 +127,7 @@ def _described(content: Content) -> str:
 def _written(content: Content) -> list[int]:
     """The leaves of the arguments that the function writes to."""
     tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, Like)]
-    inputs = {*writes(content.graph).values()}
+    inputs = {*final_copies(content.graph).values()}
     return [tensors[i] for i in sorted(inputs) if i < len(tensors)]
 
 

@@ -16,12 +16,14 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
+from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
-from torchlayers.compiled.refused import DATA_DEPENDENT, ConjugatedError, NonLeafError, explain
+from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -80,6 +82,7 @@ def record(
     kwargs: dict[str, Any] | None = None,
     *,
     gradients: bool = False,
+    symbolic: Sequence[set[int]] | None = None,
 ) -> Recording:
     """func(*args, **kwargs) through the layers, once, on fake tensors.
 
@@ -88,17 +91,63 @@ def record(
         args: tensors, or pytrees of tensors and other values.
         kwargs: likewise.
         gradients: record the reverse pass too, where an output requires grad.
+        symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
     Raises:
         DataDependentError: func asked for a value that only a call's data has.
     """
-    recorder = _Recorder(func, args, kwargs or {}, gradients)
-    with recording, torch_compile.run_eagerly(), _without_hooks(), _unlogged():
+    recorder = _Recorder(func, args, kwargs or {}, gradients, symbolic)
+    around = (torch_compile.run_eagerly(), _without_hooks(), _unlogged(), _not_validated())
+    with recording, contextlib.ExitStack() as stack:
+        for each in around:
+            stack.enter_context(each)
         try:
-            graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
+            with _dispatched_as_before():
+                graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, func)
             raise
         return recorder.finish(graph)
+
+
+@contextlib.contextmanager
+def _dispatched_as_before() -> Iterator[None]:
+    """After an error, operators are dispatched as they were before.
+
+    What prints a tensor holds a guard in a local variable, not in a with. Where printing raises,
+    the traceback keeps the guard; it is undone when that goes, after all others, and leaves this
+    thread deep inside the recording that failed.
+    """
+    included = _torch._C._dispatch_tls_local_include_set()
+    excluded = _torch._C._dispatch_tls_local_exclude_set()
+    with _torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException as error:
+            _forget_printing(error)
+            raise
+
+
+def _forget_printing(error: BaseException | None) -> None:
+    while error is not None:
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is _torch._tensor_str._str.__code__:
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def _not_validated() -> Iterator[None]:
+    """torch.distributions looks at the values of its arguments, unless told otherwise."""
+    from torch.distributions import Distribution
+
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 @contextlib.contextmanager
@@ -126,8 +175,10 @@ class _Recorder:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         gradients: bool,
+        symbolic: Sequence[set[int]] | None,
     ) -> None:
         self.func = func
+        self.symbolic = symbolic
         self.leaves, self.spec = tree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
         self.wants_gradients = gradients
@@ -137,7 +188,11 @@ class _Recorder:
         self.gradients: Gradients | None = None
 
     def run(self) -> list[Any]:
-        self.mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
+        self.mode = FakeTensorMode(
+            allow_fallback_kernels=True,
+            allow_non_fake_inputs=True,
+            shape_env=None if self.symbolic is None else _symbols(),
+        )
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -145,7 +200,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with _Captures(self), Branches():
+            with BelowTheLayers(self.func, self.capture), Branches():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
@@ -153,13 +208,22 @@ class _Recorder:
         return [*computed, *found]
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
-        return self.input(leaf, name).requires_grad_(leaf.requires_grad)
+        dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
+        return self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
 
-    def input(self, like: Tensor, name: str) -> FakeTensor:
-        """A new input of the graph, of this shape, for the operators that follow."""
+    def input(
+        self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
+    ) -> FakeTensor:
+        """A new input of the graph, of this shape, for the operators that follow.
+
+        ``dense``: each element has its own memory, where the other's may be expanded.
+        """
         mode: Any = proxy_tensor.get_proxy_mode()
         with proxy_tensor.disable_proxy_modes_tracing():
-            fake = _fake(self.mode, like)
+            if dense:
+                with self.mode:
+                    like = torch.empty_like(like)
+            fake = _symbolic(self.mode, like, symbolic) if symbolic else _fake(self.mode, like)
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
         self.inputs.append(proxy.node)
@@ -205,7 +269,7 @@ class _Recorder:
         if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):
             raise NonLeafError(self.func)
         cotangents = [
-            self.input(outputs[i].detach(), f"cotangent_{count}")
+            self.input(outputs[i].detach(), f"cotangent_{count}", dense=True)
             for count, i in enumerate(of_outputs)
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
@@ -240,32 +304,6 @@ class _Recorder:
         )
 
 
-class _Captures(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Below the layers: tensors that the function captured become inputs."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recorder: _Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.recorder = recorder
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor's: nobody else has it
-            args, kwargs = tree.map_tensors(self._known, (args, kwargs))
-        func, args = _said(func, args)
-        try:
-            return func(*args, **kwargs)
-        except DATA_DEPENDENT as error:
-            explain(error, self.recorder.func)
-            raise
-
-    def _known(self, tensor: Tensor) -> Tensor:
-        return tensor if isinstance(tensor, FakeTensor) else self.recorder.capture(tensor)
-
-
 def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
     """A tensor without data, and with memory of its own, whatever shares memory with the other."""
     with mode, torch.no_grad():
@@ -277,6 +315,22 @@ def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
             )
     assert isinstance(fake, FakeTensor)
     return fake
+
+
+def _symbols() -> ShapeEnv:
+    """As without symbols, no shape hangs on data."""
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def _symbolic(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
+    """Likewise, with symbols for some of its sizes, and for the strides that follow."""
+    kinds = [
+        DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
+    ]
+    with torch.no_grad(), _disable_current_modes():
+        real = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        return mode.from_tensor(real, symbolic_context=context)
 
 
 @contextlib.contextmanager
@@ -292,13 +346,6 @@ def _without_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             autograd._push_saved_tensors_default_hooks(pack, unpack)
-
-
-def _said(func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
-    """The operator by the name that says what it writes to."""
-    if func is torch.ops.aten.native_batch_norm.default and args[5] and args[3] is not None:
-        return torch.ops.aten._native_batch_norm_legit.default, args
-    return func, args
 
 
 def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:

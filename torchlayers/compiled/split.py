@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.graphs import inputs_of, outputs_of, writes
+from torchlayers.compiled.graphs import final_copies, inputs_of, operators, outputs_of
 from torchlayers.compiled.record import recording
 
 
@@ -38,6 +38,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
         )
+    _drop_repeated(forward, backward)
     _results_as_writes(forward, results, written)
     places = {node: i for i, node in enumerate(inputs_of(forward))}
     saved = outputs_of(forward)[results:]
@@ -46,7 +47,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
 
 def _writes_as_results(graph: GraphModule, results: int) -> list[int]:
     """What is copied to inputs becomes results after the others; returns which inputs."""
-    copies = writes(graph)
+    copies = final_copies(graph)
     output = graph.graph.output_node()
     returned = outputs_of(graph)
     values: list[Any] = []
@@ -58,6 +59,15 @@ def _writes_as_results(graph: GraphModule, results: int) -> list[int]:
     output.args = ([*returned[:results], *values, *returned[results:]],)
     graph.recompile()
     return [*copies.values()]
+
+
+def _drop_repeated(forward: GraphModule, backward: GraphModule) -> None:
+    """torch has the backward, too, draw numbers that nobody reads."""
+    of_forward = {node.name for node in operators(forward)}
+    for node in reversed(backward.graph.nodes):
+        if not node.users and node.name in of_forward:
+            backward.graph.erase_node(node)
+    backward.recompile()
 
 
 def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -> None:

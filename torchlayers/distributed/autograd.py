@@ -25,7 +25,11 @@ TRANSPOSES: dict[str, Callable[..., Any]] = {
     "psum_scatter": lambda g, dim, size, axis: _ops.all_gather(g, dim, size, axis),
     "all_to_all": lambda g, split, join, size, axis: _ops.all_to_all(g, join, split, size, axis),
     "ppermute": lambda g, sources, axis: _ops.ppermute(g, _inverse(sources), axis),
+    "own_part": lambda g, dim, total, size, axis: _ops.joined_parts(g, dim, total, size, axis),
+    "joined_parts": lambda g, dim, total, size, axis: _ops.own_part(g, dim, total, size, axis),
+    "shared": lambda g, size: g / size,
     "pvary_each": lambda gs, axis: _ops.psum_invariant_each(gs, axis),
+    "psum_each": lambda gs, axis: _ops.psum_each(gs, axis),
     "psum_invariant_each": lambda gs, axis: _ops.pvary_each(gs, axis),
 }
 

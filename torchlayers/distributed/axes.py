@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from torchlayers import _C
 from torchlayers.errors import AxisError
 from torchlayers.stack import current_stack
 
@@ -34,6 +35,7 @@ class Axis(NamedTuple):
 class _Bound(threading.local):
     def __init__(self) -> None:
         self.axes: list[Axis] = []
+        self.spread: list[Axis] = []  # over whose ranks a transform is at work
 
 
 _bound = _Bound()
@@ -47,6 +49,37 @@ def bound(axis: Axis) -> Iterator[None]:
         yield
     finally:
         _bound.axes.pop()
+
+
+def checking() -> contextlib.AbstractContextManager[None]:
+    """Inside, each collective along ranks first makes sure that all ranks are at the same one.
+
+    What is compared is its name, and its tensor's dtype and shape: in another small collective,
+    which costs as much as a small one does. Without it the backends take for granted that they fit;
+    where they don't, they hang until the timeout, abort the process, or return what was in memory.
+
+    Returns:
+        A context manager. Inside, where ranks differ, all of them raise a RuntimeError.
+    Example:
+        >>> from torchlayers.distributed import checking, psum
+        >>> with checking():
+        ...     torchlayers.vmap(lambda x: psum(x, "batch"), axis_name="batch")(torch.ones(3))
+        tensor([3., 3., 3.])
+    """
+    return _C.ComparingRanks()
+
+
+class SpreadOver:
+    """A context manager: inside, the ranks of this axis have different samples."""
+
+    def __init__(self, axis: Axis) -> None:
+        self.axis = axis
+
+    def __enter__(self) -> None:
+        _bound.spread.append(self.axis)
+
+    def __exit__(self, *error: object) -> None:
+        _bound.spread.pop()
 
 
 def naming_samples(
@@ -106,9 +139,15 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
             f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
         )
     _tell_autograd()
-    key = mesh.get_group().group_name
-    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else str(key)
-    return Axis(name, mesh.size(), (str(key),))
+    key = str(mesh.get_group().group_name)
+    name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else key
+    if any(key in axis.keys for axis in _bound.spread):
+        raise AxisError(
+            f"torchlayers: {api}: the ranks of {name!r} have different samples here, as many as "
+            "there are, for a transform outside is spread over them. Give its samples a name, "
+            "vmap(..., mesh=..., axis_name=...), for a collective along all of them."
+        )
+    return Axis(name, mesh.size(), (key,))
 
 
 @functools.cache

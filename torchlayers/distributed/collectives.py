@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlayers import tree
+from torchlayers import _C, tree
 from torchlayers.distributed.axes import Axis, resolve
 from torchlayers.errors import AxisError, DimensionError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torchlayers.distributed.axes import AxisLike
 
 _ops: Any = torch.ops.torchlayers
+_ALONG = ("psum", "psum_invariant", "pvary", "pmax")  # as _C.call_along counts them
 
 
 def psum(x: Any, axis: "AxisLike") -> Any:
@@ -26,6 +27,8 @@ def psum(x: Any, axis: "AxisLike") -> Any:
     Its derivative is that of the sum of what all samples or ranks return: psum's transpose is
     psum. Where all of them share one result of it, and that is differentiated once, it is
     :func:`psum_invariant`.
+
+    A pytree's tensors go over ranks in one collective for each dtype.
 
     Args:
         x: a tensor or pytree of tensors; a number is as good as one on each.
@@ -42,7 +45,7 @@ def psum(x: Any, axis: "AxisLike") -> Any:
 
     Source: jax.lax.psum.
     """
-    return _reduced(_ops.psum.default, x, resolve(axis, "psum"))
+    return _reduced("psum", x, resolve(axis, "psum"))
 
 
 def psum_invariant(x: Any, axis: "AxisLike") -> Any:
@@ -51,13 +54,8 @@ def psum_invariant(x: Any, axis: "AxisLike") -> Any:
     For a loss that all ranks compute of one sum, and gradients that each of them sums up. Its
     transpose is :func:`pvary`.
 
-    Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
-    Returns:
-        x's structure, each tensor of its shape.
-    Raises:
-        AxisError: no such axis is bound.
+    Args, result and errors are those of :func:`psum`.
+
     Example:
         >>> from torchlayers.distributed import psum_invariant
         >>> slopes = torchlayers.grad(lambda x: psum_invariant(x**2, "batch"))
@@ -66,19 +64,14 @@ def psum_invariant(x: Any, axis: "AxisLike") -> Any:
 
     Source: JEP 17111, jax.lax.psum_invariant.
     """
-    return _reduced(_ops.psum_invariant.default, x, resolve(axis, "psum_invariant"))
+    return _reduced("psum_invariant", x, resolve(axis, "psum_invariant"))
 
 
 def pmean(x: Any, axis: "AxisLike") -> Any:
     """The mean along an axis: :func:`psum` by the axis's size.
 
-    Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
-    Returns:
-        x's structure, each tensor of its shape.
-    Raises:
-        AxisError: no such axis is bound.
+    Args, result and errors are those of :func:`psum`.
+
     Example:
         >>> from torchlayers.distributed import pmean
         >>> centred = torchlayers.vmap(lambda x: x - pmean(x, "batch"), axis_name="batch")
@@ -88,19 +81,14 @@ def pmean(x: Any, axis: "AxisLike") -> Any:
     Source: jax.lax.pmean.
     """
     resolved = resolve(axis, "pmean")
-    return _mapped(lambda s: s / resolved.size, _reduced(_ops.psum.default, x, resolved))
+    return _mapped(lambda s: s / resolved.size, _reduced("psum", x, resolved))
 
 
 def pmax(x: Any, axis: "AxisLike") -> Any:
     """The largest along an axis, element by element; equal ones share its gradient.
 
-    Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
-    Returns:
-        x's structure, each tensor of its shape.
-    Raises:
-        AxisError: no such axis is bound.
+    Args, result and errors are those of :func:`psum`.
+
     Example:
         >>> from torchlayers.distributed import pmax
         >>> below = torchlayers.vmap(lambda x: x - pmax(x, "batch"), axis_name="batch")
@@ -110,19 +98,14 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
     Source: jax.lax.pmax, which has no derivative.
     """
     resolved = resolve(axis, "pmax")
-    return _each(lambda t: _along(_ops.pmax.default, t, resolved), x)
+    return _each(lambda t: _along("pmax", t, resolved), x)
 
 
 def pvary(x: Any, axis: "AxisLike") -> Any:
     """A value that all samples or ranks share, taken by each for itself: its gradient is summed.
 
-    Args:
-        x: a tensor or pytree of tensors, the same on each.
-        axis: an axis's name, or a DeviceMesh of one dimension.
-    Returns:
-        x's structure, each tensor a copy.
-    Raises:
-        AxisError: no such axis is bound.
+    Args, result and errors are those of :func:`psum`.
+
     Example:
         >>> from torchlayers.distributed import psum_invariant, pvary
         >>> def loss(weight, x):
@@ -133,16 +116,14 @@ def pvary(x: Any, axis: "AxisLike") -> Any:
 
     Source: JEP 17111, jax.lax.pvary.
     """
-    resolved = resolve(axis, "pvary")
-    return _each(lambda t: _along(_ops.pvary.default, t, resolved), x)
+    return _together("pvary", x, resolve(axis, "pvary"), _as_tensor)
 
 
 def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
     """What all samples or ranks have, in a new dimension. Its transpose is :func:`psum_scatter`.
 
     Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        x, axis: as for :func:`psum`.
         dim: where the new dimension goes.
         tiled: join them along ``dim`` instead.
     Returns:
@@ -173,8 +154,7 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
     """The sum along an axis, of which each takes its part. Its transpose is :func:`all_gather`.
 
     Args:
-        x: a tensor or pytree of tensors, with as many parts as the axis is long.
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        x, axis: as for :func:`psum`; x has as many parts as the axis is long.
         dim: the dimension of the parts, which the result has not.
         tiled: parts of any size are side by side in ``dim``, which stays.
     Returns:
@@ -216,8 +196,7 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
     Its transpose deals out ``join_dim`` and joins along ``split_dim``.
 
     Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        x, axis: as for :func:`psum`.
         split_dim: the dimension that is dealt out, in parts of one size.
         join_dim: the dimension along which parts are joined, in order of who sent them.
     Returns:
@@ -253,8 +232,7 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
     """Sends along an axis by pairs (from, to); who is sent nothing gets zeros.
 
     Args:
-        x: a tensor or pytree of tensors.
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        x, axis: as for :func:`psum`.
         perm: pairs of places on the axis. Nobody sends twice or is sent to twice.
     Returns:
         x's structure, each tensor of its shape.
@@ -286,7 +264,7 @@ def axis_index(axis: "AxisLike", device: torch.device | str | None = None) -> Te
     """The sample's or rank's own place on the axis, an integer tensor without dimensions.
 
     Args:
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        axis: as for :func:`psum`.
         device: where the tensor is.
     Raises:
         AxisError: no such axis is bound.
@@ -307,7 +285,7 @@ def axis_size(axis: "AxisLike") -> int:
     """How many samples or ranks are on the axis.
 
     Args:
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        axis: as for :func:`psum`.
     Raises:
         AxisError: no such axis is bound.
     Example:
@@ -321,7 +299,11 @@ def axis_size(axis: "AxisLike") -> int:
 
 
 def _each(function: Callable[[Tensor], Any], x: Any) -> Any:
-    return _mapped(lambda t: function(t if isinstance(t, Tensor) else torch.tensor(t)), x)
+    return _mapped(lambda t: function(_as_tensor(t)), x)
+
+
+def _as_tensor(t: Any) -> Tensor:
+    return t if isinstance(t, Tensor) else torch.tensor(t)
 
 
 def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
@@ -331,14 +313,33 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     return tree.unflatten([function(leaf) for leaf in leaves], spec)
 
 
-def _along(op: Callable[[Tensor, str], Tensor], t: Tensor, axis: Axis) -> Tensor:
+def _along(name: str, t: Tensor, axis: Axis) -> Tensor:
     for key in axis.keys:
-        t = op(t, key)
+        found = _C.call_along(_ALONG.index(name), t, key)
+        t = getattr(_ops, name).default(t, key) if found is None else found
     return t
 
 
-def _reduced(op: Callable[[Tensor, str], Tensor], x: Any, axis: Axis) -> Any:
-    return _mapped(lambda t: _along(op, t, axis) if isinstance(t, Tensor) else t * axis.size, x)
+def _reduced(name: str, x: Any, axis: Axis) -> Any:
+    return _together(name, x, axis, lambda number: number * axis.size)
+
+
+def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) -> Any:
+    """The operator on each of x's tensors: over ranks, on all of them at once."""
+    if isinstance(x, Tensor):
+        return _along(name, x, axis)
+    leaves, spec = tree.flatten(x)
+    leaves = [leaf if isinstance(leaf, Tensor) else of_number(leaf) for leaf in leaves]
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    found = [leaves[i] for i in places]
+    for key in axis.keys if found else ():
+        if key.startswith("#"):  # a vmap's
+            found = [getattr(_ops, name).default(each, key) for each in found]
+        else:
+            found = getattr(_ops, name + "_each").default(found, key)
+    for i, each in zip(places, found, strict=True):
+        leaves[i] = each
+    return tree.unflatten(leaves, spec)
 
 
 def _of_one(axis: Axis, api: str) -> Axis:

@@ -1,13 +1,16 @@
 """What transforms ask of DTensors."""
 
+import copy
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Placement
 
 _functorch: Any = torch._C._functorch
 
@@ -28,6 +31,41 @@ def under_levels(tensor: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def spec_of(
+    mesh: "DeviceMesh",
+    placements: "Sequence[Placement]",
+    shape: Sequence[int],
+    dtype: torch.dtype,
+) -> Any:
+    """What a DTensor of this shape, laid out in rows, knows of itself."""
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(size, 1))
+    meta = TensorMeta(torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
+    return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+
+
+def of_local(local: Tensor, spec: Any) -> "DTensor":
+    """The DTensor of which each rank has its part."""
+    from torch.distributed.tensor import DTensor
+
+    local = local.contiguous()
+    if not local.requires_grad:  # without from_local, which takes longer than a small vmap
+        make: Any = DTensor
+        made: DTensor = make(local, copy.copy(spec), requires_grad=False)
+        return made
+    return DTensor.from_local(
+        local,
+        spec.mesh,
+        spec.placements,
+        run_check=False,
+        shape=spec.tensor_meta.shape,
+        stride=spec.tensor_meta.stride,
+    )
 
 
 def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
@@ -113,23 +151,14 @@ class LocalChunks:
         if not is_dtensor(leaf):
             return leaf
         local = leaf.to_local()
-        start = min(start, local.size(dim))
-        part = local.narrow(dim, start, min(size, local.size(dim) - start))
+        own_start = min(start, local.size(dim))
+        part = local.narrow(dim, own_start, min(size, local.size(dim) - own_start))
         return self._of_local(part, leaf, dim, self.size_of(start, size))
 
     def _of_local(self, local: Tensor, like: Any, dim: int, size: int) -> Any:
-        from torch.distributed.tensor import DTensor
-
         shape = list(like.shape)
         shape[dim] = size
-        return DTensor.from_local(
-            local.contiguous(),
-            self.mesh,
-            like.placements,
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=torch.empty(shape, device="meta").stride(),
-        )
+        return of_local(local, spec_of(self.mesh, like.placements, shape, local.dtype))
 
 
 def _mesh_dim(tensor: "DTensor", dim: int) -> int | None:

@@ -3,6 +3,8 @@
 
 #include <ATen/ATen.h>
 
+#include <limits>
+
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -36,12 +38,28 @@ bool psum(BatchedCall& call, size_t) {
   });
 }
 
+// The maximum of no samples: a rank may have none of a batch that is spread.
+Tensor lowest(const Tensor& sample) {
+  if (sample.is_floating_point()) {
+    return at::full_like(sample, -std::numeric_limits<double>::infinity());
+  }
+  const bool is_signed = c10::isSignedType(sample.scalar_type());
+  const auto bits = 8 * static_cast<int>(sample.element_size());
+  return at::full_like(
+      sample, is_signed ? std::numeric_limits<int64_t>::min() >> (64 - bits) : int64_t{0});
+}
+
 bool pmax(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {});
   }
-  return call.give_unbatched(
-      [&] { return call.is_batched(0) ? call.value(0).amax(0) : call.tensor(0).clone(); });
+  return call.give_unbatched([&] {
+    if (call.batch_size() == 0) {
+      const Tensor x = call.is_batched(0) ? call.value(0) : call.tensor(0);
+      return lowest(call.is_batched(0) ? x.new_zeros(x.sizes().slice(1)) : x);
+    }
+    return call.is_batched(0) ? call.value(0).amax(0) : call.tensor(0).clone();
+  });
 }
 
 bool pvary(BatchedCall& call, size_t) {
@@ -98,6 +116,11 @@ bool ppermute(BatchedCall& call, size_t) {
   });
 }
 
+// own_part and joined_parts(x, dim, ...): of ranks.
+bool of_parts(BatchedCall& call, size_t) {
+  return of_another(call, {1});
+}
+
 // axis_index(device, axis)
 bool axis_index(BatchedCall& call, size_t) {
   if (!is_own(call)) {
@@ -112,11 +135,12 @@ bool axis_index(BatchedCall& call, size_t) {
 void add_batched_axes(BatchingTable& rules) {
   rules.add({"torchlayers::psum", "torchlayers::psum_invariant"}, {psum});
   rules.add({"torchlayers::pmax"}, {pmax});
-  rules.add({"torchlayers::pvary"}, {pvary});
+  rules.add({"torchlayers::pvary", "torchlayers::shared"}, {pvary});
   rules.add({"torchlayers::all_gather"}, {all_gather});
   rules.add({"torchlayers::psum_scatter"}, {psum_scatter});
   rules.add({"torchlayers::all_to_all"}, {all_to_all});
   rules.add({"torchlayers::ppermute"}, {ppermute});
+  rules.add({"torchlayers::own_part", "torchlayers::joined_parts"}, {of_parts});
   rules.add({"torchlayers::axis_index"}, {axis_index});
 }
 

@@ -106,6 +106,7 @@ void add_batched_collectives(BatchingTable& rules) {
   rules.add(
       {"_c10d_functional::all_reduce_coalesced",
        "torchlayers::pvary_each",
+       "torchlayers::psum_each",
        "torchlayers::psum_invariant_each"},
       {list_of_elements});
   rules.add(

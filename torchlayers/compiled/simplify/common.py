@@ -3,6 +3,7 @@
 from collections.abc import Hashable
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import has_effect
@@ -26,5 +27,7 @@ def _key(argument: Any) -> Hashable:
         return (list, *map(_key, argument))
     if isinstance(argument, (bool, int, float, complex)):
         return type(argument), repr(argument)
+    if isinstance(argument, torch.SymInt):
+        return torch.SymInt, str(argument)
     told: Hashable = argument  # nodes, dtypes, devices, names
     return told

@@ -66,6 +66,8 @@ def _sum(summed: Any, known: Known, told: Tensor) -> Any:
     if (number := known.get(summed)) is None or told.is_complex() or told.numel() == 0:
         return None
     count = value(summed).numel() // told.numel()
+    if isinstance(count, torch.SymInt):
+        return None
     total = number * count
     is_exact = math.isfinite(total) and total == int(total) and abs(total) <= 2**24
     if not is_exact or _as(total, told) != total:

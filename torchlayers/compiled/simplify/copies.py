@@ -8,6 +8,7 @@ from torchlayers.compiled.simplify.nodes import (
     aten,
     calls,
     emit,
+    is_lazy,
     is_tensor,
     replace,
     same_kind,
@@ -49,8 +50,9 @@ def drop_copies(graph: GraphModule) -> None:
         elif calls(node, aten.constant_pad_nd.default) and any(node.args[1]):  # type: ignore[arg-type]
             continue
         elif node.target in SAME_ELEMENTS and is_tensor(node.args[0]):
-            source = value(node.args[0])
-            if same_layout(value(node), source) and same_kind(value(node), source):
+            result, source = value(node), value(node.args[0])
+            is_same = same_layout(result, source) and same_kind(result, source)
+            if is_same and is_lazy(result) == is_lazy(source):
                 replace(node, node.args[0])
         elif getattr(node.target, "__name__", "") == "getitem":
             _only_part(node)

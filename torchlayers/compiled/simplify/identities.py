@@ -6,6 +6,7 @@ and nan times 0, beside them. And x * 0 is not folded at all: it may be nan. Nor
 numbers: inf times 1 + 0i has a nan.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -92,9 +93,9 @@ def _product(node: Node, known: Known) -> Node | None:
 
 def _sum(node: Node, known: Known) -> Node | None:
     one, other = node.args[:2]
-    scale = node.kwargs.get("alpha", 1)
+    scale: Any = node.kwargs.get("alpha", 1)
     number = _number(other, known)
-    if number == 0:
+    if number == 0 and math.isfinite(scale):
         return _as_result_of(node, one)
     if number is not None and isinstance(other, Node):
         return _by_number(node, one, number, **node.kwargs)

@@ -20,7 +20,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     Returns:
         None where torch can't functionalize one of the operators.
     """
-    writing = [node for node in graph.graph.nodes if writes(node)]
+    writing = [node for node in graph.graph.nodes if is_write(node)]
     if not writing or _only_final_copies(writing):
         return graph
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
@@ -37,12 +37,12 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     ):
         new.meta = dict(old.meta)
     end = functional.graph.output_node()
-    for copy in [node for node in functional.graph.nodes if writes(node)]:
+    for copy in [node for node in functional.graph.nodes if is_write(node)]:
         end.prepend(copy)
     return functional
 
 
-def writes(node: Node) -> bool:
+def is_write(node: Node) -> bool:
     """Whether the operator writes to one of its arguments."""
     return (
         node.op == "call_function"
@@ -55,7 +55,7 @@ def written_inputs(graph: GraphModule) -> dict[Node, Node]:
     """The inputs that are written, each with the last node that does it."""
     written = {}
     for node in graph.graph.nodes:
-        if writes(node):
+        if is_write(node):
             for target in _written_by(node):
                 if (memory := memory_of(target)).op == "placeholder":
                     written[memory] = node
@@ -80,14 +80,20 @@ def _only_final_copies(writing: list[Node]) -> bool:
     while last.op == "call_function" and memory_of(last) in targets:
         last = last.next
     return last.op == "output" and all(
-        node.target is aten.copy_.default
-        and isinstance(target, Node)
+        _is_final_copy(node, targets) and (node.next in writing or node is writing[-1])
+        for node in writing
+    )
+
+
+def _is_final_copy(node: Node, targets: list[Node]) -> bool:
+    if node.target is not aten.copy_.default:
+        return False
+    target, source = node.args[:2]
+    return (
+        isinstance(target, Node)
         and target.op == "placeholder"
         and isinstance(source, Node)
         and memory_of(source) not in targets
-        and (node.next in writing or node is writing[-1])
-        for node in writing
-        for target, source in [node.args[:2]]
     )
 
 

@@ -66,6 +66,14 @@ def same_kind(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.device == other.device
 
 
+def is_lazy(tensor: Tensor) -> tuple[bool, bool]:
+    """Whether it is the conjugate, and whether the negative, of what is in its memory.
+
+    Some operators read memory as it is: view_as_real refuses what is conjugated lazily.
+    """
+    return tensor.is_conj(), tensor.is_neg()
+
+
 def is_random(node: Node) -> bool:
     """Two calls have two results, and later calls depend on how many there were."""
     return isinstance(node.target, OpOverload) and (
@@ -91,7 +99,8 @@ def has_effect(node: Node) -> bool:
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """A new node in front of another, with its value. None is left where there is an error."""
     with before.graph.inserting_before(before):
-        node = before.graph.call_function(target, args, kwargs)
+        node = before.graph.call_function(target)
+    node.args, node.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
     try:
         node.meta["val"] = _computed(node)
     except Exception:
@@ -111,7 +120,14 @@ def replace(old: Node, new: Any) -> bool:
     told, true = value(old), value(new)
     if told.shape != true.shape or not same_kind(told, true):
         raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
-    if same_layout(told, true):
+    if is_lazy(told) != is_lazy(true):
+        if any(is_lazy(true)):
+            new = emit(old, aten.clone.default, new)  # what it is, in memory
+            true = value(new)
+        _doubt(old)
+        old.replace_all_uses_with(new)
+        _refresh(old.graph)
+    elif same_layout(told, true):
         old.replace_all_uses_with(new)
     else:
         _doubt(old)
@@ -137,7 +153,7 @@ def _refresh(graph: Graph) -> None:
         node.meta["val"] = true = _computed_with_copies(node)
         if not isinstance(told, Tensor):
             _doubt(node)
-        elif not same_layout(told, true):
+        elif not same_layout(told, true) or is_lazy(told) != is_lazy(true):
             _doubt(node)
             if node.meta.get(_PINNED):
                 _lay_out_after(node, told)

@@ -85,11 +85,22 @@ def _has_layout(true: Tensor, told: Tensor) -> bool:
 
 
 def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
-    return emit(
+    view = whole
+    if told.dtype != value(whole).dtype:
+        real = value(whole).is_complex() and not told.is_complex()
+        view = (
+            emit(before, aten.view_as_real.default, whole)
+            if real
+            else emit(before, aten.view.dtype, whole, told.dtype)
+        )
+    view = emit(
         before,
         aten.as_strided.default,
-        whole,
+        view,
         list(told.shape),
         list(told.stride()),
         told.storage_offset(),
     )
+    if told.is_conj():
+        view = emit(before, aten._conj.default, view)
+    return emit(before, aten._neg_view.default, view) if told.is_neg() else view

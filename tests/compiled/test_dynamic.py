@@ -1,0 +1,209 @@
+"""Sizes that change from call to call, and share one recording."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torchlayers as tl
+from torchlayers.compiled import inductor
+
+W = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+def layer(x):
+    return (x @ W).tanh()
+
+
+def counted(func):
+    def wrapper(*args):
+        wrapper.count += 1
+        return func(*args)
+
+    wrapper.count = 0
+    return wrapper
+
+
+def batch(size):
+    return torch.linspace(-1, 2, 3 * size).reshape(size, 3)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_said():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+FUNCTIONS = {
+    "a function": lambda x: layer(x).sum(0),
+    "grad": tl.grad(lambda x: layer(x).square().mean()),
+    "grad of captured weights": lambda x: tl.grad(lambda w: (x @ w).tanh().mean())(W),
+    "vmap": tl.vmap(layer),
+    "per-sample gradients": lambda x: tl.vmap(
+        tl.grad(lambda w, x: (x @ w).tanh().mean()), in_dims=(None, 0)
+    )(W, x),
+    "jvp": lambda x: tl.jvp(layer, (x,), (x.cos(),)),
+    "Hessian-vector product": lambda x: tl.jvp(tl.grad(lambda x: layer(x).sum()), (x,), (x,)),
+    "jacrev": lambda x: tl.jacrev(lambda w: (x @ w).tanh().mean(0))(W),
+    "softmax": tl.grad(lambda x: (x.softmax(-1) * x).sum()),
+    "layer norm": tl.grad(lambda x: F.layer_norm(x, (3,)).pow(3).sum()),
+    "batch norm": tl.grad(lambda x: F.batch_norm(x, None, None, training=True).pow(3).sum()),
+    "attention": tl.grad(lambda x: F.scaled_dot_product_attention(*[x[None]] * 3).sum()),
+    "a slice and an entry": tl.grad(lambda x: x[1:].sum() + x[0].prod()),
+    "two of them together": tl.grad(lambda x: torch.cat([x, 2 * x]).square().sum()),
+    "other strides": lambda x: tl.vmap(torch.sin)(x.t()).t() + x.t().contiguous().t(),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_sizes_that_change_run_python_no_more(name):
+    f = counted(FUNCTIONS[name])
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6, 7):  # by itself, with a symbol, and held against one by itself
+        torch.testing.assert_close(compiled(batch(size)), FUNCTIONS[name](batch(size)))
+    assert f.count == 3
+    for size in (4, 100, 6, 5, 31):
+        torch.testing.assert_close(compiled(batch(size)), FUNCTIONS[name](batch(size)))
+    assert f.count == 3
+    alone, many = compiled.report().signatures
+    assert (alone.arguments, alone.calls) == ("f32[5, 3]", 2)
+    assert (many.arguments, many.calls, many.how) == ("f32[*, 3]", 6, "replay")
+    assert many.why == "argument 0 has shape (6, 3), was (5, 3)"
+
+
+def test_sizes_of_0_and_1_are_recorded_by_themselves():
+    f = counted(layer)
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6, 7, 1, 0, 8, 1, 0):
+        torch.testing.assert_close(compiled(batch(size)), layer(batch(size)))
+    assert f.count == 5
+
+
+def test_several_sizes_of_several_arguments():
+    f = counted(lambda x, y, scale: tl.vmap(torch.outer)(x, y) * scale)
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size, m, n in ((4, 2, 3), (5, 3, 2), (6, 4, 5), (7, 8, 9), (3, 7, 7)):
+        x, y = torch.rand(size, m), torch.rand(size, n)
+        torch.testing.assert_close(compiled(x, y, 2.0), tl.vmap(torch.outer)(x, y) * 2)
+    assert f.count == 3
+
+
+def test_sizes_that_are_returned_and_divided_by():
+    f = lambda x: (x.sum(0) / x.shape[0], x.shape[0], [2 * x.shape[0] + 1])  # noqa: E731
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6, 7, 8, 9):
+        torch.testing.assert_close(compiled(batch(size)), f(batch(size)))
+    assert len(compiled.report().signatures) == 2
+
+
+def test_what_is_written_and_drawn():
+    def f(x):
+        x.add_(torch.rand(x.shape[0], 1))
+        return x[1:], x * 2
+
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6, 7, 8):
+        x, y = batch(size), batch(size)
+        found = []
+        for func, given in ((f, x), (compiled, y)):
+            torch.manual_seed(size)
+            found.append((func(given), torch.rand(1)))
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(x, y)
+        assert found[1][0][0].data_ptr() == y[1:].data_ptr()
+
+
+def test_a_condition_on_a_size_that_comes_out_differently_is_another_recording():
+    f = lambda x: x.sin() if x.shape[0] > 10 else x.cos()  # noqa: E731
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6, 7, 11, 12, 13, 8, 20):
+        torch.testing.assert_close(compiled(batch(size)), f(batch(size)))
+    assert len(compiled.report().signatures) <= 4
+
+
+NUMBERS = {
+    "range": lambda x: sum(x[i] for i in range(x.shape[0])),
+    "len": lambda x: x * len(x),
+    "int": lambda x: x * int(x.shape[0]),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_size_that_is_taken_for_a_number_is_said_once(name):
+    compiled = tl.compile(NUMBERS[name], dynamic=True, backend="replay")
+    torch.testing.assert_close(compiled(batch(5)), NUMBERS[name](batch(5)))
+    with pytest.warns(UserWarning, match="can't be recorded for many sizes: a size is used as"):
+        torch.testing.assert_close(compiled(batch(6)), NUMBERS[name](batch(6)))
+    for size in (7, 8):
+        torch.testing.assert_close(compiled(batch(size)), NUMBERS[name](batch(size)))
+    assert len(compiled.report().signatures) == 4
+
+
+def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
+    """Such as a size that goes through a list of C++'s ints. NOTE [A size that is a number]."""
+    seen = []
+
+    def f(x):
+        seen.append(x.shape[0])
+        return x * float(str(6 if isinstance(x.shape[0], torch.SymInt) else x.shape[0]))
+
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (5, 6):
+        torch.testing.assert_close(compiled(batch(size)), size * batch(size))
+    with pytest.warns(UserWarning, match="is wrong: result 0 is off"):
+        torch.testing.assert_close(compiled(batch(7)), 7 * batch(7))
+    for size in (8, 7, 9):
+        torch.testing.assert_close(compiled(batch(size)), size * batch(size))
+
+
+def test_what_autograd_differentiates_is_recorded_a_shape():
+    compiled = tl.compile(layer, dynamic=True, backend="replay")
+    for size in (5, 6, 7):
+        x = batch(size).requires_grad_()
+        if size == 6:
+            with pytest.warns(UserWarning, match="plain autograd differentiates it"):
+                y = compiled(x)
+        else:
+            y = compiled(x)
+        (gradient,) = torch.autograd.grad(y.sum(), x)
+        torch.testing.assert_close(gradient, tl.grad(lambda x: layer(x).sum())(batch(size)))
+
+
+def test_a_captured_tensor_of_another_shape():
+    weights = [torch.ones(3, 4)]
+    parameter = torch.nn.Parameter(weights[0], requires_grad=False)
+    compiled = tl.compile(lambda x: x @ parameter, dynamic=True, backend="replay")
+    for size in (5, 6, 7):
+        compiled(batch(size))
+    parameter.data = torch.ones(3, 2)
+    for size in (5, 6, 7, 8):
+        torch.testing.assert_close(compiled(batch(size)), batch(size) @ torch.ones(3, 2))
+
+
+def test_more_sizes_than_are_kept():
+    f = counted(layer)
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (*range(2, 140), *range(2, 140)):
+        torch.testing.assert_close(compiled(batch(size)), layer(batch(size)))
+    assert f.count == 3
+    assert sum(entry.calls for entry in compiled.report().signatures) == 2 * 138
+
+
+def test_inductor_compiles_once_for_many_sizes(monkeypatch):
+    compile_graph = inductor.compile_graph
+    compiled_graphs = []
+
+    def counted_compile(graph, *rest):
+        compiled_graphs.append(graph)
+        return compile_graph(graph, *rest)
+
+    monkeypatch.setattr(inductor, "compile_graph", counted_compile)
+    f = tl.vmap(tl.grad(lambda x: layer(x).square().sum()))
+    compiled = tl.compile(f, dynamic=True)
+    for size in (5, 6, 7, 8, 64):
+        torch.testing.assert_close(compiled(batch(size)), f(batch(size)))
+    assert len(compiled_graphs) == 2
+    assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]

@@ -1,0 +1,194 @@
+"""A recording that is simplified wrongly: the first result says so, and the recording is replayed.
+
+The passes here are wrong on purpose.
+"""
+
+import gc
+import warnings
+import weakref
+
+import pytest
+import torch
+
+import torchlayers as tl
+from torchlayers.compiled import inductor, making, simplify
+from torchlayers.errors import TransformError
+
+aten = torch.ops.aten
+
+
+def swapped(wrong, right):
+    """A pass that takes one operator for another."""
+
+    def take(graph):
+        for node in graph.graph.nodes:
+            if node.target is wrong:
+                node.target = right
+
+    return take
+
+
+def left_out(target):
+    """A pass that leaves an operator out: its first argument is taken for its result."""
+
+    def leave_out(graph):
+        for node in graph.graph.find_nodes(op="call_function", target=target):
+            if node.all_input_nodes:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+            graph.graph.erase_node(node)
+
+    return leave_out
+
+
+@pytest.fixture(params=["replay", "inductor"])
+def backend(request, monkeypatch):
+    """Inductor is played by what runs the graph as it is."""
+    as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
+    monkeypatch.setattr(inductor, "compile_graph", as_it_is)
+    return request.param
+
+
+@pytest.fixture
+def simplified_by(monkeypatch):
+    """Adds a pass to those that simplify a recording."""
+
+    def add(wrong_pass):
+        monkeypatch.setattr(simplify, "PASSES", (*simplify.PASSES, wrong_pass))
+
+    return add
+
+
+def how(compiled):
+    return [entry.how for entry in compiled.report().signatures]
+
+
+def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplified_by):
+    simplified_by(swapped(aten.sin.default, aten.cos.default))
+    compiled = tl.compile(tl.vmap(torch.sin), backend=backend)
+    x = torch.zeros(3)
+    with pytest.warns(UserWarning, match="simplified recording of .* is wrong: result 0 is off"):
+        torch.testing.assert_close(compiled(x), x.sin())
+    assert how(compiled)[0].startswith("replay (unsimplified: the simplified recording's result 0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(compiled(x + 1), (x + 1).sin())
+
+
+def test_without_check_nothing_is_held(simplified_by):
+    simplified_by(swapped(aten.sin.default, aten.cos.default))
+    assert tl.compile(torch.sin, backend="replay", check=False)(torch.zeros(())) == 1
+
+
+def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
+    simplified_by(swapped(aten.add.Tensor, aten.sub.Tensor))
+    compiled = tl.compile(lambda x: x.add_(3), backend=backend)
+    x = torch.ones(2)
+    with pytest.warns(UserWarning, match="is wrong"):
+        assert compiled(x) is x
+    assert x.tolist() == [4, 4]
+    assert compiled(x).tolist() == [7, 7]
+
+
+def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
+    def func(x):
+        torch.rand(4)
+        return x + torch.rand(2)
+
+    def skip_first_draw(graph):
+        graph.graph.erase_node(
+            graph.graph.find_nodes(op="call_function", target=aten.rand.default)[0]
+        )
+
+    simplified_by(skip_first_draw)
+    x = torch.zeros(2)
+    torch.manual_seed(0)
+    expected = func(x), torch.rand(1)
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="is wrong"):
+        assert tl.compile(func, backend=backend)(x).tolist() == expected[0].tolist()
+    assert torch.rand(1) == expected[1]
+
+
+@pytest.mark.parametrize("wrong", ["results", "gradients"])
+def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
+    """sin's cotangent is the only product; its own operator is wrong in the results, too."""
+    wrong_pass = {
+        "results": swapped(aten.sin.default, aten.exp.default),
+        "gradients": left_out(aten.mul.Tensor),
+    }[wrong]
+    simplified_by(wrong_pass)
+    compiled = tl.compile(lambda x: x.sin(), backend=backend)
+    for count in range(3):
+        x = torch.full((2,), count + 0.5, requires_grad=True)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            y = compiled(x)
+            (gradient,) = torch.autograd.grad(y, x, torch.full((2,), 3.0))
+        torch.testing.assert_close(y, x.sin())
+        torch.testing.assert_close(gradient, 3 * x.cos())
+        assert sum("is wrong" in str(one.message) for one in said) == (count == 0)
+    assert how(compiled)[0].startswith("replay (unsimplified")
+
+
+def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by):
+    simplified_by(left_out(aten.mul.Tensor))
+    compiled = tl.compile(lambda x: x.sin(), backend="replay")
+    inputs = [torch.full((2,), count + 0.5, requires_grad=True) for count in range(3)]
+    results = [compiled(x) for x in inputs]
+    with pytest.warns(UserWarning, match="gradient 0 is off"):
+        for x, y in zip(inputs, results, strict=True):
+            y.sum().backward()
+            torch.testing.assert_close(x.grad, x.detach().cos())
+
+
+def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by):
+    """The sum's gradient does not read x, so that it may be written to before the backward."""
+    simplified_by(left_out(aten.expand.default))
+    compiled = tl.compile(lambda x, y: x + y.sum(), backend="replay")
+    first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
+    results = [compiled(x, torch.ones(3, requires_grad=True)) for x in (first, second)]
+    with torch.no_grad():
+        second.add_(1)
+    with pytest.warns(UserWarning, match="gradient 1 is"):
+        results[0].sum().backward()
+    with pytest.raises(TransformError, match="an input was written to since"):
+        results[1].sum().backward()
+
+
+def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
+    def func(x):
+        return torch.nn.functional.dropout(x.sin(), 0.5)
+
+    for passes in ((), (left_out(aten.cos.default),)):
+        for wrong_pass in passes:
+            simplified_by(wrong_pass)
+        compiled, found = tl.compile(func, backend="replay"), []
+        for f in (compiled, func):
+            torch.manual_seed(0)
+            x = torch.linspace(0.5, 1.5, 20, requires_grad=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore" if passes else "error")
+                f(x).sum().backward()
+            found.append((x.grad, torch.rand(1)))
+        torch.testing.assert_close(*found)
+        assert ("unsimplified" in how(compiled)[0]) == bool(passes)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, requires_grad):
+    graphs = []
+    record = making.record
+
+    def watched(*args, **kwargs):
+        recording = record(*args, **kwargs)
+        graphs.append(weakref.ref(recording.graph))
+        return recording
+
+    monkeypatch.setattr(making, "record", watched)
+    compiled = tl.compile(lambda x: x.clone().sin(), backend=backend)
+    x = torch.ones(3, requires_grad=requires_grad)
+    y = compiled(x)
+    if requires_grad:
+        y.sum().backward()
+    gc.collect()
+    assert [graph() for graph in graphs] == [None]
