@@ -6,7 +6,16 @@ import struct
 import pytest
 import torch
 
-from benchmarks import batching, compiled_passes, growth, jacobians, modules, scaling, timing
+from benchmarks import (
+    batching,
+    compiled_passes,
+    growth,
+    jacobians,
+    modules,
+    scaling,
+    timing,
+    writes,
+)
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
 from benchmarks.timing import Effort, Timing, by_turns, check_same
@@ -147,6 +156,11 @@ def test_batching_runs(monkeypatch):
     text = batching.measure(quick=True)["benchmarks.md"]
     assert "survey of 60, vmap(grad): geometric mean" in text
     assert "| x / 2 |" in text
+
+
+def test_writes_are_measured():
+    text = writes.measure(quick=True)["benchmarks.md"]
+    assert "| a recurrence of 32 |" in text
 
 
 def test_growth_is_measured():

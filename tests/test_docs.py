@@ -38,6 +38,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
+    "docs/in-place.md": 1,
     "docs/modules.md": 6,
     "docs/reverse-mode.md": 3,
 }
