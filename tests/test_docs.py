@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers
 from tests import errors_page
-from torchlayers import autograd_function, distributed, errors, extend, graph
+from torchlayers import autograd_function, distributed, errors, extend, graph, random
 from torchlayers.autograd_function import custom_function_call
 from torchlayers.graph import differentiate
 
@@ -31,6 +31,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 PAGES = {
     "README.md": 2,
     "docs/compile.md": 12,
+    "docs/control-flow.md": 13,
     "docs/custom-functions.md": 3,
     "docs/distributed.md": 1,
     "docs/errors.md": 14,
@@ -40,6 +41,7 @@ PAGES = {
     "docs/guide.md": 4,
     "docs/in-place.md": 1,
     "docs/modules.md": 6,
+    "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
 }
 
@@ -101,7 +103,7 @@ def session(text, namespace, flags):
 
 def public():
     """What is ours and for everybody, by its name: functions, classes and their methods."""
-    for module in (torchlayers, errors, autograd_function, distributed, extend, graph):
+    for module in (torchlayers, errors, autograd_function, distributed, extend, graph, random):
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.ismodule(value) or getattr(torch.func, name, None) is value:
@@ -125,7 +127,7 @@ def test_all_that_is_public_has_been_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
-    assert modules == {"autograd_function", "distributed", "extend", "graph"}
+    assert modules == {"autograd_function", "distributed", "extend", "graph", "random"}
 
 
 def docstrings():

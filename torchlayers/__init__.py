@@ -10,9 +10,17 @@ from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
+from torchlayers import random as random
 from torchlayers.compiled import compile as compile
 from torchlayers.compiled import load as load
 from torchlayers.compiled import make_graph as make_graph
+from torchlayers.control_flow import associative_scan as associative_scan
+from torchlayers.control_flow import cond as cond
+from torchlayers.control_flow import fori_loop as fori_loop
+from torchlayers.control_flow import map as map
+from torchlayers.control_flow import scan as scan
+from torchlayers.control_flow import switch as switch
+from torchlayers.control_flow import while_loop as while_loop
 from torchlayers.ensemble import Ensemble as Ensemble
 from torchlayers.ensemble import ensemble as ensemble
 from torchlayers.ensemble import stack_module_state as stack_module_state
@@ -36,6 +44,8 @@ from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_ba
 from torchlayers.names import combine as combine
 from torchlayers.names import names as names
 from torchlayers.names import partition as partition
+from torchlayers.seeded import recomputation as recomputation
+from torchlayers.seeded import seeded as seeded
 from torchlayers.stack import current_stack as current_stack
 from torchlayers.trace import trace as trace
 from torchlayers.vmap import vmap as vmap
@@ -44,14 +54,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ensemble",
+    "associative_scan",
     "autograd_function",
     "combine",
     "compile",
+    "cond",
     "current_stack",
     "debug_unwrap",
     "distributed",
     "ensemble",
     "extend",
+    "fori_loop",
     "functional",
     "functional_call",
     "functionalize",
@@ -67,13 +80,20 @@ __all__ = [
     "linearize",
     "load",
     "make_graph",
+    "map",
     "names",
     "partition",
+    "random",
     "rearrange",
+    "recomputation",
     "replace_all_batch_norm_modules_",
+    "scan",
+    "seeded",
     "stack_module_state",
+    "switch",
     "trace",
     "uninstall",
     "vjp",
     "vmap",
+    "while_loop",
 ]

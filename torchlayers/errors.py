@@ -39,8 +39,8 @@ class TransformError(RuntimeError):
     Example:
         >>> torchlayers.vmap(torch.sin, randomness="never")
         Traceback (most recent call last):
-        torchlayers.errors.TransformError: torchlayers: vmap: randomness must be 'error', 'same' or
-        'different', got 'never'.
+        torchlayers.errors.TransformError: torchlayers: vmap: randomness must be 'error', 'same',
+        'different' or 'keyed', got 'never'.
     """
 
 

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, steps, torch_compile, torch_func, tree, whose
+from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree, whose
 from torchlayers.chunks import ChunkSize
 from torchlayers.device import RandomState
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.spread import Check, Out, Spread, sequence_number
 from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
+from torchlayers.random.arguments import check_key
 from torchlayers.stack import transformed
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def vmap(
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
     check: Check = "first",
+    fallback: str | None = None,
+    key: Tensor | None = None,
 ) -> Callable[..., Any]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -55,8 +58,10 @@ def vmap(
         out_dims: where the batch's dimension goes in each result: an int for all, or a
             pytree that fits the results. None returns a result that does not depend on the
             batch as it is.
-        randomness: what random operators do: "error", "same" for every sample, or
-            "different".
+        randomness: what random operators do: "error", "same" for every sample, "different",
+            or "keyed": each sample draws by a key of its own (:mod:`torchlayers.random`), of
+            the call and of its place in the batch, so that it draws the same numbers whatever
+            the batch's size, and in chunks.
         chunk_size: how many samples at a time, to save memory: an int, None for all at once,
             or "auto" for as many as the memory budget allows.
         memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
@@ -73,6 +78,12 @@ def vmap(
             "local" part, or the "full" batch on each rank.
         check: with mesh, when the ranks compare what they were called with, in a small collective:
             at the "first" call, "always", or "never".
+        fallback: "loop" runs a function that asks for what only one sample has (``.item()``,
+            ``if x > 0``, ``x[x > 0]``) again from its start, a sample at a time, with a warning
+            that names the line. Results of different sizes come back as jagged nested tensors
+            with ``out_dims="ragged"``. docs/control-flow.md has the ways to do without.
+        key: with "keyed", the key of every call. None draws one of torch's generator at each
+            call, so that torch.manual_seed makes it come again.
     Returns:
         A function with func's arguments, whose results have a dimension more, of the batch's
         size.
@@ -80,9 +91,9 @@ def vmap(
         DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
             which is an IndexError too, where an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness, out or check; an axis_name with chunks; ranks that
-            were called with different arguments; a DTensor on another mesh; a tensor
-            differentiated outside that is no argument, with a mesh.
+        TransformError: no such randomness, fallback, out or check; an axis_name with chunks; ranks
+            that were called with different arguments; a DTensor on another mesh; a tensor
+            differentiated outside that is no argument, with a mesh; a fallback with a mesh.
         AxisError: mesh has several dimensions.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
@@ -94,12 +105,29 @@ def vmap(
 
     Source: torch.func.vmap.
     """
-    if randomness not in ("error", "same", "different"):
+    if randomness not in ("error", "same", "different", "keyed"):
         raise TransformError(
-            "torchlayers: vmap: randomness must be 'error', 'same' or 'different', got "
+            "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got "
             f"{randomness!r}."
         )
+    if key is not None:
+        _check_key_of(randomness, key)
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
+    if fallback is not None or out_dims == "ragged":
+        sample_loop.check_fallback(
+            fallback, out_dims, axis_name, randomness, is_spread=mesh is not None
+        )
+        dims = 0 if out_dims == "ragged" else out_dims
+        options: dict[str, Any] = {
+            "chunk_size": chunk_size,
+            "memory_budget": memory_budget,
+            "progress": progress,
+        }
+        batched = vmap(func, in_dims, dims, randomness, **options)
+        whole = Vmap(func, in_dims, dims, randomness)
+        return transformed(
+            func, sample_loop.falling_back(batched, whole, ragged=out_dims == "ragged")
+        )
     at_once = chunk_size is None and not progress
     if axis_name is not None and not at_once:
         raise TransformError(
@@ -107,13 +135,18 @@ def vmap(
             "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
             "one of them out."
         )
+    if mesh is not None and randomness == "keyed" and key is None:
+        raise TransformError(
+            "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that all ranks have "
+            "alike: give key=torchlayers.random.key(seed)."
+        )
     spread = None
     named = func
     if mesh is not None:
         spread = Spread(f"vmap({tree.name_of(func)}, mesh=...)", mesh, out, check)
     elif axis_name is not None:
         named = naming_samples(func, axis_name)
-    given = Vmap(named, in_dims, out_dims, randomness)
+    of_calls = Vmap(named, in_dims, out_dims, randomness, key)
 
     def run(given: Vmap, samples: Samples, kwargs: dict[str, Any]) -> Any:
         if at_once:
@@ -135,11 +168,15 @@ def vmap(
                 progress=progress,
                 axis_name=axis_name,
                 mesh=mesh,
+                keyed=randomness == "keyed",
             )
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )
             return theirs(*args, **kwargs)
+        given = of_calls
+        if randomness == "keyed" and key is None:
+            given = given._replace(key=torch.randint(2**63 - 1, ()))
         if at_once and spread is None:
             return _C.call_vmap(given, args, kwargs)
         if spread is not None:
@@ -149,6 +186,15 @@ def vmap(
         return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
+
+
+def _check_key_of(randomness: str, key: Tensor) -> None:
+    if randomness != "keyed":
+        raise TransformError(
+            f"torchlayers: vmap: a key is given, and randomness={randomness!r} draws by none. Give "
+            "randomness='keyed' with it."
+        )
+    check_key("vmap", key)
 
 
 class Vmap(NamedTuple):
@@ -162,6 +208,8 @@ class Vmap(NamedTuple):
     in_dims: Any
     out_dims: Any
     randomness: str
+    key: Tensor | None = None  # where it is keyed
+    first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
 
     def check_out_dims(self) -> None:
         if isinstance(self.out_dims, int):
@@ -329,6 +377,7 @@ def _vmap_over_ranks(
             "in_dims": str(dims),
             "out_dims": str(given.out_dims),
             "randomness": given.randomness,
+            "key": str(None if given.key is None else given.key.tolist()),
         }
 
     is_first = spread.agree(facts)
@@ -336,11 +385,13 @@ def _vmap_over_ranks(
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     since = sequence_number()
     own = spread.samples(leaves, dims, batch_size)
+    start, size = spread.part(batch_size)
+    given = given._replace(first=start)
     if axis_name is not None:
         axis = spread.named(axis_name, batch_size)
         given = given._replace(func=naming_samples(given.func, axis_name, axis))
     with spread.inside(given.randomness, is_checked=is_first):
-        results = run(given, (own, spec, dims, spread.part(batch_size)[1]), kwargs)
+        results = run(given, (own, spec, dims, size), kwargs)
         flat, result_spec = tree.flatten(results)
         if is_first:
             spread.refuse_captured(own, flat, since)
@@ -369,7 +420,9 @@ def _vmap_in_chunks(
         if random is not None:  # every chunk draws what the first one drew
             random.restore()
         chunk = _narrow(leaves, dims, start, size), spec, dims, size
-        return tree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+        return tree.flatten(
+            _C.call_vmap_of_leaves(given._replace(first=given.first + start), chunk, kwargs)
+        )
 
     return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
 
@@ -384,6 +437,12 @@ def _vmap_in_shards(
 ) -> Any:
     """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
     leaves, spec, dims, batch_size = samples
+    if given.key is not None:
+        raise TransformError(
+            f"{given._call()}: with randomness='keyed', a batch that is spread over ranks can't "
+            "run in chunks of a given size, whose samples are not next to each other. Leave "
+            "chunk_size out."
+        )
     parts = dtensor.LocalChunks(leaves, dims, batch_size)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], tree.TreeSpec]:

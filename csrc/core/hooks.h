@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
+#include <functional>
 #include <string>
 
 #include "core/operator.h"
@@ -23,6 +24,16 @@ struct Hooks {
   void (*release_dual_level)() = [] {};
   // Calls what the operator is made of instead of it; false where nothing is known of that.
   bool (*decompose)(const Operator& op, Args& args) = [](const Operator&, Args&) { return false; };
+  // Gives what a random operator gives, by a key, in the place of its arguments; false where with
+  // these it draws nothing. Throws where nothing is known of it. `who` draws.
+  bool (*draw)(
+      const Operator& op,
+      Args& args,
+      const std::string& who,
+      const std::function<at::Tensor()>& next_key) =
+      [](const Operator&, Args&, const std::string&, const std::function<at::Tensor()>&) {
+        return false;
+      };
   // The rank that this process has in a process group, or in one of this name.
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;

@@ -57,6 +57,8 @@ struct Operator {
   bool is_random;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
   bool reads_number;
+  // Draws random numbers, at least with some arguments.
+  bool draws;
   // x[...] = value.
   bool writes_by_index;
   // torch.func's front key has a kernel of its own for it: a decomposition, or

@@ -75,10 +75,27 @@ const char* randomness_name(Randomness randomness) {
       return "same";
     case Randomness::Different:
       return "different";
+    case Randomness::Keyed:
+      return "keyed";
+  }
+  return "?";
+}
+
+namespace {
+
+// None of torch's own rules draws by a key, and where one is reached all the same it is to refuse.
+at::functorch::RandomnessType known_to_torch(Randomness randomness) {
+  switch (randomness) {
+    case Randomness::Same:
+      return at::functorch::RandomnessType::Same;
+    case Randomness::Different:
+      return at::functorch::RandomnessType::Different;
     default:
-      return "?";
+      return at::functorch::RandomnessType::Error;
   }
 }
+
+} // namespace
 
 std::map<std::string, c10::IValue> VmapLayer::metadata() const {
   return {{"batch_size", batch_size_}, {"randomness", randomness_name(randomness_)}};
@@ -86,7 +103,7 @@ std::map<std::string, c10::IValue> VmapLayer::metadata() const {
 
 at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
-      at::functorch::TransformType::Vmap, level, batch_size_, randomness_);
+      at::functorch::TransformType::Vmap, level, batch_size_, known_to_torch(randomness_));
 }
 
 void VmapLayer::process(const Operator& op, Args& args) {
@@ -103,6 +120,9 @@ void VmapLayer::run(const Operator& op, Args& args) {
   BatchedCall call(op, args, *this);
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
+  }
+  if (draws_ && op.draws && draws_->run(op, args, *this)) {
+    return;
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {

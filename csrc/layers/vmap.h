@@ -2,17 +2,20 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/layer.h"
+#include "layers/draws.h"
 #include "values/inside.h"
 
 namespace torchlayers {
 
 class BatchedCall;
 
-using Randomness = at::functorch::RandomnessType;
+// torch.func's three, and "keyed". NOTE [Drawing by a key].
+enum class Randomness { Error, Same, Different, Keyed };
 
 class VmapLayer final : public Layer {
  public:
@@ -22,6 +25,11 @@ class VmapLayer final : public Layer {
         randomness_(randomness),
         made_(*this) {
     inside_ = &made_;
+  }
+  // The samples draw by this key; the first of them is at this place in the whole batch.
+  VmapLayer(c10::SymInt batch_size, const at::Tensor& key, int64_t first)
+      : VmapLayer(std::move(batch_size), Randomness::Keyed) {
+    draws_.emplace(key, Draws::Samples{batch_size_, first});
   }
 
   const char* kind() const override {
@@ -33,7 +41,8 @@ class VmapLayer final : public Layer {
   bool follows(const at::Tensor& tensor) const override;
   // Above the layer its parts meet our rules; torch's rule would see them through to the end.
   bool decomposes(const Operator& op) const override {
-    return op.is_composite_under_vmap && op.batching_rule == nullptr;
+    return (op.is_composite_under_vmap && op.batching_rule == nullptr) ||
+           (draws_ && op.draws && op.is_composite);
   }
   bool has_rule_for(const Operator& op) const override {
     return op.batching_rule != nullptr;
@@ -45,7 +54,7 @@ class VmapLayer final : public Layer {
   }
   // Whether random operators draw numbers of its own for each sample.
   bool draws_for_each() const {
-    return randomness_ == Randomness::Different;
+    return randomness_ == Randomness::Different || randomness_ == Randomness::Keyed;
   }
   void switch_off() override {
     made_.clear();
@@ -60,6 +69,11 @@ class VmapLayer final : public Layer {
     return whose_ ? whose_(tensor) : "a tensor that is not batched";
   }
 
+  // Null where the samples don't draw by a key.
+  Draws* draws() {
+    return draws_ ? &*draws_ : nullptr;
+  }
+
  private:
   // What there is to do where no tensor stands for another.
   void run(const Operator& op, Args& args);
@@ -67,6 +81,7 @@ class VmapLayer final : public Layer {
 
   c10::SymInt batch_size_;
   Randomness randomness_;
+  std::optional<Draws> draws_;
   Inside made_;
   Whose whose_;
 };

@@ -202,7 +202,7 @@ void explain(
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
     raise(
         "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
-        "x, 0), or do it outside vmap.",
+        "x, 0), do it outside vmap, or give vmap fallback='loop', which runs a sample at a time.",
         layer.name(),
         op.name());
   }
@@ -284,8 +284,9 @@ void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer
       raise(
           "{} can't make one Python number of a batched tensor: it holds {} values. vmap: It looks "
           "like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
-          "data-dependent control flow (bool(), if, while). Use torch.where or torch.stack, or "
-          "return the value and look at it after vmap.",
+          "data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
+          "torchlayers.while_loop or torch.where in place of if and while; or return the value and "
+          "look at it after vmap; or give vmap fallback='loop', which runs a sample at a time.",
           layer.name(),
           *layer.batch_size());
     }

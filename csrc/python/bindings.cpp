@@ -9,6 +9,7 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
+#include "layers/draws.h"
 #include "layers/function.h"
 
 #include "layers/transforms.h"
@@ -18,6 +19,7 @@
 #include "python/modules.h"
 #include "python/program.h"
 #include "rules/axes.h"
+#include "rules/philox.h"
 #include "values/places.h"
 #include "values/wrapper.h"
 
@@ -113,6 +115,46 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
 
+  // (number, draws so far) of each layer on the stack that draws by a key, outermost first, and the
+  // key of the last if that is of seeded. NOTE [Drawing by a key].
+  m.def("draws", [] {
+    std::vector<std::pair<uint64_t, int64_t>> all;
+    std::optional<at::Tensor> key;
+    for (Layer* layer : layers_on_stack()) {
+      if (const Draws* draws = draws_of(layer)) {
+        all.emplace_back(layer->number(), draws->count);
+        key = draws->of_samples() ? std::nullopt : std::optional(draws->key());
+      }
+    }
+    return std::make_pair(all, key);
+  });
+  m.def("set_draws", [](const std::vector<int64_t>& counts) {
+    size_t i = 0;
+    for (Layer* layer : layers_on_stack()) {
+      Draws* draws = draws_of(layer);
+      if (draws != nullptr && i < counts.size()) {
+        draws->count = counts[i++];
+      }
+    }
+  });
+  // Of a draw by the layer on top; None where that does not draw by a key.
+  m.def("next_key", wrap_pybind_function([]() -> std::optional<at::Tensor> {
+          Layer* layer = top_layer();
+          Draws* draws = draws_of(layer);
+          if (draws == nullptr) {
+            return std::nullopt;
+          }
+          at::Tensor key;
+          {
+            const BelowForFunction below;
+            key = draws->next_key();
+          }
+          return draws->on(*layer, std::move(key));
+        }));
+  m.def("philox", [](philox::Words counter, std::array<uint32_t, 2> key) {
+    return philox::block(counter, key);
+  });
+
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
           return lift(tensor, entered_layer());
         }));
@@ -138,6 +180,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
+    return concerns(tensor, levels, below);
+  });
 
   m.def("start_recording", &start_recording);
   m.def("stop_recording", &stop_recording);

@@ -25,6 +25,17 @@ struct Batching : Given {
   Randomness randomness() const {
     return parse_randomness(field(3));
   }
+  // Where the randomness is keyed: the key, and the first sample's place in the whole batch.
+  const at::Tensor& key() const {
+    return tensor_of(field(4));
+  }
+  int64_t first() const {
+    return field(5).cast<int64_t>();
+  }
+  std::shared_ptr<VmapLayer> layer(const c10::SymInt& batch_size) const {
+    return field(4).is_none() ? std::make_shared<VmapLayer>(batch_size, randomness())
+                              : std::make_shared<VmapLayer>(batch_size, key(), first());
+  }
 };
 
 // A tree of which some leaves have a batch dimension, and where.
@@ -117,7 +128,7 @@ std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
 
 py::object run(
     const Batching& given, Samples& samples, PyObject* kwargs, const Replaced& replaced) {
-  const auto layer = std::make_shared<VmapLayer>(samples.size, given.randomness());
+  const auto layer = given.layer(samples.size);
   const auto batched = [&](int64_t level) -> py::object {
     Batch& args = samples.args;
     if (const auto create = replaced["_create_batched_inputs"]) {

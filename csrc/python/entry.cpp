@@ -3,6 +3,7 @@
 #include "layers/functionalize.h"
 #include "layers/grad.h"
 #include "layers/jvp.h"
+#include "layers/seeded.h"
 #include "layers/vmap.h"
 #include "python/bindings.h"
 #include "python/tree.h"
@@ -72,7 +73,8 @@ void leave_with_error(Entry& entry) {
 }
 
 Randomness parse_randomness(py::handle name) {
-  for (auto randomness : {Randomness::Error, Randomness::Same, Randomness::Different}) {
+  for (auto randomness :
+       {Randomness::Error, Randomness::Same, Randomness::Different, Randomness::Keyed}) {
     if (PyUnicode_Check(name.ptr()) &&
         PyUnicode_CompareWithASCIIString(name.ptr(), randomness_name(randomness)) == 0) {
       return randomness;
@@ -95,6 +97,9 @@ void bind_entries(py::module_& m) {
   m.def("vmap_entry", [](const c10::SymInt& batch_size, const py::object& randomness) {
     return std::make_shared<Entry>(
         std::make_shared<VmapLayer>(batch_size, parse_randomness(randomness)));
+  });
+  m.def("seeded_entry", [](const at::Tensor& key) {
+    return std::make_shared<Entry>(std::make_shared<SeededLayer>(key));
   });
   m.def("functionalize_entry", [](bool keeps_views) {
     return std::make_shared<Entry>(std::make_shared<FunctionalizeLayer>(keeps_views));

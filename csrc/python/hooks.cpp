@@ -106,6 +106,26 @@ bool decompose_in_python(const Operator& op, Args& args) {
   return true;
 }
 
+bool draw_in_python(
+    const Operator& op,
+    Args& args,
+    const std::string& who,
+    const std::function<at::Tensor()>& next_key) {
+  const py::gil_scoped_acquire gil;
+  const Args own = last(args, op.num_args).vec();
+  const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
+  const py::object function = imported("torchlayers.drawing", "find")(
+      op.schema().name(), op.schema().overload_name(), positional, keywords, who);
+  if (function.is_none()) {
+    return false;
+  }
+  Args results = results_from_python(
+      op, function(next_key(), *positional, **keywords), "what draws by a key for");
+  drop(args, op.num_args);
+  args.insert(args.end(), results.begin(), results.end());
+  return true;
+}
+
 int64_t rank_in_group(const c10::IValue& group) {
   const py::gil_scoped_acquire gil;
   return py::module_::import("torchlayers.decompositions.collectives")
@@ -153,6 +173,7 @@ void supply_hooks() {
   hooks.hold_dual_level = [] { DualLevel::instance().hold(); };
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;
+  hooks.draw = &draw_in_python;
   hooks.rank_in_group = &rank_in_group;
   hooks.met_subclass = &met_subclass;
   hooks.name_type_of_nodes = &name_type;

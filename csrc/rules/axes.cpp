@@ -183,6 +183,14 @@ Tensor shared_kernel(const Tensor& x, int64_t /*size*/) {
   return x.clone();
 }
 
+// Nobody was there to resolve it. NOTE [Samples of their own].
+Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
+  raise(
+      "control flow on a predicate that is batched by a vmap (level {}) went on outside that vmap. "
+      "Return its results from the function that vmap runs.",
+      axis.substr(1));
+}
+
 std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*axis*/) {
   std::vector<Tensor> copies;
   for (const Tensor& x : xs) {
@@ -302,6 +310,8 @@ TORCH_LIBRARY(torchlayers, library) {
   library.def("psum_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("psum_invariant_each(Tensor[] xs, str axis) -> Tensor[]");
   library.def("axis_index(Device? device, str axis) -> Tensor");
+  library.def("samples_to_dim(Tensor x, int dim, str axis) -> Tensor");
+  library.def("dim_to_samples(Tensor x, int dim, str axis) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
@@ -320,6 +330,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("psum_each", psum_each_kernel);
   library.impl("psum_invariant_each", psum_each_kernel);
   library.impl("axis_index", axis_index_kernel);
+  library.impl("samples_to_dim", moved_kernel);
+  library.impl("dim_to_samples", moved_kernel);
 }
 
 } // namespace
@@ -351,6 +363,10 @@ void add_axes(Table& rules) {
       VJP(0, on("own_part", g, {c.arg(1), c.arg(2), c.arg(3), c.arg(4)})));
   // Each rank gives its part of the one cotangent.
   rules["torchlayers::shared"].linear_in(0).vjp(VJP(0, g / c.integer(1)));
+  rules["torchlayers::samples_to_dim"].linear_in(0).vjp(
+      VJP(0, on("dim_to_samples", g, {c.arg(1), c.arg(2)})));
+  rules["torchlayers::dim_to_samples"].linear_in(0).vjp(
+      VJP(0, on("samples_to_dim", g, {c.arg(1), c.arg(2)})));
 }
 
 } // namespace torchlayers

@@ -31,6 +31,7 @@ void add_fft(Table& rules);
 void add_constants(Table& rules);
 void add_collectives(Table& rules);
 void add_axes(Table& rules);
+void add_random(Table& rules);
 
 inline void add_families(Table& rules) {
   add_unary(rules);
@@ -59,6 +60,7 @@ inline void add_families(Table& rules) {
   add_constants(rules);
   add_collectives(rules);
   add_axes(rules);
+  add_random(rules);
 }
 
 } // namespace torchlayers

@@ -138,6 +138,23 @@ std::bitset<64> batched_levels(const at::Tensor& tensor) {
   return {};
 }
 
+bool concerns(const at::Tensor& tensor, std::bitset<64> levels, int64_t below) {
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    const auto level = wrapper->is_alive() ? wrapper->level() : std::nullopt;
+    const bool is_above_lowest =
+        level && *level < below && (levels << (64 - static_cast<size_t>(*level))).any();
+    return is_above_lowest || concerns(wrapper->value(), levels, below);
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    if (batched->level() == below) {
+      return (batched_levels(batched->value()) & levels).any();
+    }
+    return levels.test(static_cast<size_t>(batched->level()) % 64) ||
+           concerns(batched->value(), levels, below);
+  }
+  return false;
+}
+
 bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (!batched) {

@@ -54,6 +54,11 @@ const at::Tensor& holder_of(const at::Tensor& tensor);
 // The levels at which it is batched, a bit each.
 std::bitset<64> batched_levels(const at::Tensor& tensor);
 
+// Whether each sample of these levels has its own of a tensor that comes from below a level, or a
+// derivative of its own by it: it is batched at one of them, or differentiated above the lowest.
+// What is batched at that level itself does not come from below it.
+bool concerns(const at::Tensor& tensor, std::bitset<64> levels, int64_t below);
+
 // Whether the tensor was batched by another vmap than those of this layer and the
 // layers below it, which means that it escaped: that vmap has ended, or is not where
 // the operator runs. NOTE [Whose batch].

@@ -140,6 +140,9 @@ SAMPLES: dict[str, list[Sample]] = {
     # torch has no derivative of these by x.
     "mish_backward": [(lambda g, x: A.mish_backward(g.detach(), x.detach()) * g, [X, Y])],
     "silu_backward": [(lambda g, x: A.silu_backward(g.detach(), x.detach()) * g, [X, Y])],
+    "_standard_gamma_grad": [
+        (lambda a, y: A._standard_gamma_grad(a.detach().abs() + 1, y.detach().abs()) * y, [X, Y])
+    ],
     "gelu_backward": [
         (lambda g, x, a=a: A.gelu_backward(g, x, approximate=a), [given, Y])
         for a in ("none", "tanh")

@@ -71,13 +71,14 @@ VMAP = [
         "unknown randomness",
         lambda tf: tf.vmap(torch.sin, randomness="never"),
         TransformError,
-        "torchlayers: vmap: randomness must be 'error', 'same' or 'different', got 'never'.",
+        "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got "
+        "'never'.",
     ),
     Misuse(
         "None as randomness",
         lambda tf: tf.vmap(torch.sin, randomness=None),
         TransformError,
-        "torchlayers: vmap: randomness must be 'error', 'same' or 'different', got None.",
+        "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got None.",
     ),
     Misuse(
         "chunk_size of zero",

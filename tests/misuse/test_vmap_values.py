@@ -28,8 +28,9 @@ def asserting(x):
 ONE_NUMBER = (
     "torchlayers: vmap (level 1) can't make one Python number of a batched tensor: it holds 3 "
     "values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a Tensor "
-    "in some data-dependent control flow (bool(), if, while). Use torch.where or torch.stack, or "
-    "return the value and look at it after vmap."
+    "in some data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
+    "torchlayers.while_loop or torch.where in place of if and while; or return the value and look "
+    "at it after vmap; or give vmap fallback='loop', which runs a sample at a time."
 )
 
 
@@ -109,7 +110,8 @@ NUMBERS = [
 def own_size(op):
     return (
         f"torchlayers: vmap (level 1) can't run {op}: each sample's result would have a size of "
-        "its own. Use torch.where(mask, x, 0), or do it outside vmap."
+        "its own. Use torch.where(mask, x, 0), do it outside vmap, or give vmap fallback='loop', "
+        "which runs a sample at a time."
     )
 
 

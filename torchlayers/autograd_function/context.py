@@ -146,22 +146,38 @@ def put(ctx: Any, name: str, value: Any) -> None:
     vars(ctx)[name] = value
 
 
-class WithoutDirty:
-    """ctx for a Function that returns what it has written instead of writing it."""
+class _AroundContext:
+    """ctx, of which a class of this one changes a part."""
 
     __slots__ = ("_torchlayers_ctx",)
 
     def __init__(self, ctx: Any) -> None:
         object.__setattr__(self, "_torchlayers_ctx", ctx)
 
-    def mark_dirty(self, *tensors: Any) -> None:
-        pass
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torchlayers_ctx, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._torchlayers_ctx, name, value)
+
+
+class WithoutDirty(_AroundContext):
+    """ctx for a Function that returns what it has written instead of writing it."""
+
+    __slots__ = ()
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        pass
+
+
+class WithoutLast(_AroundContext):
+    """ctx for a Function that knows nothing of its last operand."""
+
+    __slots__ = ()
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        return tuple(self._torchlayers_ctx.needs_input_grad[:-1])
 
 
 def check_name(name: str, owner: str) -> None:

@@ -61,5 +61,6 @@ OF_KIND: dict[str, type[Interpreter]] = {
     "grad": Grad,
     "jvp": Jvp,
     "vmap": Vmap,
+    "seeded": Vmap,  # as a vmap that has batched nothing
     "functionalize": Functionalize,
 }

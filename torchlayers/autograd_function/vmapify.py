@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._functorch import TransformType
 
 from torchlayers import _C, tree
-from torchlayers.autograd_function import context, derivatives, generated
+from torchlayers.autograd_function import context, derivatives, drawing, generated
 from torchlayers.autograd_function.batching import Dims, batched, unbatched
 from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.autograd_function.reductify import (
@@ -56,6 +56,8 @@ class VmapInfo(NamedTuple):
 @custom_function_call.py_impl(TransformType.Vmap)
 def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     name = generated.name_of(function)
+    if (key := _C.next_key()) is not None:
+        function, operands = drawing.drawing_by_last(function), (*operands, key)
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
     values, in_dims = unbatched(operands, interpreter.level())
     if all(dim is None for dim in tree.leaves(in_dims)):

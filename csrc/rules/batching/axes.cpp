@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "core/errors.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -130,6 +131,35 @@ bool axis_index(BatchedCall& call, size_t) {
   return call.give([&] { return at::arange(call.batch_size(), device); });
 }
 
+// samples_to_dim(x, dim, axis): all samples in a dimension, where something else than this vmap
+// runs on them. NOTE [Samples of their own].
+bool samples_to_dim(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {1});
+  }
+  // Memory of its own where there is one for all: a tangent, which may differ, is laid out alike.
+  return call.give_unbatched([&] {
+    const Tensor rows =
+        call.is_batched(0) ? call.value(0) : call.expanded(0).clone(at::MemoryFormat::Contiguous);
+    return rows.movedim(0, call[1].toInt());
+  });
+}
+
+// dim_to_samples(x, dim, axis): and back.
+bool dim_to_samples(BatchedCall& call, size_t) {
+  if (!is_own(call)) {
+    return of_another(call, {1});
+  }
+  if (call.is_batched(0)) {
+    raise(
+        "control flow on a batched predicate: a branch or loop body used a tensor batched by {} in "
+        "a way that can't be seen (an extension in C++, or a Function that captures it). Pass it "
+        "as an operand.",
+        call.layer_name());
+  }
+  return call.give([&] { return call.tensor(0).movedim(call[1].toInt(), 0); });
+}
+
 } // namespace
 
 void add_batched_axes(BatchingTable& rules) {
@@ -142,6 +172,8 @@ void add_batched_axes(BatchingTable& rules) {
   rules.add({"torchlayers::ppermute"}, {ppermute});
   rules.add({"torchlayers::own_part", "torchlayers::joined_parts"}, {of_parts});
   rules.add({"torchlayers::axis_index"}, {axis_index});
+  rules.add({"torchlayers::samples_to_dim"}, {samples_to_dim});
+  rules.add({"torchlayers::dim_to_samples"}, {dim_to_samples});
 }
 
 } // namespace torchlayers

@@ -1,0 +1,182 @@
+"""vmap(f, fallback="loop"): functions that ask for what only one sample has."""
+
+import warnings
+
+import pytest
+import torch
+
+import torchlayers as tl
+
+X = torch.tensor([[1.0, -2.0, 3.0], [-1.0, -2.0, -3.0]], dtype=torch.float64)
+
+
+def asks_for_a_number(x):
+    return x * x.sum().item()
+
+
+def branches(x):
+    if x.sum() > 0:
+        return x.sin()
+    return x.exp()
+
+
+def makes_a_list(x):
+    return torch.tensor(x.tolist(), dtype=x.dtype) + x
+
+
+def loops(x):
+    while x.abs().sum() > 1:
+        x = x / 2
+    return x
+
+
+FUNCTIONS = [asks_for_a_number, branches, makes_a_list, loops]
+
+
+def looped(f, **options):
+    return tl.vmap(f, fallback="loop", **options)
+
+
+def alone(f, xs=X):
+    return torch.stack([f(x) for x in xs])
+
+
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_each_sample_has_what_it_has_alone(f):
+    with pytest.warns(UserWarning, match="runs a sample at a time, because it asks for"):
+        torch.testing.assert_close(looped(f)(X), alone(f))
+    assert tl.current_stack() == ()
+
+
+def test_the_warning_names_the_line():
+    with pytest.warns(UserWarning, match=r"In test_sample_loop.py:\d+, `if x.sum\(\) > 0:`"):
+        looped(branches)(X)
+
+
+def test_what_vmap_can_run_it_runs():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(looped(torch.sin)(X), X.sin())
+        assert looped(lambda x: x * 0 + len(tl.current_stack()))(X).unique() == 1
+
+
+@pytest.mark.parametrize("f", [branches, loops])
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_it_is_differentiated_from_outside(f):
+    slope = tl.grad(lambda x: looped(f)(x).sum())
+    torch.testing.assert_close(slope(X), tl.grad(lambda x: alone(f, x).sum())(X))
+    tangent = tl.jvp(looped(f), (X,), (X.cos(),))[1]
+    torch.testing.assert_close(tangent, tl.jvp(lambda x: alone(f, x), (X,), (X.cos(),))[1])
+    x = X.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(looped(f)(x).sum(), x)[0], slope(X))
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_gradients_inside_it():
+    torch.testing.assert_close(looped(tl.grad(lambda x: branches(x).sum()))(X), alone(
+        tl.grad(lambda x: branches(x).sum())))  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_two_that_nest():
+    nested = looped(lambda x: looped(lambda y: y * x.sum().item() * y.item())(x))(X)
+    torch.testing.assert_close(nested, X.square() * X.sum(1, keepdim=True))
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_an_error_of_a_vmap_around_is_its_own():
+    """The inner loop could not help: x is batched by both."""
+    with pytest.raises(RuntimeError, match=r"calling .item\(\) on a Tensor"):
+        tl.vmap(lambda y: looped(lambda x: x * y.item())(X))(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_in_and_out_dims():
+    def f(x, scale, power):
+        return x * scale["s"] * x.sum().item(), torch.tensor(power)
+
+    out, power = looped(f, in_dims=(1, {"s": 0}, None), out_dims=(-1, None))(
+        X, {"s": torch.arange(3.0)}, 2
+    )
+    torch.testing.assert_close(out, X * torch.arange(3.0) * X.sum(0))
+    assert power == 2
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_numbers_become_tensors():
+    torch.testing.assert_close(looped(lambda x: x.sum().item())(X.float()), X.sum(1).float())
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_random_numbers(randomness):
+    torch.manual_seed(0)
+    drawn = looped(lambda x: torch.rand(()) + 0 * x.sum().item(), randomness=randomness)(X)
+    torch.manual_seed(0)
+    first = torch.rand(())
+    assert drawn[0] == first
+    assert (drawn[1] == first) == (randomness == "same")
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_results_of_different_sizes_are_nested():
+    ragged = looped(lambda x: {"kept": x[x > 0], "count": (x > 0).sum()}, out_dims="ragged")(X)
+    assert ragged["kept"].is_nested and ragged["kept"].layout == torch.jagged
+    expected = [torch.tensor([1.0, 3.0], dtype=X.dtype), torch.tensor([], dtype=X.dtype)]
+    for got, its in zip(ragged["kept"].unbind(), expected, strict=True):
+        torch.testing.assert_close(got, its)
+    assert ragged["count"].tolist() == [2, 0]
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_nested_results_are_differentiated_by_autograd():
+    x = X.clone().requires_grad_()
+    ragged = looped(lambda x: x[x > 0].square(), out_dims="ragged")(x)
+    (gradient,) = torch.autograd.grad(ragged.values().sum(), x)
+    torch.testing.assert_close(gradient, 2 * X * (X > 0))
+
+
+def test_results_of_one_size_are_nested_too_where_that_was_asked_for():
+    ragged = looped(torch.sin, out_dims="ragged")(X)
+    assert ragged.is_nested
+    torch.testing.assert_close(torch.stack(ragged.unbind()), X.sin())
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_different_sizes_without_ragged():
+    with pytest.raises(tl.errors.DimensionError, match="out_dims='ragged'"):
+        looped(lambda x: x[x > 0])(X)
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_different_structures():
+    def f(x):
+        return (x,) if x.sum() > 0 else (x, x)
+
+    with pytest.raises(tl.errors.StructureError, match=r"returned \(\*,\) and \(\*, \*\)"):
+        looped(f)(X)
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+def test_an_error_in_a_sample_is_raised_as_it_is():
+    def f(x):
+        if x.sum() < 0:
+            raise ZeroDivisionError
+        return x
+
+    with pytest.raises(ZeroDivisionError):
+        looped(f)(X)
+    assert tl.current_stack() == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"fallback": "lop"}, "fallback must be None or 'loop', got 'lop'"),
+        ({"out_dims": "ragged"}, "Give fallback='loop' too"),
+        ({"fallback": "loop", "axis_name": "i"}, "have to run at once"),
+    ],
+)
+def test_options_that_do_not_fit(options, says):
+    with pytest.raises(tl.errors.TransformError, match=says):
+        tl.vmap(torch.sin, **options)

@@ -1,0 +1,23 @@
+"""Control flow under every layer: branches, loops and scans, on batched predicates too.
+
+Where a predicate is a number, its branch is taken, and loops run in Python: the layers see plain
+operators. Where it is batched, ``samples`` runs each branch on a batch of its own.
+"""
+
+from torchlayers.control_flow.associative_scan import associative_scan as associative_scan
+from torchlayers.control_flow.cond import cond as cond
+from torchlayers.control_flow.fori_loop import fori_loop as fori_loop
+from torchlayers.control_flow.map import map as map
+from torchlayers.control_flow.scan import scan as scan
+from torchlayers.control_flow.switch import switch as switch
+from torchlayers.control_flow.while_loop import while_loop as while_loop
+
+__all__ = [
+    "associative_scan",
+    "cond",
+    "fori_loop",
+    "map",
+    "scan",
+    "switch",
+    "while_loop",
+]

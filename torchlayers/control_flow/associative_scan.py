@@ -1,0 +1,112 @@
+"""associative_scan: all partial results of an associative function, in logarithmic depth."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.control_flow.structure import check_alike, check_function
+from torchlayers.errors import DimensionError, NotTensorError, TransformError
+from torchlayers.vmap import vmap
+
+
+def associative_scan(
+    f: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False
+) -> Any:
+    """Along a dimension: x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ...
+
+    f runs on many pairs at once, about 2 log2(n) times for n elements, and on fewer than 2 n pairs.
+
+    Args:
+        f: takes two elements, pytrees of tensors without that dimension, and returns one. It must
+            be associative: f(f(a, b), c) is f(a, f(b, c)). It need not be commutative, and may
+            capture tensors.
+        xs: the elements: a tensor, or a pytree of tensors that have as many along dim.
+        dim: the dimension.
+        reverse: from the last element on: x_n, f(x_n, x_n-1), ..., each in its element's place.
+    Returns:
+        As xs.
+    Raises:
+        DimensionError: xs have different lengths along dim, or no such dimension.
+        StructureError: f returns something else than an element.
+    Example:
+        >>> torchlayers.associative_scan(torch.mul, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        tensor([ 1.,  2.,  6., 24.])
+        >>> def affine(first, then):  # x -> a x + b, one after the other
+        ...     return then[0] * first[0], then[0] * first[1] + then[1]
+        >>> torchlayers.associative_scan(affine, (torch.full((3,), 2.0), torch.ones(3)))
+        (tensor([2., 4., 8.]), tensor([1., 3., 7.]))
+
+    Source: jax.lax.associative_scan; Blelloch, "Prefix sums and their applications" (1990).
+    """
+    check_function("associative_scan", "f", f)
+    leaves, spec = tree.flatten(xs)
+    dims = [_dim(leaf, dim, tree.leaf_name("xs", (xs,), i)) for i, leaf in enumerate(leaves)]
+    if not leaves:
+        raise TransformError("torchlayers: associative_scan: xs holds no tensors.")
+    rows = [leaf.movedim(at, 0) for leaf, at in zip(leaves, dims, strict=True)]
+    lengths = {len(leaf) for leaf in rows}
+    if len(lengths) > 1:
+        raise DimensionError(
+            f"torchlayers: associative_scan: xs must have one length along dim {dim}, but have "
+            f"{' and '.join(str(len(leaf)) for leaf in rows)}."
+        )
+    element = tree.unflatten(rows, spec)
+
+    def pairs(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+        found = vmap(f)(tree.unflatten(first, spec), tree.unflatten(second, spec))
+        check_alike(
+            "associative_scan",
+            tree.map_tensors(lambda leaf: leaf[0], element),
+            "an element",
+            tree.map_tensors(lambda leaf: leaf[0], found),
+            "f",
+        )
+        return tree.leaves(found)
+
+    if reverse:
+        rows = [leaf.flip(0) for leaf in rows]
+    found = _partial(pairs, rows)
+    if reverse:
+        found = [leaf.flip(0) for leaf in found]
+    return tree.unflatten([leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec)
+
+
+def _partial(
+    pairs: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]
+) -> list[Tensor]:
+    """The partial results of pairs are every second one; the others are one step from these."""
+    count = len(rows[0])
+    if count < 2:
+        return rows
+    joined = pairs([leaf[:-1:2] for leaf in rows], [leaf[1::2] for leaf in rows])
+    odd = _partial(pairs, joined)
+    if count == 2:
+        return [torch.cat([leaf[:1], other]) for leaf, other in zip(rows, odd, strict=True)]
+    before = [leaf[: (count - 1) // 2] for leaf in odd]
+    even = pairs(before, [leaf[2::2] for leaf in rows])
+    return [
+        _interleaved(torch.cat([leaf[:1], one]), other)
+        for leaf, one, other in zip(rows, even, odd, strict=True)
+    ]
+
+
+def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
+    """even[0], odd[0], even[1], ...; there is one more of even, or as many."""
+    both = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)
+    return both if len(even) == len(odd) else torch.cat([both, even[-1:]])
+
+
+def _dim(leaf: Any, dim: int, name: str) -> int:
+    if not isinstance(leaf, Tensor):
+        raise NotTensorError(
+            f"torchlayers: associative_scan: {name} must be a tensor, got {type(leaf).__name__}."
+        )
+    if not -leaf.dim() <= dim < leaf.dim():
+        raise DimensionError(
+            f"torchlayers: associative_scan: dim {dim} is out of range for {name}, of shape "
+            f"{tuple(leaf.shape)}."
+        )
+    return dim % leaf.dim()

@@ -1,0 +1,73 @@
+"""One of several functions for each sample: what cond and switch share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.control_flow.samples import Batch, numbers, run_inside
+from torchlayers.control_flow.structure import check_alike
+
+WAYS = ("select", "gather")
+
+
+def run(
+    api: str,
+    which: Tensor,
+    batch: Batch,
+    branches: Sequence[tuple[str, Callable[..., Any]]],
+    operands: Sequence[Any],
+    batched: str,
+) -> Any:
+    """Each sample through the branch that it takes.
+
+    Args:
+        api: what errors call this.
+        which: for each sample in a row, the branch that it takes.
+        batch: the samples.
+        branches: each with what errors call it.
+        operands: what the branches are called with.
+        batched: ``"select"`` or ``"gather"``.
+    """
+    taken = sorted({*numbers(which)})
+    if len(taken) <= 1:  # all samples take the same
+        return branches[taken[0] if taken else 0][1](*operands)
+    name_of_first, first, spec = "", None, None
+    rows: list[Any] = []
+    order = []
+    for i in taken:
+        name, branch = branches[i]
+        takes = which == i
+        if batched == "gather":
+            index = takes.nonzero().squeeze(1)
+            order.append(index)
+            leaves, its_spec = run_inside(branch, operands, batch, index=index)
+        else:
+            leaves, its_spec = run_inside(branch, operands, batch, taken=takes)
+        samples = tree.unflatten([_sample(leaf) for leaf in leaves], its_spec)
+        if spec is None:
+            name_of_first, first, spec = name, samples, its_spec
+            rows = [[leaf] for leaf in leaves]
+            continue
+        check_alike(api, first, name_of_first, samples, name)
+        for held, leaf in zip(rows, leaves, strict=True):
+            if batched == "gather":
+                held.append(leaf)
+            elif leaf is not None:
+                held[0] = torch.where(_beside(takes, leaf), leaf, held[0])
+    assert spec is not None
+    if order:
+        back = torch.cat(order).argsort()
+        rows = [[held[0] if held[0] is None else torch.cat(held)[back]] for held in rows]
+    return tree.unflatten([leaf if leaf is None else batch.hide(leaf) for (leaf,) in rows], spec)
+
+
+def _sample(rows: Tensor | None) -> Any:
+    """What a sample has, as errors tell of it."""
+    return None if rows is None else rows[0]
+
+
+def _beside(takes: Tensor, leaf: Tensor) -> Tensor:
+    return takes.view(-1, *(1,) * (leaf.dim() - 1))

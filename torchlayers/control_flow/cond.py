@@ -1,0 +1,67 @@
+"""cond: one of two functions, as a predicate says."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor
+
+from torchlayers import torch_compile
+from torchlayers.control_flow import branches, recorded
+from torchlayers.control_flow.samples import batch_of, in_sight, seen
+from torchlayers.control_flow.structure import check_choice, check_function, check_predicate
+
+
+def cond(
+    pred: bool | Tensor,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    *operands: Any,
+    batched: str = "select",
+) -> Any:
+    """true_fn(*operands) where pred holds, else false_fn(*operands).
+
+    Where all samples of a batch agree, or there is no batch, only the function that is taken runs,
+    and this is Python's ``if``. Where they differ, both run under vmap, and each sample has the
+    value and the derivatives of the one that it takes. docs/control-flow.md tells how.
+
+    Args:
+        pred: a bool, or a tensor that holds one.
+        true_fn: takes the operands; may capture tensors. Like false_fn it returns a tensor or a
+            pytree, both of one structure, shapes and dtypes. Neither writes to what is not its own.
+        false_fn: likewise.
+        operands: any pytrees.
+        batched: what to do where samples differ. ``"select"``: run both on all samples, and choose.
+            Samples that don't take a function run as one that does, so that it never meets what it
+            is not meant for. ``"gather"``: run each on the samples that take it, and put the
+            results together again; for functions that are dear, or rarely taken.
+    Returns:
+        What the function returned.
+    Raises:
+        TransformError: pred is not one bool, a branch can't be called, or writes to a batched
+            tensor from outside it.
+        StructureError: the functions return different structures, shapes or dtypes.
+    Example:
+        >>> def root(x):
+        ...     return torchlayers.cond(x > 0, torch.sqrt, torch.zeros_like, x)
+        >>> torchlayers.vmap(torchlayers.grad(root))(torch.tensor([-1.0, 0.0, 4.0]))
+        tensor([0.0000, 0.0000, 0.2500])
+
+    Source: jax.lax.cond, torch.cond.
+    """
+    check_choice("cond", "batched", batched, branches.WAYS)
+    if torch_compile.is_tracing():
+        return recorded.cond(pred, true_fn, false_fn, operands)
+    check_function("cond", "true_fn", true_fn)
+    check_function("cond", "false_fn", false_fn)
+    check_predicate("cond", "pred", pred)
+    if isinstance(pred, bool):
+        return (true_fn if pred else false_fn)(*operands)
+    pred = cast(Tensor, seen(pred.reshape(())))
+    values, levels = in_sight(pred)
+    if recorded.is_recorded(values):
+        return recorded.cond(pred, true_fn, false_fn, operands)
+    if not levels:
+        return (true_fn if values.item() else false_fn)(*operands)
+    functions = (("false_fn", false_fn), ("true_fn", true_fn))
+    which = values.flatten().long()
+    return branches.run("cond", which, batch_of(pred, values, levels), functions, operands, batched)

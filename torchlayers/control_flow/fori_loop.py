@@ -1,0 +1,83 @@
+"""fori_loop: a function a number of times."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.control_flow.structure import Carry, check_function
+from torchlayers.control_flow.while_loop import while_loop
+from torchlayers.errors import TransformError
+
+
+def fori_loop(
+    lower: int | Tensor,
+    upper: int | Tensor,
+    body_fn: Callable[[Any, Any], Any],
+    init: Any,
+    *,
+    batched: str = "hold",
+) -> Any:
+    """``carry = init``, and for each i in range(lower, upper): ``carry = body_fn(i, carry)``.
+
+    Args:
+        lower: the first i: an int, or a tensor that holds one, which may be batched.
+        upper: where i ends.
+        body_fn: takes i and the carry; returns the next carry, of the same structure, shapes and
+            dtypes. i is an int where both bounds are, else a tensor.
+        init: the first carry.
+        batched: where samples make different numbers of trips, as for :func:`while_loop`.
+    Returns:
+        The last carry.
+    Raises:
+        TransformError: a bound is not one integer.
+        StructureError: body_fn returns a carry of another structure, shape or dtype.
+    Example:
+        >>> torchlayers.fori_loop(1, 5, lambda i, product: product * i, torch.tensor(1))
+        tensor(24)
+        >>> def power(x, n):
+        ...     return torchlayers.fori_loop(0, n, lambda i, y: x * y, torch.ones(()))
+        >>> torchlayers.vmap(power, in_dims=(None, 0))(torch.tensor(2.0), torch.arange(4))
+        tensor([1., 2., 4., 8.])
+
+    Source: jax.lax.fori_loop.
+    """
+    check_function("fori_loop", "body_fn", body_fn)
+    _check_bound("lower", lower)
+    _check_bound("upper", upper)
+    if isinstance(lower, int) and isinstance(upper, int):
+        kept = Carry("fori_loop", init, "body_fn")
+        carry = init
+        for i in range(lower, upper):
+            carry = tree.unflatten(kept.leaves(body_fn(i, carry)), kept.spec)
+        return carry
+    device = (lower if isinstance(lower, Tensor) else upper).device  # type: ignore[union-attr]
+    first, end = (torch.as_tensor(bound, device=device).reshape(()) for bound in (lower, upper))
+    dtype = torch.promote_types(first.dtype, end.dtype)
+
+    def trip(counted: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        i, carry = counted
+        return i + 1, body_fn(i, carry)
+
+    start = first.to(dtype), init
+    _, carry = while_loop(lambda counted: counted[0] < end, trip, start, batched=batched)
+    return carry
+
+
+def _check_bound(name: str, bound: Any) -> None:
+    if isinstance(bound, int):
+        return
+    if not isinstance(bound, Tensor):
+        got = type(bound).__name__
+    elif bound.is_floating_point() or bound.is_complex() or bound.dtype == torch.bool:
+        got = f"a tensor of dtype {bound.dtype}"
+    elif bound.numel() != 1:
+        got = f"a tensor of shape {tuple(bound.shape)}"
+    else:
+        return
+    raise TransformError(
+        f"torchlayers: fori_loop: {name} must be an int or a tensor that holds one integer, got "
+        f"{got}."
+    )

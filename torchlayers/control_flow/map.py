@@ -1,0 +1,43 @@
+"""map: a function over the slices of tensors, one after the other or some at a time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchlayers import tree
+from torchlayers.control_flow.slices import Slices, stacked
+from torchlayers.control_flow.structure import check_function
+from torchlayers.vmap import vmap
+
+
+def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+    """f(x) for each x in xs, stacked.
+
+    Args:
+        f: takes a slice of xs; returns a tensor, or a pytree of tensors.
+        xs: a tensor or a pytree of tensors, which are taken apart along their first dimension.
+        batch_size: how many slices :func:`vmap` runs at a time; None for one after the other, by
+            a loop.
+    Returns:
+        The results, with a first dimension more.
+    Raises:
+        DimensionError: xs have different lengths, or none.
+        ValueError: batch_size is not positive.
+    Example:
+        >>> torchlayers.map(lambda x: x.sum(), torch.ones(3, 2))
+        tensor([2., 2., 2.])
+        >>> torchlayers.map(lambda x: x.sum(), torch.ones(3, 2), batch_size=2)
+        tensor([2., 2., 2.])
+
+    Source: jax.lax.map.
+    """
+    check_function("map", "f", f)
+    slices = Slices("map", xs, None)
+    if batch_size is not None and slices.length:
+        return vmap(f, chunk_size=batch_size)(xs)
+    if not slices.length:
+        with torch.no_grad():
+            y = f(slices.of_zeros())
+        return tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
+    return stacked("map", [f(x) for x in slices.all()])

@@ -1,0 +1,396 @@
+"""The samples of a batch: brought into sight, picked, and put back.
+
+NOTE [Samples of their own]
+Where a predicate is batched, what it decides runs under a vmap that is entered for it, on the
+samples that take it: those of one vmap, or of several that nest, in a row. It sits on top of
+the stack, above layers that may differentiate the operands, so bringing the samples into sight
+is an operator of its own, whose derivative hides them again (_revealed, _hidden). What a branch
+captures is brought over where it is first used, which the branch's operators tell (Inside). So a
+branch never meets a tensor of which it has other samples than it runs on.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchlayers import _C, tree
+from torchlayers.errors import TransformError, location
+from torchlayers.stack import current_stack
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+_depth = _functorch.get_dynamic_layer_stack_depth
+_ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
+
+
+def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The tensor in memory, without a derivative, and the levels at which it was batched.
+
+    Their dimensions are in front, the outermost first.
+    """
+    if _functorch.is_batchedtensor(x):
+        level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
+        value, levels = in_sight(_functorch.get_unwrapped(x))
+        return value.movedim(len(levels) + dim, len(levels)), (*levels, level)
+    if _functorch.is_gradtrackingtensor(x):
+        return in_sight(_functorch.get_unwrapped(x))
+    if _functorch.is_functionaltensor(x):
+        _torch._sync(x)
+        return in_sight(_torch._from_functional_tensor(x))
+    return x.detach(), ()
+
+
+def numbers(x: Tensor) -> list[Any]:
+    """The numbers in memory: those of what a functionalize makes of a plain tensor too."""
+    found: list[Any] = in_sight(x)[0].tolist()
+    return found
+
+
+def is_at(x: Tensor, levels: int, below: int) -> bool:
+    """Whether samples of these levels, a bit each, have their own of it, or a derivative by it.
+
+    x comes from below a level, unless it is batched there: then it belongs to its samples.
+    """
+    if _C.concerns(x, levels, below):
+        return True
+    # A functionalize's wrapper hides the levels below it.
+    return any(layer.kind == "functionalize" for layer in current_stack()) and any(
+        levels >> level & 1 for level in in_sight(x)[1]
+    )
+
+
+class Rows(NamedTuple):
+    """Samples in a row, on their way into the vmap that is entered next."""
+
+    values: Tensor
+
+    def shown(self) -> Tensor:
+        return _C.add_batch_dim(self.values, 0)
+
+
+class Batch(NamedTuple):
+    """The samples of these levels. ``token`` is a tensor that is batched at each of them."""
+
+    levels: tuple[int, ...]
+    sizes: tuple[int, ...]
+    token: Tensor
+
+    @property
+    def number(self) -> int:
+        return math.prod(self.sizes)
+
+    @property
+    def mask(self) -> int:
+        return sum(1 << level for level in self.levels)
+
+    @property
+    def randomness(self) -> str:
+        """Of a vmap of these samples: numbers that differ are drawn at the levels' own vmaps.
+
+        Those that it draws too, for operators that are batched by it, are sorted out in sample.
+        """
+        kinds = [layer.metadata.get("randomness") for layer in current_stack()]
+        return "different" if "different" in kinds else "same"
+
+    def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
+        """All samples of x in a row, or those that the index names, in a first dimension."""
+        rows = _revealed(x, self.token, self.levels).flatten(0, len(self.levels) - 1)
+        return rows if index is None else rows.index_select(0, index)
+
+    def rows(self, x: Any, index: Tensor | None = None) -> Any:
+        """x, or its samples in a row where it has some of its own."""
+        if isinstance(x, Tensor) and is_at(x, self.mask, _depth() + 1):
+            return Rows(self.reveal(x, index))
+        return x
+
+    def hide(self, rows: Tensor) -> Tensor:
+        """What reveal gave, batched again."""
+        return _hidden(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
+
+
+def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
+    """The batch of a tensor that in_sight has found to be batched."""
+    return Batch(levels, tuple(values.shape[: len(levels)]), x.detach())
+
+
+class Inside(TorchFunctionMode):
+    """What is seen by a function that runs under a vmap of a batch's samples, or of some.
+
+    It is made inside that vmap, and entered around the function alone.
+
+    Args:
+        batch: the samples.
+        level: of the vmap.
+        index: the samples that it runs on; all of them if None.
+    """
+
+    def __init__(self, batch: Batch, level: int, count: int, index: Tensor | None = None) -> None:
+        super().__init__()
+        self.batch = batch
+        self.level = level
+        self.count = count
+        self.index = index
+        self.around = innermost()
+        self.mask = batch.mask
+        zeros = torch.zeros(count, dtype=torch.bool, device=batch.token.device)
+        self.token = _C.add_batch_dim(zeros, 0)
+        self.taken: Tensor | None = None
+        self.stand_in = 0
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
+        """From now on samples where taken is False show another one's values, without a derivative.
+
+        Nobody asks what they come to, but what has no value there, or no derivative, would show.
+        """
+        self.taken = None if taken is None else _C.add_batch_dim(taken, 0)
+        self.stand_in = stand_in
+        self._guarded.clear()
+
+    def guarded(self, x: Any) -> Any:
+        """x, a tensor of this vmap, as it is seen."""
+        if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
+            return x
+        rows, _ = _functorch._unwrap_batched(x, self.level)
+        other = rows.select(_dim(x, self.level), self.stand_in)
+        return torch.where(self.taken, x, other.detach())
+
+    def sample(self, x: Tensor) -> Tensor:
+        """A tensor as it is seen: one that comes from outside is brought over."""
+        if (found := self._guarded.get(id(x))) is not None:
+            return found[1]
+        at_top = _depth() == self.level
+        if (found := self._known.get(id(x))) is not None:
+            made = found[1]
+        else:
+            inner = x if self.around is None else self.around.sample(x)
+            if not is_at(inner, self.mask, self.level):
+                return inner
+            made = self._brought(inner)
+            if at_top:
+                self._known[id(x)] = x, made
+        if self.taken is None:
+            return made
+        guarded = torch.where(self.taken, made, self._other(made))
+        if at_top:
+            self._guarded[id(x)] = x, guarded
+        return guarded
+
+    def _brought(self, x: Tensor) -> Tensor:
+        if not self._is_batched(x):
+            return self.show(self.batch.reveal(x, self.index))
+        # Random numbers, of all samples for each of ours; or of a batched tensor that went unseen.
+        own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
+        rows = self.batch.reveal(x)
+        return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
+
+    def show(self, rows: Tensor) -> Tensor:
+        """Rows, batched."""
+        return _hidden(rows, self.token, (self.level,))
+
+    def rows(self, x: Any) -> Tensor:
+        """What a function returned, in rows."""
+        if not isinstance(x, Tensor):
+            x = torch.as_tensor(x, device=self.token.device)
+        x = self.sample(x)
+        value, dim = _functorch._unwrap_batched(x, self.level)
+        if dim is None:
+            return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
+        return value.movedim(dim, 0)  # type: ignore[no-any-return]
+
+    def _is_batched(self, x: Tensor) -> bool:
+        return 1 << self.level & sum(1 << level for level in in_sight(x)[1]) != 0
+
+    def _other(self, x: Tensor) -> Tensor:
+        rows = _revealed(x, self.token, (self.level,))
+        return rows[self.stand_in].detach()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        seen = tree.map_all_tensors(self.sample, args)
+        options = dict(
+            zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
+        )
+        if _writes(func) and seen and seen[0] is not args[0]:
+            self._refuse(func)
+        if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
+            self._refuse(func)
+        return func(*seen, **options)
+
+    def _refuse(self, func: Any) -> None:
+        raise TransformError(
+            "torchlayers: control flow on a batched predicate: a branch or loop body writes "
+            f"({func.__name__}) to a tensor from outside it, of which each sample has its own."
+            f"{location()} Return the new value instead."
+        )
+
+
+def innermost() -> Inside | None:
+    """The vmap of samples around us that was entered last."""
+    for mode in reversed(_torch.overrides._get_current_function_mode_stack()):
+        if isinstance(mode, Inside):
+            return mode
+    return None
+
+
+def seen(values: Any) -> Any:
+    """The values as they are seen here: what comes from outside a branch is brought over."""
+    inside = innermost()
+    return values if inside is None else tree.map_tensors(inside.sample, values)
+
+
+@functools.cache
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (
+        name in ("__setitem__", "__set__")
+        or (name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE)
+        or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+    )
+
+
+_IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"}
+
+
+def _dim(x: Tensor, level: int) -> int:
+    dim: int = _functorch._unwrap_batched(x, level)[1]
+    return dim
+
+
+def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """x with the samples of these levels in its first dimensions."""
+    with _torch._C.DisableTorchFunction():  # for an Inside around this one
+        if not _is_plain_stack():
+            return _reveal(x, token, levels)  # type: ignore[no-any-return]
+        for level in reversed(levels):
+            x = _ops.samples_to_dim.default(x, 0, f"#{level}")
+        return x
+
+
+def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+    """rows, whose first dimensions are samples, batched at these levels."""
+    with _torch._C.DisableTorchFunction():
+        if not _is_plain_stack():
+            return _hide(rows, token, levels)  # type: ignore[no-any-return]
+        for place, level in reversed([*enumerate(levels)]):
+            rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
+        return rows
+
+
+def _is_plain_stack() -> bool:
+    """Whether operators of ours know their way: through no layer of torch.func's."""
+    return all(layer and layer[0] != "functionalize" for layer in _C.current_stack())
+
+
+class _Moved(torch.autograd.Function):
+    """Samples between a level and a dimension, through layers of torch.func's too.
+
+    Its rule of vmap does it, from level to level. It asks for the token, as the rule of a vmap is
+    left out where nothing is batched.
+    """
+
+    inverse: "type[_Moved]"
+
+    @staticmethod
+    def forward(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+        raise TransformError(
+            "torchlayers: control flow on a batched predicate ended outside the vmap that batched "
+            "it. Return its results from the function that vmap runs."
+        )
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, token, ctx.levels = inputs
+        ctx.save_for_backward(token)
+        ctx.save_for_forward(token)
+
+
+class _Revealed(_Moved):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _hide(g, *ctx.saved_tensors, ctx.levels), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
+        return _reveal(t, *ctx.saved_tensors, ctx.levels)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
+        x_dim, token_dim, _ = in_dims
+        token = token if token_dim is None else token.select(token_dim, 0)
+        if _depth() + 1 == levels[-1]:
+            x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+            rest = levels[:-1]
+            return (_reveal(x, token, rest) if rest else x.clone()), None
+        if x_dim is None:
+            return _reveal(x, token, levels), None
+        return _reveal(x.movedim(x_dim, 0), token, levels), len(levels)
+
+
+class _Hidden(_Moved):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return _reveal(g, *ctx.saved_tensors, ctx.levels), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
+        return _hide(t, *ctx.saved_tensors, ctx.levels)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
+        x_dim, token_dim, _ = in_dims
+        token = token if token_dim is None else token.select(token_dim, 0)
+        if _depth() + 1 == levels[-1]:
+            if x_dim is not None:
+                raise TransformError(
+                    "torchlayers: control flow on a batched predicate: a branch or loop body used "
+                    "a batched tensor from outside it in a way that can't be seen (an extension in "
+                    "C++, or a Function that captures it). Pass it as an operand."
+                )
+            rest = levels[:-1]
+            return (_hide(x, token, rest) if rest else x.clone()), 0
+        if x_dim is None:
+            return _hide(x, token, levels), None
+        return _hide(x.movedim(x_dim, len(levels)), token, levels), 0
+
+
+_reveal: Any = _Revealed.apply
+_hide: Any = _Hidden.apply
+
+
+def run_inside(
+    func: Callable[..., Any],
+    operands: Sequence[Any],
+    batch: Batch,
+    *,
+    taken: Tensor | None = None,
+    index: Tensor | None = None,
+) -> tuple[list[Any], tree.TreeSpec]:
+    """func(*operands) on the samples: the leaves of what it returns in rows, and their spec.
+
+    Args:
+        taken: for each sample whether the function is meant for it; others are guarded.
+        index: the samples to run on; all if None.
+    """
+    count = batch.number if index is None else len(index)
+    given, spec = tree.flatten(seen(tuple(operands)))
+    given = [batch.rows(leaf, index) for leaf in given]
+    with _C.vmap_entry(count, batch.randomness) as level:
+        inside = Inside(batch, level, count, index)
+        if taken is not None:
+            inside.guard(taken, int(taken.byte().argmax()))
+        samples = [
+            inside.guarded(leaf.shown()) if isinstance(leaf, Rows) else leaf for leaf in given
+        ]
+        with inside:
+            results = func(*tree.unflatten(samples, spec))
+        leaves, spec = tree.flatten(results)
+        return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec

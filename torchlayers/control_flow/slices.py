@@ -1,0 +1,121 @@
+"""Tensors taken apart along their first dimension, and put together again."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.errors import DimensionError, NotTensorError, StructureError, TransformError
+
+
+class Slices:
+    """The slices of a pytree of tensors along their first dimension.
+
+    Args:
+        api: what errors call the function.
+        xs: the pytree; None for slices that are None.
+        length: how many, if it was given.
+    """
+
+    def __init__(self, api: str, xs: Any, length: int | None) -> None:
+        self.leaves: list[Any] = []
+        self.spec = None
+        if length is not None and (not isinstance(length, int) or length < 0):
+            raise TransformError(
+                f"torchlayers: {api}: length must not be negative, got {length!r}."
+            )
+        if xs is not None:
+            self.leaves, self.spec = tree.flatten(xs)
+        for i, leaf in enumerate(self.leaves):
+            if not isinstance(leaf, Tensor):
+                raise NotTensorError(
+                    f"torchlayers: {api}: {_name(xs, i)} must be a tensor, got "
+                    f"{type(leaf).__name__}."
+                )
+            if leaf.dim() == 0:
+                raise DimensionError(
+                    f"torchlayers: {api}: {_name(xs, i)} has no dimensions, so it can't be taken "
+                    "apart along its first."
+                )
+        lengths = [leaf.size(0) for leaf in self.leaves]
+        if not lengths:
+            if length is None:
+                raise TransformError(
+                    f"torchlayers: {api}: xs holds no tensors, so length must be given."
+                )
+        elif (
+            other := next((i for i, n in enumerate(lengths) if n != lengths[0]), None)
+        ) is not None:
+            raise DimensionError(
+                f"torchlayers: {api}: xs must have one length, but {_name(xs, 0)} has "
+                f"{lengths[0]} and {_name(xs, other)} has {lengths[other]}."
+            )
+        elif length not in (None, lengths[0]):
+            raise DimensionError(
+                f"torchlayers: {api}: length is {length}, and xs have {lengths[0]}."
+            )
+        self.length: int = lengths[0] if lengths else (length or 0)
+
+    def all(self) -> list[Any]:
+        if self.spec is None:
+            return [None] * self.length
+        # One operator for all, whose derivative is one too.
+        columns = [leaf.unbind(0) for leaf in self.leaves]
+        if len(columns) == 1 and self.spec.is_leaf():
+            return list(columns[0])
+        rows = zip(*columns, strict=True) if columns else [()] * self.length
+        return [tree.unflatten(list(row), self.spec) for row in rows]
+
+    def of_zeros(self) -> Any:
+        if self.spec is None:
+            return None
+        return tree.unflatten([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves], self.spec)
+
+
+def stacked(api: str, ys: list[Any]) -> Any:
+    """Results, of which there is at least one, side by side in a new first dimension.
+
+    Raises:
+        StructureError: they have different structures.
+        NotTensorError: a leaf of them is neither a tensor nor None.
+    """
+    if isinstance(ys[0], Tensor):
+        columns, spec = [ys], None
+    else:
+        leaves, spec = tree.flatten(ys[0])
+        columns = [[leaf] for leaf in leaves]
+        for y in ys[1:]:
+            leaves, its_spec = tree.flatten(y)
+            if its_spec != spec:
+                raise StructureError(
+                    f"torchlayers: {api}: the function must return the same structure for each "
+                    f"slice, and returned {tree.describe(spec)} and {tree.describe(its_spec)} (* "
+                    "stands for a leaf)."
+                )
+            for column, leaf in zip(columns, leaves, strict=True):
+                column.append(leaf)
+    results = [_stacked(api, column) for column in columns]
+    return results[0] if spec is None else tree.unflatten(results, spec)
+
+
+def _stacked(api: str, column: list[Any]) -> Any:
+    if all(leaf is None for leaf in column):
+        return None
+    for leaf in column:
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: {api}: the function must return only tensors, or None, for a slice, "
+                f"got {type(leaf).__name__}."
+            )
+        if leaf.shape != column[0].shape:
+            raise StructureError(
+                f"torchlayers: {api}: the function must return the same shape for each slice, and "
+                f"returned {tuple(column[0].shape)} and {tuple(leaf.shape)}."
+            )
+    return torch.stack(column)
+
+
+def _name(xs: Any, i: int) -> str:
+    name = tree.leaf_name("xs", (xs,), i)
+    return "xs" if name == "xs 0" else name.replace("xs 0, ", "xs")

@@ -1,0 +1,148 @@
+"""What control flow asks of its functions: predicates that are one bool, values that stay alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from torchlayers import tree
+from torchlayers.errors import StructureError, TransformError
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def check_predicate(api: str, what: str, pred: Any) -> None:
+    """Raises unless it is a bool, or a tensor that holds one."""
+    if isinstance(pred, bool):
+        return
+    if not isinstance(pred, Tensor):
+        got = f"{type(pred).__name__} ({pred!r})"
+    elif pred.dtype != torch.bool:
+        got = f"a tensor of dtype {pred.dtype}"
+    elif pred.numel() != 1:
+        got = f"a tensor of shape {tuple(pred.shape)}"
+    else:
+        return
+    advice = "Compare (x > 0), or take any() or all()." if isinstance(pred, Tensor) else ""
+    raise TransformError(
+        f"torchlayers: {api}: {what} must be a bool or a tensor that holds one bool, got {got}. "
+        f"{advice}".rstrip()
+    )
+
+
+def check_function(api: str, what: str, func: Any) -> None:
+    if not callable(func):
+        raise TransformError(
+            f"torchlayers: {api}: {what} must be callable, got {type(func).__name__}."
+        )
+
+
+def check_choice(api: str, name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise TransformError(
+            f"torchlayers: {api}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}."
+        )
+
+
+class Carry:
+    """The structure, shapes and dtypes that a carry has, and has to keep.
+
+    Args:
+        api: what errors call the loop.
+        carry: the first one.
+        body: what errors call the function that makes the next one.
+    """
+
+    def __init__(self, api: str, carry: Any, body: str) -> None:
+        self.api = api
+        self.body = body
+        leaves, self.spec = tree.flatten(carry)
+        self.kinds = [_kind(leaf) for leaf in leaves]
+
+    def leaves(self, carry: Any) -> list[Any]:
+        """The leaves of the next one.
+
+        Raises:
+            StructureError: it is unlike the first.
+        """
+        leaves, spec = tree.flatten(carry)
+        if spec is not self.spec and spec != self.spec:
+            raise StructureError(
+                f"torchlayers: {self.api}: {self.body} must return a carry of the structure of "
+                f"init, {tree.describe(self.spec)}, and returned {tree.describe(spec)} (* stands "
+                "for a leaf)."
+            )
+        for i, leaf in enumerate(leaves):
+            kind = self.kinds[i]
+            if (
+                type(leaf) is Tensor
+                and type(kind) is tuple
+                and leaf.dtype is kind[0]
+                and leaf.shape == kind[1]
+            ):
+                continue
+            if not _fits(_kind(leaf), kind):
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self.body} must keep the shape and dtype of each "
+                    f"leaf of the carry, and {_name(carry, i, 'the carry')} was "
+                    f"{_described(kind)} and became {_described(_kind(leaf))}."
+                    f"{_advice(kind, _kind(leaf))}"
+                )
+        return leaves
+
+
+def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> None:
+    """Raises StructureError unless what two branches returned has one structure, shape and dtype.
+
+    The names are what the two are called; values are pytrees of tensors as one sample has them.
+    """
+    ours, spec = tree.flatten(first)
+    theirs, other_spec = tree.flatten(second)
+    if spec != other_spec:
+        raise StructureError(
+            f"torchlayers: {api}: the branches must return the same structure: {name} returned "
+            f"{tree.describe(spec)}, {other} {tree.describe(other_spec)} (* stands for a leaf)."
+        )
+    for i, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+        if not _fits(_kind(one), _kind(two)):
+            raise StructureError(
+                f"torchlayers: {api}: the branches must return the same shapes and dtypes: "
+                f"{_name(first, i, 'the result')} is {_described(_kind(one))} of {name}, and "
+                f"{_described(_kind(two))} of {other}."
+            )
+
+
+def _kind(leaf: Any) -> Any:
+    """Its dtype and shape; its type where it is no tensor."""
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else type(leaf)
+
+
+def _fits(kind: Any, other: Any) -> bool:
+    if isinstance(kind, tuple) and isinstance(other, tuple):
+        return bool(kind == other)
+    if isinstance(kind, tuple) or isinstance(other, tuple):
+        tensor, plain = (kind, other) if isinstance(kind, tuple) else (other, kind)
+        return plain in _NUMBERS and tensor[1] == ()
+    return bool(kind is other or (kind in _NUMBERS and other in _NUMBERS))
+
+
+def _described(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return f"of type {kind.__name__}"
+    return f"of shape {tuple(kind[1])} and dtype {kind[0]}"
+
+
+def _advice(was: Any, became: Any) -> str:
+    if isinstance(was, tuple) and isinstance(became, tuple) and was[0] != became[0]:
+        return f" Start with {became[0]}, or convert what the function returns."
+    return ""
+
+
+def _name(values: Any, index: int, whole: str) -> str:
+    try:
+        path = keystr(tree_flatten_with_path(values)[0][index][0])
+    except ValueError:  # a class that was registered without names for what it holds
+        path = f"leaf {index}"
+    return f"{whole}'s {path}" if path else whole

@@ -1,0 +1,76 @@
+"""switch: one of several functions, by its number."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchlayers.control_flow import branches as sides
+from torchlayers.control_flow import recorded
+from torchlayers.control_flow.samples import batch_of, in_sight, seen
+from torchlayers.control_flow.structure import check_choice, check_function
+from torchlayers.errors import TransformError
+
+
+def switch(
+    index: int | Tensor,
+    branches: Sequence[Callable[..., Any]],
+    *operands: Any,
+    batched: str = "select",
+) -> Any:
+    """branches[index](*operands), with an index that may be batched.
+
+    Args:
+        index: an int, or an integer tensor that holds one. One that is out of range is brought to
+            the nearest that is in it.
+        branches: functions of the operands, as those of :func:`cond`.
+        operands: any pytrees.
+        batched: ``"select"`` or ``"gather"``, as for :func:`cond`.
+    Returns:
+        What the function returned.
+    Raises:
+        TransformError: the index is not one integer, there are no branches, or one can't be called.
+        StructureError: the branches return different structures, shapes or dtypes.
+    Example:
+        >>> powers = [torch.ones_like, lambda x: x, torch.square]
+        >>> def power(i, x):
+        ...     return torchlayers.switch(i, powers, x)
+        >>> torchlayers.vmap(power, in_dims=(0, None))(torch.arange(4), torch.tensor(3.0))
+        tensor([1., 3., 9., 9.])
+
+    Source: jax.lax.switch.
+    """
+    check_choice("switch", "batched", batched, sides.WAYS)
+    functions = tuple(branches)
+    if not functions:
+        raise TransformError("torchlayers: switch: there are no branches.")
+    for i, branch in enumerate(functions):
+        check_function("switch", f"branches[{i}]", branch)
+    if isinstance(index, int):
+        return functions[min(max(index, 0), len(functions) - 1)](*operands)
+    _check_index(index)
+    index = cast(Tensor, seen(index.reshape(())))
+    values, levels = in_sight(index)
+    if recorded.is_recorded(values):
+        recorded.refuse("switch")
+    which = values.clamp(0, len(functions) - 1).long()
+    if not levels:
+        return functions[int(which)](*operands)
+    named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
+    batch = batch_of(index, values, levels)
+    return sides.run("switch", which.flatten(), batch, named, operands, batched)
+
+
+def _check_index(index: Any) -> None:
+    if not isinstance(index, Tensor):
+        got = type(index).__name__
+    elif index.dtype == torch.bool or index.is_floating_point() or index.is_complex():
+        got = f"a tensor of dtype {index.dtype}"
+    elif index.numel() != 1:
+        got = f"a tensor of shape {tuple(index.shape)}"
+    else:
+        return
+    raise TransformError(
+        f"torchlayers: switch: index must be an int or a tensor that holds one integer, got {got}."
+    )

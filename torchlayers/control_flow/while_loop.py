@@ -1,0 +1,204 @@
+"""while_loop: a function again and again, as long as a predicate holds."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+from torchlayers.control_flow import recorded
+from torchlayers.control_flow.samples import (
+    Batch,
+    Inside,
+    Rows,
+    batch_of,
+    in_sight,
+    seen,
+)
+from torchlayers.control_flow.structure import (
+    Carry,
+    check_choice,
+    check_function,
+    check_predicate,
+)
+
+_WAYS = ("hold", "drop")
+
+
+def while_loop(
+    cond_fn: Callable[[Any], Any],
+    body_fn: Callable[[Any], Any],
+    init: Any,
+    *,
+    batched: str = "hold",
+) -> Any:
+    """``carry = init``, and while cond_fn(carry) holds: ``carry = body_fn(carry)``.
+
+    Of a batch each sample makes its own number of trips: the loop ends when all have ended, and
+    what one has then is what it had at the end of its own, with the derivatives of that. Reverse
+    mode works: the trips that are made are recorded, as those of Python's ``while`` are.
+
+    Args:
+        cond_fn: takes the carry; returns a bool, or a tensor that holds one.
+        body_fn: takes the carry; returns the next one, of the same structure, shapes and dtypes.
+            Neither function writes to tensors that are not its own; both may capture some.
+        init: the first carry: a tensor, or a pytree of tensors and numbers.
+        batched: what becomes of samples that have ended before others. ``"hold"``: they run along,
+            as one that has not ended, and keep what they have. ``"drop"``: they are taken out of
+            the batch, which pays where trips are dear, and their numbers differ.
+    Returns:
+        The last carry.
+    Raises:
+        TransformError: cond_fn does not return one bool.
+        StructureError: body_fn returns a carry of another structure, shape or dtype.
+    Example:
+        >>> def halvings(x):
+        ...     start = x, torch.zeros((), dtype=torch.int64)
+        ...     return torchlayers.while_loop(
+        ...         lambda carry: carry[0] > 1, lambda carry: (carry[0] / 2, carry[1] + 1), start
+        ...     )
+        >>> torchlayers.vmap(halvings)(torch.tensor([0.5, 2.0, 12.0]))
+        (tensor([0.5000, 1.0000, 0.7500]), tensor([0, 1, 4]))
+
+    Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
+    """
+    check_choice("while_loop", "batched", batched, _WAYS)
+    check_function("while_loop", "cond_fn", cond_fn)
+    check_function("while_loop", "body_fn", body_fn)
+    kept = Carry("while_loop", init, "body_fn")
+    carry = seen(init)
+    while True:
+        pred = _predicate(cond_fn, carry)
+        if isinstance(pred, bool):
+            if not pred:
+                return carry
+        else:
+            values, levels = in_sight(pred)
+            if recorded.is_recorded(values):
+                recorded.refuse("while_loop")
+            if levels:
+                batch = batch_of(pred, values, levels)
+                alive = values.flatten()
+                loop = _Loop(cond_fn, body_fn, kept, batch, alive)
+                carry, goes_on = (loop.drop if batched == "drop" else loop.hold)(carry)
+                if not goes_on:
+                    return carry
+                continue
+            if not values.item():
+                return carry
+        carry = tree.unflatten(kept.leaves(body_fn(carry)), kept.spec)
+
+
+def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
+    pred = cond_fn(carry)
+    check_predicate("while_loop", "what cond_fn returns", pred)
+    return pred if isinstance(pred, bool) else seen(pred.reshape(()))
+
+
+class _Loop:
+    """The loop from where samples differ in whether they go on.
+
+    Both ways return the carry, and whether its loop has to go on: the predicate has turned out to
+    be batched by another vmap too.
+    """
+
+    def __init__(
+        self,
+        cond_fn: Callable[[Any], Any],
+        body_fn: Callable[[Any], Any],
+        kept: Carry,
+        batch: Batch,
+        alive: Tensor,
+    ) -> None:
+        self.cond_fn = cond_fn
+        self.body_fn = body_fn
+        self.kept = kept
+        self.batch = batch
+        self.alive = alive
+
+    def hold(self, carry: Any) -> tuple[Any, bool]:
+        count = self.batch.number
+        given = [self.batch.rows(leaf) for leaf in tree.leaves(carry)]
+        with _C.vmap_entry(count, self.batch.randomness) as level:
+            inside = Inside(self.batch, level, count)
+            leaves = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in given]
+            alive, goes_on = self.alive, False
+            while not goes_on and alive.any():
+                if alive.all():
+                    leaves = self.trip(leaves, inside)
+                else:
+                    inside.guard(alive, int(alive.byte().argmax()))
+                    new = self.trip([inside.guarded(leaf) for leaf in leaves], inside)
+                    leaves = [_held(inside.taken, *pair) for pair in zip(new, leaves, strict=True)]
+                    inside.guard(None)
+                alive, goes_on = self.ask(leaves, alive, inside)
+            rows = [leaf if leaf is None else inside.rows(leaf) for leaf in leaves]
+        return self.put_back(rows), goes_on
+
+    def drop(self, carry: Any) -> tuple[Any, bool]:
+        alive, goes_on = self.alive, False
+        index = torch.arange(self.batch.number, device=alive.device)
+        rows = [self.in_rows(leaf) for leaf in tree.leaves(carry)]
+        ended: list[tuple[Tensor, list[Any]]] = []
+        while len(index) and not goes_on:
+            if not alive.all():
+                stay, end = alive.nonzero().squeeze(1), (~alive).nonzero().squeeze(1)
+                ended.append((index[end], [_picked(leaf, end) for leaf in rows]))
+                index, rows = index[stay], [_picked(leaf, stay) for leaf in rows]
+                alive = alive[stay]
+                continue
+            with _C.vmap_entry(len(index), self.batch.randomness) as level:
+                inside = Inside(self.batch, level, len(index), index)
+                leaves = [leaf if leaf is None else inside.show(leaf) for leaf in rows]
+                while alive.all() and not goes_on:
+                    leaves = self.trip(leaves, inside)
+                    alive, goes_on = self.ask(leaves, alive, inside)
+                rows = [leaf if leaf is None else inside.rows(leaf) for leaf in leaves]
+        ended.append((index, rows))
+        back = torch.cat([index for index, _ in ended]).argsort()
+        columns = zip(*(rows for _, rows in ended), strict=True)
+        return self.put_back(
+            [column[0] if column[0] is None else torch.cat(column)[back] for column in columns]
+        ), goes_on
+
+    def trip(self, leaves: list[Any], inside: Inside) -> list[Any]:
+        carry = tree.unflatten(leaves, self.kept.spec)
+        with inside:
+            new = self.body_fn(carry)
+        return [
+            inside.sample(leaf) if isinstance(leaf, Tensor) else leaf
+            for leaf in self.kept.leaves(new)
+        ]
+
+    def ask(self, leaves: list[Any], alive: Tensor, inside: Inside) -> tuple[Tensor, bool]:
+        """Which samples go on, or that this can't be told here."""
+        with inside:
+            pred = _predicate(self.cond_fn, tree.unflatten(leaves, self.kept.spec))
+        if isinstance(pred, bool):
+            return alive & pred, False
+        values, levels = in_sight(pred)
+        return (alive & values, False) if levels in ((), (inside.level,)) else (alive, True)
+
+    def in_rows(self, leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        x = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=self.alive.device)
+        rows = self.batch.rows(x)
+        return rows.values if isinstance(rows, Rows) else x.expand(self.batch.number, *x.shape)
+
+    def put_back(self, rows: list[Any]) -> Any:
+        leaves = [leaf if leaf is None else self.batch.hide(leaf) for leaf in rows]
+        return tree.unflatten(leaves, self.kept.spec)
+
+
+def _held(alive: Tensor | None, new: Any, old: Any) -> Any:
+    """The new value, of samples that have ended the old one."""
+    assert alive is not None
+    if not isinstance(new, Tensor) and not isinstance(old, Tensor) and new == old:
+        return new
+    return torch.where(alive, new, old)
+
+
+def _picked(rows: Any, index: Tensor) -> Any:
+    return None if rows is None else rows.index_select(0, index)

@@ -1,0 +1,59 @@
+"""Random numbers by keys.
+
+A key is an int64 tensor without dimensions: 64 bits, from which Philox-4x32 (a counter-based
+generator) makes any number of numbers. They depend on the key and on their places alone, and are
+the same on every device. Nothing is drawn from torch's generator, and no state changes, so a key
+is used once: for more numbers, :func:`split` it, or :func:`fold_in` a number.
+
+As plain tensors, keys are batched (n of them have shape (n,)), indexed, stored and passed through
+torch.compile like any other. Under :func:`torchlayers.vmap` each sample draws by its own.
+csrc/rules/philox.h tells how the numbers are made.
+"""
+
+from torchlayers.random.continuous import beta as beta
+from torchlayers.random.continuous import cauchy as cauchy
+from torchlayers.random.continuous import dirichlet as dirichlet
+from torchlayers.random.continuous import exponential as exponential
+from torchlayers.random.continuous import gamma as gamma
+from torchlayers.random.continuous import gumbel as gumbel
+from torchlayers.random.continuous import laplace as laplace
+from torchlayers.random.continuous import logistic as logistic
+from torchlayers.random.continuous import multivariate_normal as multivariate_normal
+from torchlayers.random.continuous import normal as normal
+from torchlayers.random.continuous import student_t as student_t
+from torchlayers.random.continuous import truncated_normal as truncated_normal
+from torchlayers.random.continuous import uniform as uniform
+from torchlayers.random.discrete import bernoulli as bernoulli
+from torchlayers.random.discrete import categorical as categorical
+from torchlayers.random.discrete import choice as choice
+from torchlayers.random.discrete import permutation as permutation
+from torchlayers.random.discrete import randint as randint
+from torchlayers.random.keys import bits as bits
+from torchlayers.random.keys import fold_in as fold_in
+from torchlayers.random.keys import key as key
+from torchlayers.random.keys import split as split
+
+__all__ = [
+    "bernoulli",
+    "beta",
+    "bits",
+    "categorical",
+    "cauchy",
+    "choice",
+    "dirichlet",
+    "exponential",
+    "fold_in",
+    "gamma",
+    "gumbel",
+    "key",
+    "laplace",
+    "logistic",
+    "multivariate_normal",
+    "normal",
+    "permutation",
+    "randint",
+    "split",
+    "student_t",
+    "truncated_normal",
+    "uniform",
+]

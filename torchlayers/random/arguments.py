@@ -1,0 +1,102 @@
+"""What the functions share: their arguments as they have to be."""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchlayers.errors import TransformError
+
+Shape: TypeAlias = int | Sequence[int]
+Number: TypeAlias = float | Tensor
+
+_ops: Any = torch.ops.torchlayers
+
+
+def check_key(api: str, key: Any) -> None:
+    if isinstance(key, Tensor) and key.dtype == torch.int64 and key.dim() == 0:
+        return
+    if not isinstance(key, Tensor):
+        got = type(key).__name__
+        advice = "Make one of an int with torchlayers.random.key."
+    elif key.dtype != torch.int64:
+        got = f"a tensor of {key.dtype}"
+        advice = "Make one of an int with torchlayers.random.key."
+    else:
+        got = f"{key.numel()} of them, of shape {tuple(key.shape)}"
+        advice = "Draw by each of several keys with torchlayers.vmap."
+    raise TransformError(
+        f"torchlayers: {api}: a key is an int64 tensor without dimensions, got {got}. {advice}"
+    )
+
+
+def on_its_device(name: str, key: Tensor) -> Any:
+    """The operator; what it is made of where a compiler makes one kernel of that."""
+    if key.device.type != "cpu" and torch.compiler.is_compiling():
+        return getattr(_ops, f"{name}_of_tensors")
+    return getattr(_ops, name)
+
+
+def drawn(
+    numbers: str, api: str, key: Tensor, shape: Shape, dtype: torch.dtype | None, *use: int
+) -> Tensor:
+    """Bits, or uniform or normal numbers, of torch's default dtype if None."""
+    check_key(f"random.{api}", key)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    result: Tensor = on_its_device(f"random_{numbers}", key)(key, as_tuple(shape), dtype, *use)
+    return result
+
+
+def as_tuple(shape: Shape) -> tuple[int, ...]:
+    return (shape,) if isinstance(shape, int) else tuple(shape)
+
+
+def shape_of(api: str, shape: Shape | None, *parameters: Number) -> tuple[int, ...]:
+    """The result's shape: as given, or that of the parameters."""
+    if shape is not None:
+        return as_tuple(shape)
+    shapes = [parameter.shape for parameter in parameters if isinstance(parameter, Tensor)]
+    try:
+        return broadcast(shapes)
+    except RuntimeError as error:
+        raise TransformError(
+            f"torchlayers: random.{api}: the parameters' shapes don't broadcast: "
+            f"{', '.join(str(tuple(each)) for each in shapes)}."
+        ) from error
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def expanded(api: str, name: str, parameter: Tensor, shape: Sequence[int]) -> Tensor:
+    try:
+        return parameter.expand(tuple(shape))
+    except RuntimeError as error:
+        raise TransformError(
+            f"torchlayers: random.{api}: {name} of shape {tuple(parameter.shape)} does not "
+            f"broadcast to the shape {tuple(shape)}."
+        ) from error
+
+
+def like(api: str, numbers: Tensor, **parameters: Number) -> list[Tensor]:
+    """The parameters as tensors like the numbers, to whose shape they broadcast."""
+    return [
+        expanded(
+            api,
+            name,
+            torch.as_tensor(parameter, dtype=numbers.dtype, device=numbers.device),
+            numbers.shape,
+        )
+        for name, parameter in parameters.items()
+    ]
+
+
+def of_shape(api: str, result: Tensor, shape: Shape) -> Tensor:
+    if tuple(result.shape) != as_tuple(shape):
+        raise TransformError(
+            f"torchlayers: random.{api}: the parameters broadcast to {tuple(result.shape)}, not to "
+            f"the shape {as_tuple(shape)}."
+        )
+    return result

@@ -1,0 +1,331 @@
+"""Numbers of continuous distributions, differentiable by their parameters."""
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.random.arguments import (
+    Number,
+    Shape,
+    as_tuple,
+    broadcast,
+    check_key,
+    drawn,
+    expanded,
+    like,
+    shape_of,
+)
+from torchlayers.random.keys import split
+
+_ops: Any = torch.ops.torchlayers
+
+
+def uniform(
+    key: Tensor,
+    shape: Shape = (),
+    dtype: torch.dtype | None = None,
+    minval: Number = 0.0,
+    maxval: Number = 1.0,
+) -> Tensor:
+    """Numbers in [minval, maxval), each as likely as the others.
+
+    Args:
+        key: a key.
+        shape: of the result.
+        dtype: float16, bfloat16, float32 or float64; torch's default dtype if None.
+        minval, maxval: numbers, or tensors that broadcast to the shape. The result is
+            differentiable by them.
+    Returns:
+        A tensor of this shape and dtype.
+    Example:
+        >>> x = uniform(torchlayers.random.key(0), (1000,), minval=2.0, maxval=3.0)
+        >>> bool((x >= 2).all() and (x < 3).all())
+        True
+
+    Source: jax.random.uniform.
+    """
+    numbers = drawn("uniform", "uniform", key, shape, dtype)
+    if isinstance(minval, Tensor) or isinstance(maxval, Tensor) or (minval, maxval) != (0, 1):
+        low, high = like("uniform", numbers, minval=minval, maxval=maxval)
+        scaled = numbers * (high - low) + low
+        # Rounding up may reach maxval: the number below it stands for it.
+        below = torch.maximum(low, torch.nextafter(high, low)).detach()
+        numbers = torch.where((scaled < high) | (high <= low), scaled, below)
+    return numbers
+
+
+def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the standard normal distribution.
+
+    Args:
+        key: a key.
+        shape: of the result.
+        dtype: float16, bfloat16, float32 or float64; torch's default dtype if None.
+    Returns:
+        A tensor of this shape and dtype, all finite: the largest are 6.7, and 8.6 in float64.
+    Example:
+        >>> normal(torchlayers.random.key(0), (2, 3)).shape
+        torch.Size([2, 3])
+
+    Source: jax.random.normal.
+    """
+    return drawn("normal", "normal", key, shape, dtype)
+
+
+def truncated_normal(
+    key: Tensor,
+    lower: Number,
+    upper: Number,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Numbers of the standard normal distribution between two bounds.
+
+    Args:
+        key: a key.
+        lower, upper: numbers, or tensors that broadcast to the shape. The result is
+            differentiable by them.
+        shape: of the result; that of the bounds if None.
+        dtype: as for :func:`normal`.
+    Returns:
+        A tensor of this shape and dtype, in [lower, upper].
+    Example:
+        >>> x = truncated_normal(torchlayers.random.key(0), -1.0, 2.0, (1000,))
+        >>> bool((x >= -1).all() and (x <= 2).all())
+        True
+
+    Source: jax.random.truncated_normal.
+    """
+    shape = shape_of("truncated_normal", shape, lower, upper)
+    u = drawn("uniform", "truncated_normal", key, shape, dtype)
+    low, high = like("truncated_normal", u, lower=lower, upper=upper)
+    # In the tail above zero the distribution function is one, to a few digits: its mirror image,
+    # below, is not.
+    is_above = low > 0
+    left, right = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
+    below_left, below_right = torch.special.ndtr(left), torch.special.ndtr(right)
+    smallest = torch.finfo(u.dtype).tiny
+    inside = below_left + u * (below_right - below_left)
+    x = torch.special.ndtri(inside.clamp(smallest, 1 - torch.finfo(u.dtype).eps / 2))
+    x = torch.maximum(torch.minimum(x, right), left)
+    return torch.where(is_above, -x, x)
+
+
+def exponential(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the exponential distribution with mean 1, all finite.
+
+    Example:
+        >>> bool((exponential(torchlayers.random.key(0), (1000,)) >= 0).all())
+        True
+
+    Source: jax.random.exponential.
+    """
+    return -torch.log1p(-drawn("uniform", "exponential", key, shape, dtype))
+
+
+def gumbel(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the standard Gumbel distribution, all finite.
+
+    Example:
+        >>> bool(gumbel(torchlayers.random.key(0), (1000,)).isfinite().all())
+        True
+
+    Source: jax.random.gumbel.
+    """
+    return -torch.log(-torch.log(_open(drawn("uniform", "gumbel", key, shape, dtype))))
+
+
+def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the Laplace distribution with scale 1, all finite.
+
+    Example:
+        >>> bool(laplace(torchlayers.random.key(0), (1000,)).isfinite().all())
+        True
+
+    Source: jax.random.laplace.
+    """
+    u = 2 * _open(drawn("uniform", "laplace", key, shape, dtype)) - 1
+    return -torch.sign(u) * torch.log1p(-u.abs())
+
+
+def logistic(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the standard logistic distribution, all finite.
+
+    Example:
+        >>> bool(logistic(torchlayers.random.key(0), (1000,)).isfinite().all())
+        True
+
+    Source: jax.random.logistic.
+    """
+    u = _open(drawn("uniform", "logistic", key, shape, dtype))
+    return torch.log(u) - torch.log1p(-u)
+
+
+def cauchy(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
+    """Numbers of the standard Cauchy distribution, all finite.
+
+    Example:
+        >>> bool(cauchy(torchlayers.random.key(0), (1000,)).isfinite().all())
+        True
+
+    Source: jax.random.cauchy.
+    """
+    u = _open(drawn("uniform", "cauchy", key, shape, dtype))
+    return torch.tan(math.pi * (u - 0.5))
+
+
+def gamma(
+    key: Tensor, a: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers of the gamma distribution with scale 1.
+
+    Args:
+        key: a key.
+        a: the shape parameter, above zero: a number, or a tensor that broadcasts to the shape. The
+            result is differentiable by it, by how the distribution changes with it (implicit
+            reparameterisation), once.
+        shape: of the result; that of a if None.
+        dtype: that of a, or torch's default dtype, if None.
+    Returns:
+        A tensor of this shape and dtype; nan where a is not positive.
+    Example:
+        >>> gamma(torchlayers.random.key(0), torch.tensor([0.5, 2.0])).shape
+        torch.Size([2])
+        >>> mean = lambda a: gamma(torchlayers.random.key(0), a, (1000,)).mean()
+        >>> torchlayers.grad(mean)(torch.tensor(3.0)) > 0
+        tensor(True)
+
+    Source: jax.random.gamma.
+    """
+    check_key("random.gamma", key)
+    shape = shape_of("gamma", shape, a)
+    if dtype is None:
+        is_float = isinstance(a, Tensor) and a.is_floating_point()
+        dtype = a.dtype if is_float else torch.get_default_dtype()  # type: ignore[union-attr]
+    _register_gamma()
+    alpha = torch.as_tensor(a, dtype=dtype, device=key.device)
+    return _ops.random_gamma(key, expanded("gamma", "a", alpha, shape))  # type: ignore[no-any-return]
+
+
+def beta(
+    key: Tensor, a: Number, b: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers of the beta distribution.
+
+    Args:
+        key: a key.
+        a, b: as for :func:`gamma`.
+        shape: of the result; that of the parameters if None.
+        dtype: as for :func:`gamma`.
+    Returns:
+        A tensor of this shape and dtype, in [0, 1].
+    Example:
+        >>> beta(torchlayers.random.key(0), 2.0, 3.0, (4,)).shape
+        torch.Size([4])
+
+    Source: jax.random.beta.
+    """
+    shape = shape_of("beta", shape, a, b)
+    first, second = split(key)
+    x, y = gamma(first, a, shape, dtype), gamma(second, b, shape, dtype)
+    return x / (x + y)
+
+
+def dirichlet(
+    key: Tensor, alpha: Tensor, shape: Shape | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers of the Dirichlet distribution: probabilities that add up to one.
+
+    Args:
+        key: a key.
+        alpha: the concentrations, along the last dimension.
+        shape: of the result without its last dimension; that of alpha if None.
+        dtype: as for :func:`gamma`.
+    Returns:
+        A tensor of this shape, with alpha's last dimension behind it.
+    Example:
+        >>> dirichlet(torchlayers.random.key(0), torch.ones(3), (5,)).sum(-1)
+        tensor([1., 1., 1., 1., 1.])
+
+    Source: jax.random.dirichlet.
+    """
+    shape = tuple(alpha.shape[:-1]) if shape is None else as_tuple(shape)
+    x = gamma(key, alpha, (*shape, alpha.shape[-1]), dtype)
+    return x / x.sum(-1, keepdim=True)
+
+
+def student_t(
+    key: Tensor, df: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Numbers of Student's t distribution.
+
+    Args:
+        key: a key.
+        df: degrees of freedom, as a of :func:`gamma`.
+        shape: of the result; that of df if None.
+        dtype: as for :func:`gamma`.
+    Returns:
+        A tensor of this shape and dtype.
+    Example:
+        >>> student_t(torchlayers.random.key(0), 3.0, (4,)).shape
+        torch.Size([4])
+
+    Source: jax.random.t.
+    """
+    shape = shape_of("student_t", shape, df)
+    first, second = split(key)
+    half = gamma(second, df / 2, shape, dtype)
+    return normal(first, shape, half.dtype) * torch.sqrt(df / 2 / half)
+
+
+def multivariate_normal(
+    key: Tensor,
+    mean: Tensor,
+    cov: Tensor,
+    shape: Shape | None = None,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Vectors of a normal distribution with this mean and covariance.
+
+    Args:
+        key: a key.
+        mean: (..., n); the result is differentiable by it and by cov.
+        cov: (..., n, n), positive definite.
+        shape: of the result without its last dimension; that of mean and cov if None.
+        dtype: that of mean if None.
+    Returns:
+        A tensor of this shape, with n behind it.
+    Example:
+        >>> multivariate_normal(torchlayers.random.key(0), torch.zeros(2), torch.eye(2), (5,)).shape
+        torch.Size([5, 2])
+
+    Source: jax.random.multivariate_normal.
+    """
+    if shape is None:
+        shape = broadcast([mean.shape[:-1], cov.shape[:-2]])
+    numbers = normal(key, (*as_tuple(shape), mean.shape[-1]), dtype or mean.dtype)
+    factor = torch.linalg.cholesky(cov.to(numbers.dtype))
+    result: Tensor = mean.to(numbers.dtype) + (factor @ numbers.unsqueeze(-1)).squeeze(-1)
+    return result
+
+
+def _open(u: Tensor) -> Tensor:
+    """Numbers in [0, 1) moved into (0, 1): half a step up, rounding down at the end."""
+    info = torch.finfo(u.dtype)
+    return (u + info.eps / 4).clamp(max=1 - info.eps / 2)
+
+
+@functools.cache
+def _register_gamma() -> None:
+    """For plain autograd, outside every transform: as csrc/rules/random.cpp has it."""
+
+    def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
+        return None, cotangent * torch._standard_gamma_grad(*ctx.saved_tensors)
+
+    torch.library.register_autograd("torchlayers::random_gamma", backward, setup_context=keep)

@@ -1,0 +1,178 @@
+"""Integers, choices and orders."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from torchlayers.errors import TransformError
+from torchlayers.random.arguments import (
+    Number,
+    Shape,
+    as_tuple,
+    check_key,
+    drawn,
+    expanded,
+    of_shape,
+    shape_of,
+)
+from torchlayers.random.continuous import gumbel
+from torchlayers.random.keys import bits
+
+
+def randint(
+    key: Tensor,
+    shape: Shape,
+    minval: int | Tensor,
+    maxval: int | Tensor,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Integers in [minval, maxval), each as likely as the others but for one part in 2^63 / range.
+
+    Args:
+        key: a key.
+        shape: of the result.
+        minval, maxval: ints, or tensors of integers that broadcast to the shape, less than 2^63
+            apart. Where maxval is not above minval, the result is minval.
+        dtype: an integer dtype.
+    Returns:
+        A tensor of this shape and dtype.
+    Example:
+        >>> x = randint(torchlayers.random.key(0), (1000,), 1, 7)
+        >>> sorted(set(x.tolist()))
+        [1, 2, 3, 4, 5, 6]
+
+    Source: jax.random.randint.
+    """
+    check_key("random.randint", key)
+    if isinstance(minval, int) and isinstance(maxval, int):
+        if not (-(2**63) <= minval < 2**63 and maxval <= 2**63 and maxval - minval < 2**63):
+            raise TransformError(
+                f"torchlayers: random.randint: [{minval}, {maxval}) is no range of fewer than 2^63 "
+                "int64s. Draw bits instead."
+            )
+        span: int | Tensor = max(maxval - minval, 1)
+    else:
+        span = (maxval - minval).clamp(min=1)  # type: ignore[union-attr]
+    positive = bits(key, shape) >> 1 & (2**63 - 1)
+    return of_shape("randint", positive % span + minval, shape).to(dtype)
+
+
+def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tensor:
+    """True with probability p.
+
+    Args:
+        key: a key.
+        p: a number, or a tensor that broadcasts to the shape.
+        shape: of the result; that of p if None.
+    Returns:
+        A bool tensor of this shape.
+    Example:
+        >>> bernoulli(torchlayers.random.key(0), torch.tensor([0.0, 1.0]))
+        tensor([False,  True])
+
+    Source: jax.random.bernoulli.
+    """
+    shape = shape_of("bernoulli", shape, p)
+    dtype = p.dtype if isinstance(p, Tensor) and p.is_floating_point() else None
+    return of_shape("bernoulli", drawn("uniform", "bernoulli", key, shape, dtype) < p, shape)
+
+
+def categorical(key: Tensor, logits: Tensor, dim: int = -1, shape: Shape | None = None) -> Tensor:
+    """Indices with probabilities that are the softmax of logits.
+
+    Args:
+        key: a key.
+        logits: unnormalised logarithms of probabilities, along one dimension.
+        dim: which.
+        shape: of the result, to which the logits without that dimension broadcast; theirs if
+            None.
+    Returns:
+        An int64 tensor of this shape.
+    Example:
+        >>> logits = torch.tensor([0.0, -torch.inf, 0.0])
+        >>> categorical(torchlayers.random.key(0), logits, shape=(1000,)).unique()
+        tensor([0, 2])
+
+    Source: jax.random.categorical.
+    """
+    check_key("random.categorical", key)
+    logits = logits.movedim(dim, -1)
+    shape = tuple(logits.shape[:-1]) if shape is None else as_tuple(shape)
+    logits = expanded("categorical", "logits", logits, (*shape, logits.shape[-1]))
+    # The largest of logits and Gumbel numbers: one for each, so that any of them may win.
+    return (logits + gumbel(key, logits.shape, logits.dtype)).argmax(-1)
+
+
+def permutation(key: Tensor, x: int | Tensor, dim: int = 0, independent: bool = False) -> Tensor:
+    """The numbers below x, or the slices of x, in random order.
+
+    Args:
+        key: a key.
+        x: an int, or a tensor.
+        dim: along which dimension of the tensor.
+        independent: whether each line along the dimension has an order of its own.
+    Returns:
+        A tensor like x, or (x,) of int64.
+    Example:
+        >>> permutation(torchlayers.random.key(0), 5).sort().values
+        tensor([0, 1, 2, 3, 4])
+
+    Source: jax.random.permutation.
+    """
+    check_key("random.permutation", key)
+    if isinstance(x, int):
+        return bits(key, (x,)).argsort(stable=True)
+    if independent:
+        return x.gather(dim, bits(key, x.shape).argsort(dim=dim, stable=True))
+    return x.index_select(dim, bits(key, (x.shape[dim],)).argsort(stable=True))
+
+
+def choice(
+    key: Tensor,
+    a: int | Tensor,
+    shape: Shape = (),
+    replace: bool = True,
+    p: Tensor | None = None,
+    dim: int = 0,
+) -> Tensor:
+    """Numbers below a, or slices of a, chosen at random.
+
+    Args:
+        key: a key.
+        a: an int, or a tensor.
+        shape: how many, in the place of the tensor's dimension.
+        replace: whether one may be chosen more than once.
+        p: the probability of each; all alike if None.
+        dim: along which dimension of the tensor.
+    Returns:
+        A tensor like a, with this shape in place of the dimension.
+    Raises:
+        TransformError: more are to be chosen, without replacement, than there are.
+    Example:
+        >>> choice(torchlayers.random.key(0), 5, (5,), replace=False).sort().values
+        tensor([0, 1, 2, 3, 4])
+
+    Source: jax.random.choice.
+    """
+    shape = as_tuple(shape)
+    count = a if isinstance(a, int) else a.shape[dim]
+    drawn = math.prod(shape)
+    if not replace and drawn > count:
+        raise TransformError(
+            f"torchlayers: random.choice: can't choose {drawn} of {count} without replacement."
+        )
+    if p is not None:
+        logits = p.log()
+        if replace:
+            chosen = categorical(key, logits, shape=(drawn,))
+        else:
+            chosen = (logits + gumbel(key, (count,), logits.dtype)).topk(drawn).indices
+    elif replace:
+        chosen = randint(key, (drawn,), 0, count)
+    else:
+        chosen = permutation(key, count)[:drawn]
+    if isinstance(a, int):
+        return chosen.reshape(shape)
+    dim %= a.dim()
+    return a.index_select(dim, chosen).reshape(*a.shape[:dim], *shape, *a.shape[dim + 1 :])

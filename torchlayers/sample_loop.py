@@ -1,0 +1,168 @@
+"""vmap a sample at a time: what it falls back to where a function asks for one sample's data."""
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tree
+from torchlayers.device import RandomState
+from torchlayers.errors import (
+    DimensionError,
+    NotTensorError,
+    StructureError,
+    TransformError,
+    location_of,
+)
+
+if TYPE_CHECKING:
+    from torchlayers.vmap import Vmap
+
+_functorch: Any = torch._C._functorch
+
+# What a vmap says of a function that only runs on one sample, and what that function does then.
+_ASKS = {
+    "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
+    "can't make one Python bool of": "asks for the value of a batched tensor",
+    "has no memory to give": "asks for the memory of a batched tensor",
+    "result would have a size of its own": "has a size that depends on data",
+}
+
+
+def check_fallback(
+    fallback: str | None, out_dims: Any, axis_name: str | None, randomness: str, *, is_spread: bool
+) -> None:
+    if fallback not in (None, "loop"):
+        raise TransformError(
+            f"torchlayers: vmap: fallback must be None or 'loop', got {fallback!r}."
+        )
+    if fallback is None and out_dims == "ragged":
+        raise TransformError(
+            "torchlayers: vmap: out_dims='ragged' is for results of different sizes, which only a "
+            "loop over samples can have. Give fallback='loop' too."
+        )
+    if fallback is not None and axis_name is not None:
+        raise TransformError(
+            f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
+            "fallback='loop' runs one at a time. Leave one of them out."
+        )
+    if randomness == "keyed":
+        raise TransformError(
+            "torchlayers: vmap: randomness='keyed' numbers the samples of a batch, and "
+            "fallback='loop' runs one at a time. Give each sample a key of "
+            "torchlayers.random.split, and leave randomness='keyed' out."
+        )
+    if is_spread:
+        raise TransformError(
+            "torchlayers: vmap: with a mesh, fallback='loop' could run on one rank and not on "
+            "another. Leave one of them out."
+        )
+
+
+def falling_back(batched: Callable[..., Any], given: "Vmap", ragged: bool) -> Callable[..., Any]:
+    """batched, or a loop over samples where that is refused for what only one sample has.
+
+    Args:
+        batched: the function vmapped.
+        given: the function, and how to batch it.
+        ragged: results come back as jagged nested tensors.
+    """
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        random = RandomState()
+        try:
+            results = batched(*args, **kwargs)
+        except RuntimeError as error:
+            if (reason := _reason(error)) is None:
+                raise
+            random.restore()
+            warnings.warn(
+                f"torchlayers: vmap({tree.name_of(given.func)}) runs a sample at a time, because "
+                f"it {reason}.{location_of(error)}",
+                stacklevel=2,
+            )
+        else:
+            return tree.map_tensors(_jagged, results) if ragged else results
+        return _loop(given, args, kwargs, ragged)
+
+    return either
+
+
+def _reason(error: RuntimeError) -> str | None:
+    """What the function did that the vmap refused: the next to be entered, or one inside it."""
+    text = str(error)
+    layer = re.search(r"torchlayers: vmap \(level (\d+)\)", text)
+    if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
+        return None
+    return next((reason for asks, reason in _ASKS.items() if asks in text), None)
+
+
+def _loop(given: "Vmap", args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    columns = [
+        [leaf] * batch_size if dim is None else leaf.unbind(dim)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    random = RandomState() if given.randomness == "same" else None
+    found: list[list[Any]] = []
+    out_spec: tree.TreeSpec | None = None
+    for sample in zip(*columns, strict=True):
+        if random is not None:
+            random.restore()
+        results, its_spec = tree.flatten(given.func(*tree.unflatten(sample, spec), **kwargs))
+        if out_spec is not None and its_spec != out_spec:
+            raise StructureError(
+                f"torchlayers: vmap({tree.name_of(given.func)}): samples must return the same "
+                f"structure, and returned {tree.describe(out_spec)} and {tree.describe(its_spec)} "
+                "(* stands for a leaf)."
+            )
+        out_spec = its_spec
+        found.append(results)
+    if out_spec is None:
+        raise DimensionError(
+            f"torchlayers: vmap({tree.name_of(given.func)}): a batch without samples can't be "
+            "looped over."
+        )
+    out_dims = [0] * out_spec.num_leaves if ragged else tree.broadcast(given.out_dims, out_spec)
+    if out_dims is None:
+        given.flat_results(tree.unflatten(found[0], out_spec), 0)  # which says so
+    assert out_dims is not None
+    joined = [
+        _joined(given, list(column), dim, ragged)
+        for column, dim in zip(zip(*found, strict=True), out_dims, strict=True)
+    ]
+    return tree.unflatten(joined, out_spec)
+
+
+def _joined(given: "Vmap", column: list[Any], dim: int | None, ragged: bool) -> Any:
+    """One result of all samples."""
+    if dim is None:  # it does not depend on the sample
+        return column[0]
+    if all(isinstance(leaf, (bool, int, float, complex)) for leaf in column):
+        return torch.tensor(column)
+    for leaf in column:
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: vmap({tree.name_of(given.func)}): the function must return only "
+                f"tensors and numbers, got {type(leaf).__name__}."
+            )
+    if ragged and column[0].dim():
+        return torch.nested.as_nested_tensor(column, layout=torch.jagged)
+    for leaf in column:
+        if leaf.shape != column[0].shape:
+            raise DimensionError(
+                f"torchlayers: vmap({tree.name_of(given.func)}): samples have results of different "
+                f"sizes, {tuple(column[0].shape)} and {tuple(leaf.shape)}. With out_dims='ragged' "
+                "they come back as a jagged nested tensor."
+            )
+    return torch.stack(column, dim)
+
+
+def _jagged(dense: Tensor) -> Tensor:
+    """Results of one size, as results of different sizes are."""
+    if dense.dim() < 2:
+        return dense
+    return torch.nested.as_nested_tensor(dense, layout=torch.jagged)

@@ -1,0 +1,117 @@
+"""seeded: torch's random operators draw by a key.
+
+A layer is entered that wraps nothing. A random operator that arrives at it is not called: what it
+would give is made by a key of its own (drawing.py). Everything else goes on to the layers below.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from torchlayers import _C, torch_compile
+from torchlayers.errors import TransformError
+from torchlayers.random.arguments import check_key
+from torchlayers.stack import transformed
+
+__all__ = ["recomputation", "seeded"]
+
+
+def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
+    """The function, with torch.rand, dropout and the like drawing by a key.
+
+    The n-th random operator that runs inside draws by the key with n folded in, and torch's own
+    generator is left alone: so a call gives the same numbers each time. It holds on the calling
+    thread, until the call returns or raises. Where it is nested, the inner key counts. Under
+    vmap, or with a key that is batched, each sample draws by its own key.
+    ``torchlayers.vmap(..., randomness="keyed")`` does the same with a key for each sample.
+
+    Args:
+        func: any function, or a module.
+        key: a key.
+    Returns:
+        A function with func's arguments and results.
+    Raises:
+        TransformError: the key is none; it runs inside torch.compile; a random operator was called
+            that has no form by keys, or with a generator of its own.
+    Example:
+        >>> noisy = seeded(lambda x: x + torch.randn(3), torchlayers.random.key(0))
+        >>> torch.equal(noisy(torch.zeros(3)), noisy(torch.zeros(3)))
+        True
+        >>> apply, params, buffers = torchlayers.functional(torch.nn.Dropout())
+        >>> output, _ = seeded(apply, torchlayers.random.key(1))(params, buffers, torch.ones(4))
+
+    Source: flax.linen's rngs, which modules draw by, are the nearest to it.
+    """
+    check_key("seeded", key)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if torch_compile.is_tracing():
+            raise TransformError(
+                "torchlayers: random.seeded does not work in torch.compile. Draw by keys there "
+                "(torchlayers.random.normal), or compile the function inside."
+            )
+        with _C.seeded_entry(key):
+            return func(*args, **kwargs)
+
+    return transformed(func, wrapper)
+
+
+def recomputation() -> tuple[Any, Any]:
+    """Contexts in which torch.utils.checkpoint draws the same numbers when it recomputes.
+
+    torch's generator is set back for the recomputation by checkpoint itself. What is drawn inside
+    :func:`seeded` or a keyed vmap goes on counting, and is set back by these.
+
+    Returns:
+        Two contexts: for the function, and for its recomputation.
+    Example:
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> def f(x):
+        ...     return checkpoint(
+        ...         torch.nn.functional.dropout, x, use_reentrant=False, context_fn=recomputation
+        ...     ).sum()
+        >>> x = torch.ones(4, requires_grad=True)
+        >>> seeded(f, torchlayers.random.key(0))(x).backward()
+
+    Source: the context_fn of torch.utils.checkpoint.checkpoint.
+    """
+    at = _Draws()
+    return at, _Again(at)
+
+
+class _Draws:
+    """Keeps how many draws there have been where it begins, and by which key."""
+
+    def __enter__(self) -> None:
+        draws, self.key = _C.draws()
+        self.layers = [number for number, _ in draws]
+        self.counts = [count for _, count in draws]
+
+    def __exit__(self, *error: object) -> None: ...
+
+
+class _Again(contextlib.ExitStack):
+    """Begins with the draws that another context kept, and puts those that it found back."""
+
+    def __init__(self, at: _Draws) -> None:
+        super().__init__()
+        self._at = at
+
+    def __enter__(self) -> Any:
+        found, _ = _C.draws()
+        at = self._at
+        if [number for number, _ in found[: len(at.layers)]] == at.layers:
+            _C.set_draws(at.counts)
+            self.callback(_C.set_draws, [count for _, count in found])
+        elif at.key is not None:  # seeded has returned, and its function's graph is run backward
+            self.enter_context(_C.seeded_entry(at.key))
+            self.callback(_C.set_draws, [count for _, count in found])
+            _C.set_draws([*(count for _, count in found), at.counts[-1]])
+        else:
+            raise TransformError(
+                "torchlayers: recomputation: the vmap whose samples draw by keys has returned, and "
+                "what was drawn inside can't be drawn again. Run the backward inside it."
+            )
+        return super().__enter__()
