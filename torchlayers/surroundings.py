@@ -22,7 +22,7 @@ class Surroundings:
         """When the function has run, and it shows whether it has drawn random numbers."""
         assert self.random is not None
         now = _random_states()
-        with _torch._C._DisableFuncTorch():
+        with _past_all():
             if now.keys() == self.random.keys() and all(
                 torch.equal(state, now[name]) for name, state in self.random.items()
             ):
@@ -42,6 +42,14 @@ class Surroundings:
             yield
 
 
+@contextmanager
+def _past_all() -> Iterator[None]:
+    """Past layers and modes, which would take a state for a tensor of the program's."""
+    none = _torch._C
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+        yield
+
+
 def _devices() -> list[str]:
     devices = ["cpu"]
     if _torch.cuda.is_initialized():
@@ -50,7 +58,7 @@ def _devices() -> list[str]:
 
 
 def _random_states() -> dict[str, Any]:
-    with _torch._C._DisableFuncTorch():  # a layer would wrap it like any tensor that is made
+    with _past_all():
         return {
             device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
             for device in _devices()
@@ -68,7 +76,7 @@ def _states(states: dict[str, Any]) -> Iterator[None]:
 
 
 def _set_random_states(states: dict[str, Any]) -> None:
-    with _torch._C._DisableFuncTorch():
+    with _past_all():
         for device, state in states.items():
             if device == "cpu":
                 torch.set_rng_state(state)
