@@ -27,7 +27,7 @@ class Surroundings:
         if not self.draws.are_over():
             self.draws = None
         now = _random_states()
-        with _torch._C._DisableFuncTorch():
+        with _past_all():
             if now.keys() == self.random.keys() and all(
                 torch.equal(state, now[name]) for name, state in self.random.items()
             ):
@@ -49,6 +49,14 @@ class Surroundings:
             yield
 
 
+@contextmanager
+def _past_all() -> Iterator[None]:
+    """Past layers and modes, which would take a state for a tensor of the program's."""
+    none = _torch._C
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+        yield
+
+
 def _devices() -> list[str]:
     devices = ["cpu"]
     if _torch.cuda.is_initialized():
@@ -57,7 +65,7 @@ def _devices() -> list[str]:
 
 
 def _random_states() -> dict[str, Any]:
-    with _torch._C._DisableFuncTorch():  # a layer would wrap it like any tensor that is made
+    with _past_all():
         return {
             device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
             for device in _devices()
@@ -75,7 +83,7 @@ def _states(states: dict[str, Any]) -> Iterator[None]:
 
 
 def _set_random_states(states: dict[str, Any]) -> None:
-    with _torch._C._DisableFuncTorch():
+    with _past_all():
         for device, state in states.items():
             if device == "cpu":
                 torch.set_rng_state(state)
