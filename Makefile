@@ -102,8 +102,10 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.writes
 	$(BIN)/python -m benchmarks.modules
+	$(BIN)/python -m benchmarks.control_flow
 	$(BIN)/python -m benchmarks.compiled_calls
 	$(BIN)/python -m benchmarks.packages
+	$(BIN)/python -m benchmarks.over_ranks
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.compiled_passes
 	$(BIN)/python -m benchmarks.workloads

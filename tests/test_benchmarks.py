@@ -9,9 +9,11 @@ import torch
 from benchmarks import (
     batching,
     compiled_passes,
+    control_flow,
     growth,
     jacobians,
     modules,
+    over_ranks,
     scaling,
     timing,
     writes,
@@ -158,6 +160,13 @@ def test_batching_runs(monkeypatch):
     assert "| x / 2 |" in text
 
 
+def test_control_flow_gives_what_it_stands_for(monkeypatch):
+    monkeypatch.setattr(control_flow, "STEPS", 20)
+    monkeypatch.setattr(control_flow, "SAMPLES", 32)
+    for works in (control_flow.scans(), control_flow.conds()):
+        check_same(works)
+
+
 def test_writes_are_measured():
     text = writes.measure(quick=True)["benchmarks.md"]
     assert "| a recurrence of 32 |" in text
@@ -231,3 +240,11 @@ def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_pat
     name, counts = Executed().read(dump)
     assert name == "a loop#0"
     assert counts == {"Ir": 13, "Dr": 2, "atomic": 7}
+
+
+@pytest.mark.full
+def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
+    """By one and two processes."""
+    (text,) = over_ranks.tables(quick=True).values()
+    assert "prediction" in text
+    assert "| 1024 |" in text

@@ -74,6 +74,35 @@ def test_a_compiled_function_works_inside_a_transform(name):
     assert tl.current_stack() == ()
 
 
+def lennard_jones(x):
+    i, j = torch.tensor([*itertools.combinations(range(len(x)), 2)]).T
+    r6 = (x[i] - x[j]).square().sum(1).pow(-3)
+    return (4 * (r6 * r6 - r6)).sum()
+
+
+POINTS = torch.linspace(0.5, 1.5, 12).reshape(4, 3) + torch.eye(4, 3)
+# What torch.compile refused of torch.func, or got wrong, in the reports named.
+REPORTED = {
+    "vmap of hessian, pytorch#183015, #98827": (
+        tl.vmap(tl.hessian(lambda x: (x @ x).sin())),
+        POINTS,
+    ),
+    "hessian of hessian, pytorch#154284": (
+        tl.hessian(tl.hessian(lambda x: (x @ x).sin())),
+        POINTS[0],
+    ),
+    "vmap of jacfwd, pytorch#151196, #160508": (tl.vmap(tl.jacfwd(torch.tanh)), POINTS),
+    "Lennard-Jones, its Hessian": (tl.hessian(lennard_jones), POINTS),
+}
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_what_was_reported_of_torch_func(name):
+    function, x = REPORTED[name]
+    got = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, function(x))
+
+
 def test_chunks_found_by_measuring_are_refused_under_compile():
     with pytest.raises(Exception, match=r"does not work in torch\.compile"):
         torch.compile(tl.vmap(f, chunk_size="auto"), fullgraph=True, backend="eager")(torch.ones(3))

@@ -40,6 +40,7 @@ PAGES = {
     "docs/graph.md": 15,
     "docs/guide.md": 4,
     "docs/in-place.md": 1,
+    "docs/memory.md": 8,
     "docs/modules.md": 6,
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
@@ -127,7 +128,14 @@ def test_all_that_is_public_has_been_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
-    assert modules == {"autograd_function", "distributed", "extend", "graph", "random"}
+    assert modules == {
+        "autograd_function",
+        "checkpoint_policies",
+        "distributed",
+        "extend",
+        "graph",
+        "random",
+    }
 
 
 def docstrings():

@@ -411,6 +411,19 @@ def test_cumulative_statistics_are_values_of_each_member():
                 torch.testing.assert_close(buffers[name][i], buffer)
 
 
+def test_power_iterations_are_values_of_each_member():
+    members, params, buffers = tl.ensemble(
+        lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)), seeds=range(3)
+    )
+    own = [copy.deepcopy(module) for module in members.modules]
+    for _ in range(2):
+        output, buffers = members(params, buffers, X)
+        for i, module in enumerate(own):
+            torch.testing.assert_close(output[i], module(X).detach())
+            for name, buffer in module.named_buffers():
+                torch.testing.assert_close(buffers[name][i], buffer)
+
+
 def test_made_members_can_be_trained_one_by_one():
     members, params, _ = tl.ensemble(network, seeds=range(2))
     net = members.modules[1]

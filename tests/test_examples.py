@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 # The demo compares and times, and has no figure to reproduce; the others are no examples.
-OTHERS = {"digits", "figures", "ranks"}
+OTHERS = {"digits", "figures", "pictures", "ranks"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 

@@ -257,24 +257,112 @@ def test_training_with_the_buffers_as_a_carry(net):
     torch.testing.assert_close({**params, **buffers}, state(own))
 
 
-def test_a_buffer_that_another_module_writes_to():
+@pytest.mark.parametrize("are_batched", [False, True])
+def test_a_buffer_that_a_module_writes_to_in_place(are_batched):
     class Writing(nn.Module):
         def __init__(self):
             super().__init__()
-            self.register_buffer("seen", torch.zeros(()))
+            self.register_buffer("seen", torch.ones(4))
 
         def forward(self, x):
-            self.seen += x.sum()
-            return x
+            self.seen[1:] += x.sum(0)[1:]
+            return x * self.seen
 
     apply, params, buffers = tl.functional(Writing())
-    _, new = tl.vmap(lambda x: apply(params, buffers, x))(BATCH)
-    torch.testing.assert_close(new["seen"], BATCH.sum((1, 2)))
-    assert buffers["seen"] == 0
-    many = {"seen": torch.zeros(4)}
-    _, new = tl.vmap(lambda buffers, x: apply(params, buffers, x))(many, BATCH)
-    torch.testing.assert_close(new["seen"], BATCH.sum((1, 2)))
-    assert many["seen"].eq(0).all()
+    given = {"seen": torch.ones(4, 4)} if are_batched else buffers
+    output, new = tl.vmap(apply, (None, 0 if are_batched else None, 0))(params, given, BATCH)
+    for i, x in enumerate(BATCH):
+        torch.testing.assert_close((output[i], member(new, i)), apply(params, buffers, x))
+    assert given["seen"].eq(1).all()
+
+
+# The buffers as the carry of a scan
+
+
+def scanned(apply, params, buffers, batches):
+    """The buffers after all batches, and the outputs."""
+
+    def step(buffers, x):
+        output, buffers = apply(params, buffers, x)
+        return buffers, output
+
+    return tl.scan(step, buffers, batches)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_scan_carries_the_buffers(net, momentum):
+    net[1].momentum = momentum
+    apply, params, buffers = tl.functional(net)
+    own = copy.deepcopy(net)
+    expected = torch.stack([own(x) for x in BATCH]).detach()
+    carried, outputs = scanned(apply, params, buffers, BATCH)
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(carried, dict(own.named_buffers()))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_a_scan_under_vmap_carries_the_buffers_of_each_sample_and_member(net, momentum):
+    net[1].momentum = momentum
+    apply, params, buffers = tl.functional(net)
+    several = torch.stack([BATCH, BATCH.flip(0), BATCH.cos()])
+    by_sample = tl.vmap(lambda batches: scanned(apply, params, buffers, batches))(several)
+    for i, batches in enumerate(several):
+        expected = scanned(apply, params, buffers, batches)
+        torch.testing.assert_close((member(by_sample[0], i), by_sample[1][i]), expected)
+    many = {name: torch.stack([p, 2 * p, -p]) for name, p in params.items()}
+    by_member = tl.vmap(lambda params: scanned(apply, params, buffers, BATCH))(many)
+    for i in range(3):
+        expected = scanned(apply, member(many, i), buffers, BATCH)
+        torch.testing.assert_close((member(by_member[0], i), by_member[1][i]), expected)
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_gradients_through_a_scan_that_trains(net, momentum):
+    """Of the loss after a few steps, by the parameters before them; and of each sample."""
+    net[1].momentum = momentum
+    apply, params, buffers = tl.functional(net.double())
+    batches = BATCH.double()
+    factor = batches[0, :, :3].cos()
+
+    def after_training(params, batches, scan):
+        def step(carry, x):
+            params, buffers = carry
+            slopes, buffers = tl.grad(weighted, has_aux=True)(params, buffers, x)
+            params = {name: value - 0.1 * slopes[name] for name, value in params.items()}
+            return (params, buffers), None
+
+        (trained, carried), _ = scan(step, (params, buffers), batches)
+        return weighted(trained, carried, batches[0])
+
+    def weighted(params, buffers, x):
+        output, new = apply(params, buffers, x)
+        return (output * factor).sum(), new
+
+    def in_python(step, carry, batches):
+        for x in batches:
+            carry, _ = step(carry, x)
+        return carry, None
+
+    def gradient(params, batches):
+        return tl.grad(after_training, has_aux=True)(params, batches, tl.scan)
+
+    slopes, carried = gradient(params, batches)
+    torch.testing.assert_close(
+        (slopes, carried),
+        tl.grad(after_training, has_aux=True)(params, batches, in_python),
+    )
+    name = "0.weight"
+    step = 1e-6 * torch.ones_like(params[name])
+    ahead, behind = (
+        after_training({**params, name: params[name] + sign * step}, batches, in_python)[0]
+        for sign in (1, -1)
+    )
+    torch.testing.assert_close(slopes[name].sum(), (ahead - behind) / 2e-6, rtol=1e-5, atol=1e-7)
+    several = torch.stack([batches, batches.flip(0)])
+    by_sample = tl.vmap(gradient, in_dims=(None, 0))(params, several)
+    for i, batches in enumerate(several):
+        expected = gradient(params, batches)
+        torch.testing.assert_close(tuple(member(each, i) for each in by_sample), expected)
 
 
 # Statistics that are the average of all batches

@@ -543,36 +543,8 @@ def test_the_default_device_reaches_the_function_and_nothing_else(transform):
     torch.testing.assert_close(result, transform(tl, f)(X))
 
 
-def packing():
-    return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
-
-
-@pytest.mark.parametrize("where", ["around", "inside"])
-@reverse
-def test_saved_tensor_hooks_are_refused_by_reverse_mode(transform, where):
-    def hooked(x):
-        with packing():
-            return f(x)
-
-    before = surroundings()
-    with (
-        pytest.raises(RuntimeError, match=r"torchlayers: .*saved-tensor hooks"),
-        packing() if where == "around" else contextlib.nullcontext(),
-    ):
-        transform(tl, f if where == "around" else hooked)(X)
-    assert surroundings() == before
-
-
-def test_checkpointing_is_refused_inside_grad():
-    def f(x):
-        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum()
-
-    with pytest.raises(RuntimeError, match=r"torchlayers: .*saved-tensor hooks"):
-        tl.grad(f)(X)
-
-
 @pytest.mark.parametrize("name", ["jvp", "vmap", "functionalize"])
-def test_saved_tensor_hooks_work_around_and_inside_the_others(name):
+def test_saved_tensor_hooks_work_around_and_inside_transforms_over_plain_autograd(name):
     packed = []
 
     def pack(x):

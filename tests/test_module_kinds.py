@@ -133,6 +133,21 @@ def test_kinds_of_modules(kind):
     agree_with_torch(nn.Sequential(module), given(nn.Sequential(module)))
 
 
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_gradients_a_sample_of_recurrent_cells(kind):
+    """Their first state is zeros of their own, to which they add."""
+    cell = kind(4, 3)
+
+    def loss(tensors, x):
+        state = tl.functional_call(cell, tensors, (x,))
+        return (state[0] if isinstance(state, tuple) else state).square().sum()
+
+    gradients = tl.vmap(tl.grad(loss), (None, 0))(given(cell), X)
+    for i, x in enumerate(X):
+        one = tl.grad(loss)(given(cell), x)
+        torch.testing.assert_close({name: g[i] for name, g in gradients.items()}, one)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_quantised_parts_stay_as_they_are():
     net = quantised()

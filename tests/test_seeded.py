@@ -196,6 +196,29 @@ def test_the_key_of_a_call_is_drawn_of_torchs_generator():
     assert not torch.equal(second, first)
 
 
+@pytest.mark.filterwarnings("ignore:torchlayers. vmap")
+def test_a_loop_over_samples_draws_what_the_batch_would():
+    def f(x):
+        return torch.rand(3) * float(x.sum())
+
+    x = X[:3]
+    expected = torch.stack([tl.seeded(f, random.fold_in(K, i))(x[i]) for i in range(3)])
+    assert_same(tl.vmap(f, randomness="keyed", key=K, fallback="loop")(x), expected)
+    drawn = tl.vmap(f, randomness="keyed", fallback="loop")
+    torch.manual_seed(0)
+    first = drawn(x)
+    torch.manual_seed(0)
+    assert_same(drawn(x), first)
+
+
+def test_a_tensor_made_inside_is_filled_for_each_sample():
+    def one(x):
+        return x + torch.empty(3).normal_() + torch.zeros(3).uniform_()
+
+    loop = torch.stack([tl.seeded(one, random.fold_in(K, i))(X[i]) for i in range(4)])
+    assert_same(tl.vmap(one, randomness="keyed", key=K)(X), loop)
+
+
 def test_seeded_by_a_batched_key():
     keys = random.split(K, 4)
     found = tl.vmap(lambda key, x: tl.seeded(F.dropout, key)(x))(keys, X)
@@ -292,6 +315,26 @@ def test_recomputation_draws_the_same():
         return checkpoint(part, x, use_reentrant=False, context_fn=tl.recomputation)
 
     assert_same(gradient(recomputed), gradient(part))
+
+
+@pytest.mark.parametrize("nest", ["seeded", "keyed", "plain"])
+def test_checkpoint_draws_the_same(nest):
+    def f(x, part):
+        return (part(part(x)) * torch.rand(3)).sum()
+
+    def part(x):
+        return F.dropout(x.sin()) * torch.rand(3)
+
+    def gradient(part):
+        if nest == "keyed":
+            return tl.vmap(tl.grad(lambda x: f(x, part)), randomness="keyed", key=K)(X)
+        if nest == "seeded":
+            return tl.seeded(tl.grad(lambda x: f(x, part)), K)(X[0])
+        x = X[0].clone().requires_grad_()
+        tl.seeded(lambda x: f(x, part), K)(x).backward()
+        return x.grad
+
+    assert_same(gradient(tl.checkpoint(part)), gradient(part))
 
 
 # What is refused

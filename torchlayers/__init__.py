@@ -6,11 +6,14 @@ built_for.check()  # before anything that loads the extension
 
 # ruff: noqa: E402
 from torchlayers import autograd_function as autograd_function
+from torchlayers import checkpoint_policies as checkpoint_policies
 from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers import random as random
+from torchlayers.checkpoint import checkpoint as checkpoint
+from torchlayers.checkpoint_policies import checkpoint_name as checkpoint_name
 from torchlayers.compiled import compile as compile
 from torchlayers.compiled import load as load
 from torchlayers.compiled import make_graph as make_graph
@@ -56,6 +59,9 @@ __all__ = [
     "Ensemble",
     "associative_scan",
     "autograd_function",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "combine",
     "compile",
     "cond",

@@ -42,7 +42,8 @@ def find(
 
 def _draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether dropout is off: attention and recurrent networks count as random all the same."""
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::"))
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base)
     schema = getattr(packet, overload or "default")._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from torchlayers import torch_compile
 from torchlayers.chunks import ChunkSize
@@ -204,7 +205,9 @@ def stack_module_state(models: Modules, *, copy: bool = True) -> tuple[Named, Na
             f"torchlayers: {api}: Expected all models to have the same training/eval mode. Call "
             "train() or eval() on each."
         )
-    if other := next((model for model in models if type(model) is not type(models[0])), None):
+    if other := next(
+        (model for model in models if _class_of(model) is not _class_of(models[0])), None
+    ):
         raise StructureError(
             f"torchlayers: {api}: Expected all models to be of the same class, got "
             f"{type(models[0]).__name__} and {type(other).__name__}."
@@ -330,7 +333,7 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
             )
         for (name, part), (_, other) in zip(parts, first, strict=True):
             where = f"{name!r} of member {i}" if name else f"member {i}"
-            if type(part) is not type(other):
+            if _class_of(part) is not _class_of(other):
                 raise StructureError(
                     f"torchlayers: ensemble: {where} is a {type(part).__name__}, and member 0 has "
                     f"a {type(other).__name__} there. All must be of one class."
@@ -344,10 +347,15 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
                     )
 
 
+def _class_of(part: nn.Module) -> type:
+    """A parametrized module is of a class of its own, made of this one."""
+    return parametrize.type_before_parametrizations(part)
+
+
 def _settings(part: nn.Module) -> dict[str, Any]:
     """What a module computes with besides tensors, as far as torch's own tell."""
     settings: dict[str, Any] = {"training": part.training}
-    if type(part).__module__.startswith("torch.nn.modules."):
+    if _class_of(part).__module__.startswith("torch.nn.modules."):
         plain = (bool, int, float, str, tuple)
         settings |= {
             name: value

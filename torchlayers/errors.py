@@ -25,6 +25,7 @@ __all__ = [
     "NotTensorError",
     "OutDimError",
     "OutputError",
+    "RecomputationError",
     "RuleError",
     "StructureError",
     "TransformError",
@@ -165,6 +166,21 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
         torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
         staticmethod, which reverse mode needs. Give it one, or call it on x.detach() where its
         gradient does not count.
+    """
+
+
+class RecomputationError(TransformError):
+    """A checkpointed function did something else when it was recomputed than at first.
+
+    Example:
+        >>> calls = []
+        >>> def fickle(x):
+        ...     calls.append(x)
+        ...     return x.sin().sum() if len(calls) == 1 else x.sum()
+        >>> torchlayers.grad(torchlayers.checkpoint(fickle))(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.RecomputationError: torchlayers: checkpoint: fickle saved 1 tensors for
+        its gradient, and 0 when it was recomputed. It has to do the same each time.
     """
 
 

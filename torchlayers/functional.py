@@ -32,10 +32,8 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
     there is a set for each sample, or each member of an ensemble; under ``grad`` it is passed on
     with ``has_aux=True``.
 
-    Under ``vmap`` the running statistics of torch's norms may be written to where only the input
-    is batched, and batch norms that average over all batches (``momentum=None``) count them in a
-    tensor, each sample its own. Other buffers that a module writes to in place have to be batched
-    themselves, or assigned to (``self.seen = self.seen + x.sum()``).
+    Under ``vmap`` buffers may be written to where only the input is batched: each sample then has
+    its own. Batch norms that average over all batches (``momentum=None``) count them in a tensor.
 
     Args:
         module: any nn.Module that :func:`functional_call` takes. It is kept, and called.

@@ -3,12 +3,13 @@
 import re
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlayers import tree
+from torchlayers.batch import Vmap
 from torchlayers.device import RandomState
 from torchlayers.errors import (
     DimensionError,
@@ -17,9 +18,6 @@ from torchlayers.errors import (
     TransformError,
     location_of,
 )
-
-if TYPE_CHECKING:
-    from torchlayers.vmap import Vmap
 
 _functorch: Any = torch._C._functorch
 
@@ -33,7 +31,7 @@ _ASKS = {
 
 
 def check_fallback(
-    fallback: str | None, out_dims: Any, axis_name: str | None, randomness: str, *, is_spread: bool
+    fallback: str | None, out_dims: Any, axis_name: str | None, *, is_spread: bool
 ) -> None:
     if fallback not in (None, "loop"):
         raise TransformError(
@@ -49,12 +47,6 @@ def check_fallback(
             f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
             "fallback='loop' runs one at a time. Leave one of them out."
         )
-    if randomness == "keyed":
-        raise TransformError(
-            "torchlayers: vmap: randomness='keyed' numbers the samples of a batch, and "
-            "fallback='loop' runs one at a time. Give each sample a key of "
-            "torchlayers.random.split, and leave randomness='keyed' out."
-        )
     if is_spread:
         raise TransformError(
             "torchlayers: vmap: with a mesh, fallback='loop' could run on one rank and not on "
@@ -62,7 +54,7 @@ def check_fallback(
         )
 
 
-def falling_back(batched: Callable[..., Any], given: "Vmap", ragged: bool) -> Callable[..., Any]:
+def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Callable[..., Any]:
     """batched, or a loop over samples where that is refused for what only one sample has.
 
     Args:
@@ -100,19 +92,22 @@ def _reason(error: RuntimeError) -> str | None:
     return next((reason for asks, reason in _ASKS.items() if asks in text), None)
 
 
-def _loop(given: "Vmap", args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     columns = [
         [leaf] * batch_size if dim is None else leaf.unbind(dim)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
     random = RandomState() if given.randomness == "same" else None
+    given = given.with_key()
     found: list[list[Any]] = []
     out_spec: tree.TreeSpec | None = None
-    for sample in zip(*columns, strict=True):
+    for place, sample in enumerate(zip(*columns, strict=True)):
         if random is not None:
             random.restore()
-        results, its_spec = tree.flatten(given.func(*tree.unflatten(sample, spec), **kwargs))
+        results, its_spec = tree.flatten(
+            given.of_sample(place)(*tree.unflatten(sample, spec), **kwargs)
+        )
         if out_spec is not None and its_spec != out_spec:
             raise StructureError(
                 f"torchlayers: vmap({tree.name_of(given.func)}): samples must return the same "
@@ -137,7 +132,7 @@ def _loop(given: "Vmap", args: tuple[Any, ...], kwargs: dict[str, Any], ragged: 
     return tree.unflatten(joined, out_spec)
 
 
-def _joined(given: "Vmap", column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """One result of all samples."""
     if dim is None:  # it does not depend on the sample
         return column[0]

@@ -1,5 +1,6 @@
 #include "core/below.h"
 
+#include "core/hooks.h"
 #include "core/recording.h"
 
 namespace torchlayers {
@@ -61,6 +62,8 @@ void Below::skip_autograd(const Operator& op, bool are_plain) {
   if (are_plain && nothing_records(op)) {
     auto& keys = thread_keys();
     keys.set_excluded(keys.excluded() | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  } else if (!are_plain && depth_ == 0 && any_saved_hooks()) {
+    hooks.adopt_saved_hooks(); // plain autograd calls them
   }
 }
 

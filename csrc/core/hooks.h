@@ -43,6 +43,8 @@ struct Hooks {
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
+  // Lets the saved-tensor hooks that are on run where they belong. NOTE [Where a hook runs].
+  void (*adopt_saved_hooks)() = [] {};
   // A tensor made inside a vmap has been written to: it is to print as what it stands for.
   void (*something_was_written)() = [] {};
   // What rules/ has for an operator of this name.

@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "core/below.h"
+#include "core/recording.h"
 
 namespace torchlayers {
 
@@ -17,6 +18,13 @@ uint64_t next_number() {
 } // namespace
 
 Layer::Layer(bool is_autograd) : is_autograd_(is_autograd), number_(next_number()) {}
+
+bool* Layer::begin(int64_t level) {
+  level_ = level;
+  hooks_around_ = saved_hooks_on();
+  is_alive_ = true;
+  return &is_alive_;
+}
 
 std::string Layer::name() const {
   return std::string(kind()) + " (level " + std::to_string(level_) + ")";

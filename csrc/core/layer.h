@@ -6,6 +6,7 @@
 
 #include <iosfwd>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "core/modes.h"
@@ -22,7 +23,7 @@ using Tangents = c10::SmallVector<at::Tensor, 4>;
 // A layer sees every operator twice: on the way in (process), and on the way to the layers below
 // (send_down). csrc/README.md follows one operator through both. Each kind is a class of its own
 // in layers/, which overrides what it has another answer to.
-class Layer {
+class Layer : public std::enable_shared_from_this<Layer> {
  public:
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
@@ -94,6 +95,16 @@ class Layer {
     return Modes::of_thread();
   }
 
+  // For code of the user's that runs on the stack as it was (core/earlier_stack.h): what
+  // `switch_on` gave a layer that has ended since is on again, and off.
+  virtual void resume() {}
+  virtual void suspend() {}
+  // Meanwhile the layer does not run its backward; returns what puts that back.
+  virtual int leave_backward() {
+    return 0;
+  }
+  virtual void return_to_backward(int) {}
+
   // The operator bypasses this layer. NOTE [Bypassing the stack].
   virtual void bypassed(const Operator&, const Args&) const {}
 
@@ -109,11 +120,14 @@ class Layer {
   uint64_t number() const {
     return number_;
   }
-  bool* begin(int64_t level) {
-    level_ = level;
-    is_alive_ = true;
-    return &is_alive_;
+  // How many pairs of saved-tensor hooks were on around it.
+  size_t hooks_around() const {
+    return hooks_around_;
   }
+  void set_hooks_around(size_t count) {
+    hooks_around_ = count;
+  }
+  bool* begin(int64_t level);
   void end() {
     is_alive_ = false;
   }
@@ -133,6 +147,7 @@ class Layer {
   const bool is_autograd_;
   const uint64_t number_;
   int64_t level_ = 0;
+  size_t hooks_around_ = 0;
   bool is_alive_ = false;
 };
 

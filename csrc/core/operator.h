@@ -53,12 +53,10 @@ struct Operator {
   std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
-  // Draws random numbers.
+  // Draws random numbers, at least with some arguments.
   bool is_random;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
   bool reads_number;
-  // Draws random numbers, at least with some arguments.
-  bool draws;
   // x[...] = value.
   bool writes_by_index;
   // torch.func's front key has a kernel of its own for it: a decomposition, or

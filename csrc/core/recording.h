@@ -1,6 +1,7 @@
 // What nobody records: plain values, and operators that skip autograd.
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
@@ -35,6 +36,14 @@ inline bool is_plain_in_batch(const at::Tensor& tensor) {
 
 // Whether there is no layer on the stack, and no mode on.
 bool nothing_is_below();
+
+// How many pairs of saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks) are on.
+inline size_t saved_hooks_on() {
+  return at::SavedTensorDefaultHooks::get_tls_state().stack.size();
+}
+inline bool any_saved_hooks() {
+  return !at::SavedTensorDefaultHooks::get_tls_state().stack.empty();
+}
 
 // NOTE [Skipping autograd]
 // Below the lowest layer an operator meets autograd first of all, which looks at its arguments,

@@ -39,9 +39,7 @@ std::shared_ptr<bool>& life_of(Interpreter& interpreter);
 
 // The living layer that an entry belongs to; null for torch.func's.
 Layer* layer_of(const DynamicLayer& entry) {
-  const auto& handle = entry.interpreter().is_alive_ptr();
-  const auto* of = *handle ? std::get_deleter<OfLayer>(handle) : nullptr;
-  return of != nullptr ? of->layer.get() : nullptr;
+  return entry.interpreter().is_alive() ? owner_of(entry) : nullptr;
 }
 
 // Its place, which is its level's as a rule. NOTE [A stack left dirty].
@@ -61,6 +59,19 @@ void include_our_keys(bool included) {
 }
 
 } // namespace
+
+Layer* owner_of(const DynamicLayer& entry) {
+  const auto* of = std::get_deleter<OfLayer>(entry.interpreter().is_alive_ptr());
+  return of != nullptr ? of->layer.get() : nullptr;
+}
+
+DynamicLayer entry_of(const Layer& layer) {
+  auto entry = layer.mirrored(layer.level());
+  const auto keeper = std::const_pointer_cast<Layer>(layer.shared_from_this());
+  life_of(entry.interpreter()) =
+      std::shared_ptr<bool>(const_cast<bool*>(layer.life()), OfLayer{keeper});
+  return entry;
+}
 
 std::string describe_stack() {
   std::ostringstream out;

@@ -38,6 +38,11 @@ extern std::atomic<int> stacks_left_dirty; // of all threads, and not said yet
 // Throws if this thread's is one of them.
 void refuse_dirt_of(const Operator& op);
 
+// The layer that an entry belongs to, ended or not; null for torch.func's.
+Layer* owner_of(const at::functorch::DynamicLayer& entry);
+// An entry of a layer that is on the stack, or is being processed above it.
+at::functorch::DynamicLayer entry_of(const Layer& layer);
+
 // The layer on top, or null where there is none or it is torch.func's.
 Layer* top_layer();
 

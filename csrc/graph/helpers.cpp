@@ -70,6 +70,9 @@ def product_of_others(x, dim: int):
 def add_back(grad, size: List[int], dim: int, index):
     return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter_add(dim, index, grad)
 
+def add_rows(grad, size: List[int], dim: int, index):
+    return torch.zeros(size, dtype=grad.dtype, device=grad.device).index_add(dim, index, grad)
+
 def put_by_index(grad, size: List[int], indices: List[Optional[Tensor]]):
     zeros = torch.zeros(size, dtype=grad.dtype, device=grad.device)
     return torch.index_put(zeros, indices, grad, True)

@@ -205,6 +205,9 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   lift_args(op, args);
   const Targets captured = op.is_in_place ? Targets() : captured_among(op, args, level());
   allow_only(kAutogradLayerKeys);
+  if (any_saved_hooks()) {
+    hooks.adopt_saved_hooks();
+  }
   std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {
     allowed.emplace();

@@ -2,7 +2,9 @@
 
 #include <ATen/functorch/DynamicLayer.h>
 
+#include "core/hooks.h"
 #include "core/keys.h"
+#include "core/recording.h"
 #include "core/stack.h"
 
 namespace torchlayers {
@@ -23,6 +25,9 @@ FunctionsOfOneLevel::FunctionsOfOneLevel()
   }
   at::functorch::setSingleLevelAutogradFunctionAllowed(true);
   innermost_function = this;
+  if (any_saved_hooks()) {
+    hooks.adopt_saved_hooks();
+  }
 }
 
 FunctionsOfOneLevel::~FunctionsOfOneLevel() {

@@ -2,7 +2,6 @@
 // a rule records torch's own.
 #include "layers/grad.h"
 
-#include <ATen/SavedTensorHooks.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
@@ -11,6 +10,7 @@
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "core/keys.h"
+#include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "reverse/rule_node.h"
@@ -22,11 +22,6 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-constexpr const char* kNoHooks =
-    "torchlayers: saved-tensor hooks (checkpointing, save_on_cpu) don't work inside grad, vjp, "
-    "jacrev and hessian: they would run between the layers. Use them around plain autograd, "
-    "outside the transformed function.";
-
 } // namespace
 
 // NOTE [no_grad inside and outside]
@@ -35,14 +30,6 @@ constexpr const char* kNoHooks =
 // outside no_grad holds again, and an inside one simply still holds. jvp does the
 // same with forward grad mode.
 void GradLayer::switch_on() {
-  if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
-    raise(
-        "grad, vjp, jacrev and hessian can't run inside a `with` block of saved-tensor hooks "
-        "(checkpointing, save_on_cpu): the hooks would run between the layers. Call the transform "
-        "outside that block.");
-  }
-  hooks_message_ = at::SavedTensorDefaultHooks::get_disabled_error_message();
-  at::SavedTensorDefaultHooks::disable(kNoHooks);
   previous_grad_mode_ = Modes::of_thread().grad;
   without_inference(no_inference_);
   c10::AutogradState::get_tls_state().set_grad_mode(true);
@@ -50,11 +37,6 @@ void GradLayer::switch_on() {
 
 void GradLayer::switch_off() {
   no_inference_.reset();
-  if (hooks_message_) {
-    at::SavedTensorDefaultHooks::disable(*hooks_message_);
-  } else {
-    at::SavedTensorDefaultHooks::enable();
-  }
 }
 
 DynamicLayer GradLayer::mirrored(int64_t level) const {
@@ -132,6 +114,9 @@ void GradLayer::process(const Operator& op, Args& args) {
 void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);
+  if (any_saved_hooks()) {
+    node->pack_args(args);
+  }
   const bool are_plain = unwrap_args(op, args);
   node->save_args(args);
   call_below(op, args, are_plain);
@@ -161,6 +146,9 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
 void GradLayer::apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);
+  if (any_saved_hooks()) {
+    node->pack_args(args);
+  }
   Args values = last(args, op.num_args).vec();
   unwrap_args(op, values);
   node->save_args(values);

@@ -5,15 +5,13 @@
 
 #include <atomic>
 #include <optional>
-#include <string>
 
 #include "layers/autograd.h"
 #include "rules/vjp_call.h"
 
 namespace torchlayers {
 
-// Inside, grad mode is on (NOTE [no_grad inside and outside]), inference mode is off, and so are
-// saved-tensor hooks, which would run between the layers.
+// Inside, grad mode is on (NOTE [no_grad inside and outside]), and inference mode is off.
 class GradLayer final : public AutogradLayer {
  public:
   const char* kind() const override {
@@ -33,6 +31,12 @@ class GradLayer final : public AutogradLayer {
   void switch_on() override;
   void switch_off() override;
   bool runs_backward() const override;
+  int leave_backward() override {
+    return backwards_running_.exchange(0);
+  }
+  void return_to_backward(int count) override {
+    backwards_running_ += count;
+  }
   Modes modes_below(Modes here) const override;
 
  private:
@@ -47,7 +51,6 @@ class GradLayer final : public AutogradLayer {
 
   bool previous_grad_mode_ = true;
   std::optional<c10::InferenceMode> no_inference_;
-  std::optional<std::string> hooks_message_;
   // Shared with the engine's device threads, which run this layer's backward.
   std::atomic<int> backwards_running_{0};
 };

@@ -84,6 +84,14 @@ void JvpLayer::switch_off() {
   hooks.release_dual_level();
 }
 
+void JvpLayer::resume() {
+  hooks.hold_dual_level();
+}
+
+void JvpLayer::suspend() {
+  hooks.release_dual_level();
+}
+
 DynamicLayer JvpLayer::mirrored(int64_t level) const {
   return DynamicLayer(
       TransformType::Jvp,

@@ -35,6 +35,8 @@ class JvpLayer final : public AutogradLayer {
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
   void switch_on() override;
   void switch_off() override;
+  void resume() override;
+  void suspend() override;
   Modes modes_below(Modes here) const override;
 
  private:

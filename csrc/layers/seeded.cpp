@@ -18,7 +18,7 @@ at::functorch::DynamicLayer SeededLayer::mirrored(int64_t level) const {
 
 void SeededLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
-  if (!op.draws || !draws_.run(op, args, *this)) {
+  if (!op.is_random || !draws_.run(op, args, *this)) {
     send_down(op, args);
   }
 }

@@ -121,7 +121,7 @@ void VmapLayer::run(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (draws_ && op.draws && draws_->run(op, args, *this)) {
+  if (draws_ && op.is_random && draws_->run(op, args, *this)) {
     return;
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample

@@ -42,7 +42,7 @@ class VmapLayer final : public Layer {
   // Above the layer its parts meet our rules; torch's rule would see them through to the end.
   bool decomposes(const Operator& op) const override {
     return (op.is_composite_under_vmap && op.batching_rule == nullptr) ||
-           (draws_ && op.draws && op.is_composite);
+           (draws_ && op.is_random && op.is_composite);
   }
   bool has_rule_for(const Operator& op) const override {
     return op.batching_rule != nullptr;

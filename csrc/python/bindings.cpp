@@ -99,6 +99,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
+  bind_saved_hooks(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
@@ -180,6 +181,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def("batched_levels", [](const at::Tensor& tensor) {
+    return batched_levels(tensor).to_ullong(); // a bit each
+  });
   m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
     return concerns(tensor, levels, below);
   });

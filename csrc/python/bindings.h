@@ -14,6 +14,9 @@ void bind_steps(pybind11::module_& m);
 // Which operators have rules, and users' rules.
 void bind_operators(pybind11::module_& m);
 
+// Saved-tensor hooks, called as they should be under layers.
+void bind_saved_hooks(pybind11::module_& m);
+
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
 

@@ -105,6 +105,37 @@ bool reaches(const Running& call, const AllDicts& dicts) {
       });
 }
 
+Replacements put_in_now() {
+  Replacements now;
+  for (const Running& call : running()) {
+    if (call.thread != std::this_thread::get_id()) {
+      continue;
+    }
+    for (const Replacement& replaced : *call.replaced) {
+      now.push_back({replaced.dict, replaced.key, {}});
+      if (PyObject* value = PyDict_GetItem(replaced.dict.ptr(), replaced.key.ptr())) {
+        now.back().before = py::reinterpret_borrow<py::object>(value);
+      }
+    }
+  }
+  return now;
+}
+
+PutInAgain::PutInAgain(const Replacements& given) {
+  replaced_.reserve(given.size());
+  for (const Replacement& each : given) {
+    replaced_.push_back({each.dict, each.key, {}});
+    if (PyObject* value = PyDict_GetItem(each.dict.ptr(), each.key.ptr())) {
+      replaced_.back().before = py::reinterpret_borrow<py::object>(value);
+    }
+    put_back(each);
+  }
+}
+
+PutInAgain::~PutInAgain() {
+  std::for_each(replaced_.rbegin(), replaced_.rend(), put_back);
+}
+
 PyObject* original(PyObject* dict, PyObject* key, PyObject* now) {
   for (const Running& call : running()) {
     if (call.thread != std::this_thread::get_id()) {

@@ -67,6 +67,21 @@ bool reaches(const Running& call, const AllDicts& dicts);
 // What the dict held before this thread's calls that are running put tensors in.
 PyObject* original(PyObject* dict, PyObject* key, PyObject* now);
 
+// What this thread's calls that are running have put in.
+Replacements put_in_now();
+
+// While it lives, that is in again, for what runs after the calls are over.
+class PutInAgain {
+ public:
+  explicit PutInAgain(const Replacements& given);
+  ~PutInAgain();
+  PutInAgain(const PutInAgain&) = delete;
+  PutInAgain& operator=(const PutInAgain&) = delete;
+
+ private:
+  Replacements replaced_;
+};
+
 // An RNN calls its kernel with a list of its weights, and makes it anew where a weight is another
 // one than it has a weak reference to.
 struct FlatWeights {

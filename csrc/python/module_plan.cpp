@@ -276,6 +276,13 @@ class Plans {
           "functional_call: can't be used with nn.DataParallel, which copies its module to "
           "devices. Call it on the module inside, `.module`.");
     }
+    if (PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(module)), "_get_fsdp_state")) {
+      raise(
+          "functional_call: a module of fully_shard gathers parameters of its own in its hooks, "
+          "and "
+          "would run with those. Call it on the module before it is sharded, with each parameter's "
+          "full_tensor(grad_placements=[Partial()]): gradients come back summed and sharded.");
+    }
     if (PyObject_IsInstance(module, classes().distributed.ptr()) == 1) {
       const int is_error = PyErr_WarnEx(
           PyExc_UserWarning,

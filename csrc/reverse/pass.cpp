@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "core/below.h"
 #include "core/recording.h"
@@ -22,6 +23,24 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
+
+thread_local uint64_t running = 0;
+
+class Numbered {
+ public:
+  Numbered() : outer_(running) {
+    static std::atomic<uint64_t> last{0};
+    running = ++last;
+  }
+  ~Numbered() {
+    running = outer_;
+  }
+  Numbered(const Numbered&) = delete;
+  Numbered& operator=(const Numbered&) = delete;
+
+ private:
+  uint64_t outer_;
+};
 
 void accumulate(at::Tensor& sum, at::Tensor gradient) {
   sum = sum.defined() ? sum_of({sum, gradient}) : std::move(gradient);
@@ -140,6 +159,7 @@ class Pass {
     return gradients;
   }
 
+  const Numbered numbered_;
   const VjpTask& task_;
   const Plan& plan_;
   std::vector<at::Tensor> cotangents_;
@@ -149,6 +169,10 @@ class Pass {
 };
 
 } // namespace
+
+uint64_t number_of_pass() {
+  return running;
+}
 
 at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
   const auto levels = batched_levels(output);

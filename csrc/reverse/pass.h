@@ -35,6 +35,9 @@ struct VjpTask {
 // it what is batched so: that of a write to a view does.
 at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output);
 
+// The number of the pass that runs on this thread, which no other ever has; 0 where none does.
+uint64_t number_of_pass();
+
 // The gradients by the inputs, undefined where an output does not depend on one; values of
 // the layers below. None of this where the engine has to run.
 std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task);

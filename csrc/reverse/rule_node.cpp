@@ -7,6 +7,7 @@
 #include "core/args.h"
 #include "core/below.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/stack.h"
 #include "reverse/node_names.h"
 #include "reverse/nodes.h"
@@ -90,9 +91,23 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
   });
 }
 
+void RuleNode::pack_args(const Args& args) {
+  hooks.adopt_saved_hooks();
+  packed_ = std::make_unique<Packed>();
+  versions_.clear(); // what the hooks keep may be a copy
+  visit_tensors(args, op_.num_args, [this](const at::Tensor& tensor, size_t i) {
+    if (reads_.args[i]) {
+      packed_->pack(tensor);
+    }
+  });
+}
+
 void RuleNode::save_args(const Args& values) {
   args_ = last(values, op_.num_args).vec();
   drop_unread(args_, reads_.args);
+  if (packed_ != nullptr) {
+    packed_->let_go(args_);
+  }
 }
 
 void RuleNode::save_version(const at::Tensor& tensor) {
@@ -114,9 +129,12 @@ void RuleNode::save_results(Args results, const Args& wrapped) {
   drop_unread(results_, reads_.results);
   visit_tensors(wrapped, results_.size(), [this](const at::Tensor& result, size_t i) {
     if (reads_.results[i]) {
-      save_version(result);
+      packed_ != nullptr ? packed_->pack(result) : save_version(result);
     }
   });
+  if (packed_ != nullptr) {
+    packed_->let_go(results_);
+  }
 }
 
 void RuleNode::check_is_intact() const {
@@ -145,8 +163,20 @@ void RuleNode::vjp(
     variable_list& gradients) {
   check_is_intact();
   gradients.assign(targets_.size(), at::Tensor());
-  VjpCall call(op_, args_, results_, targets_, cotangents, is_wanted, gradients);
+  const auto unpacked = this->unpacked();
+  const Args& args = unpacked ? unpacked->first : args_;
+  const Args& results = unpacked ? unpacked->second : results_;
+  VjpCall call(op_, args, results, targets_, cotangents, is_wanted, gradients);
   rule_.vjp(call);
+}
+
+std::optional<std::pair<Args, Args>> RuleNode::unpacked() const {
+  if (packed_ == nullptr) {
+    return std::nullopt;
+  }
+  std::pair<Args, Args> saved{args_, results_};
+  packed_->unpack(saved.first, saved.second, level_);
+  return saved;
 }
 
 std::pair<Args, Args> RuleNode::at_level() const {
@@ -154,7 +184,8 @@ std::pair<Args, Args> RuleNode::at_level() const {
   const auto wrapped = [&](const at::Tensor& value) {
     return at::functorch::makeTensorWrapper(value, interpreter, /*is_immutable=*/false);
   };
-  Args args = args_;
+  const auto unpacked = this->unpacked();
+  Args args = unpacked ? unpacked->first : args_;
   change_tensors(args, op_.num_args, [&](const at::Tensor& value, size_t i) {
     at::Tensor tensor = wrapped(value);
     for (size_t k = 0; k < targets_.size(); ++k) {
@@ -169,7 +200,7 @@ std::pair<Args, Args> RuleNode::at_level() const {
     }
     return tensor;
   });
-  Args results = results_;
+  Args results = unpacked ? unpacked->second : results_;
   uint32_t place = 0;
   for (size_t i = 0; i < results.size(); ++i) {
     if (results[i].isTensor()) {
@@ -236,6 +267,7 @@ void RuleNode::release_variables() {
   args_.clear();
   results_.clear();
   versions_.clear();
+  packed_.reset();
 }
 
 std::string RuleNode::name() const {

@@ -5,12 +5,14 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/layer.h"
 #include "core/operator.h"
 #include "core/torch_versions.h"
+#include "reverse/packed.h"
 #include "rules/vjp_call.h"
 
 namespace torchlayers {
@@ -25,6 +27,10 @@ class RuleNode : public torch::autograd::Node {
  public:
   // The arguments end `args` and are of the layer's level or come from outside it.
   RuleNode(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer);
+
+  // Where saved-tensor hooks are on: lets them see what the rule reads of the arguments, which are
+  // those of the constructor. NOTE [Where a hook runs].
+  void pack_args(const Args& args);
 
   // Keeps what the rule reads of the arguments, which end `values` as values of the layers below.
   void save_args(const Args& values);
@@ -56,6 +62,8 @@ class RuleNode : public torch::autograd::Node {
 
   void save_version(const at::Tensor& tensor);
   void check_is_intact() const;
+  // What was saved, if hooks have packed it.
+  std::optional<std::pair<Args, Args>> unpacked() const;
   // The saved values as tensors of the level again, with their places in the graph.
   std::pair<Args, Args> at_level() const;
 
@@ -68,6 +76,7 @@ class RuleNode : public torch::autograd::Node {
   Args results_;
   c10::SmallVector<Target, 2> targets_;
   c10::SmallVector<Version, 3> versions_;
+  std::unique_ptr<Packed> packed_; // null where nobody packs
   bool is_released_ = false;
 };
 

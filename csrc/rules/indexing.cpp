@@ -103,23 +103,40 @@ Tensor sum_of_filled(const Tensor& g, int64_t dim, const Tensor& indices) {
   return at::where(is_filled, g, 0).sum();
 }
 
+// Zeros with the gradient added to them, as add_back() does it.
+
 Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValue& indices) {
-  return at::index_put(
-      g.new_zeros_symint(sizes),
-      indices.toOptionalTensorList(),
-      g,
-      /*accumulate=*/true);
+  const auto places = indices.toOptionalTensorList();
+  Tensor zeros = g.new_zeros_symint(sizes);
+  const bool in_place = may_write({g}) && std::ranges::all_of(places, [](const auto& place) {
+                          const std::optional<Tensor> tensor = place;
+                          return !tensor || may_write({*tensor});
+                        });
+  return in_place ? at::index_put_(zeros, places, g, /*accumulate=*/true)
+                  : at::index_put(zeros, places, g, /*accumulate=*/true);
+}
+
+Tensor add_rows(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices) {
+  Tensor zeros = g.new_zeros_symint(sizes);
+  return may_write({g, indices}) ? zeros.index_add_(dim, indices, g)
+                                 : zeros.index_add(dim, indices, g);
+}
+
+Tensor put(const Tensor& g, c10::SymIntArrayRef sizes, const Tensor& places) {
+  Tensor zeros = g.new_zeros_symint(sizes);
+  return may_write({g, places}) ? zeros.put_(places, g, /*accumulate=*/true)
+                                : zeros.put(places, g, /*accumulate=*/true);
 }
 
 } // namespace
 
 void add_indexing(Table& rules) {
-  LINEAR("take", g.new_zeros_symint(c.sizes_of(0)).put(c[1], g, /*accumulate=*/true));
+  LINEAR("take", put(g, c.sizes_of(0), c[1]));
   LINEAR("masked_select", put_by_mask(g, c.sizes_of(0), c[1]));
   LINEAR("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
   LINEAR("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
-  LINEAR("index_select", g.new_zeros_symint(c.sizes_of(0)).index_add(c.integer(1), c[2], g));
-  LINEAR("gather", g.new_zeros_symint(c.sizes_of(0)).scatter_add(c.integer(1), c[2], g));
+  LINEAR("index_select", add_rows(g, c.sizes_of(0), c.integer(1), c[2]));
+  LINEAR("gather", add_back(g, c.sizes_of(0), c.integer(1), c[2]));
   LINEAR(
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));

@@ -116,11 +116,6 @@ Tensor put_back(
   return at::value_selecting_reduction_backward_symint(g, dim, indices, sizes, keepdim);
 }
 
-// The same, where an element may have been chosen several times.
-Tensor add_back(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices) {
-  return g.new_zeros_symint(sizes).scatter_add(dim, indices, g);
-}
-
 } // namespace
 
 void add_order(Table& rules) {

@@ -6,22 +6,25 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
-// A tile of blocks is computed at once, its loops over lanes made vector instructions. What
-// rounds may not be fused. NOTE [Numbers of a key].
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+// A tile of blocks is computed at once, its loops over lanes made vector instructions. What rounds
+// may not be fused: NOTE [Numbers of a key]. These options are for whatever is inlined, too, or it
+// would take them off its caller.
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
-#define TORCHLAYERS_TILE
 #else
-#if defined(__x86_64__) && defined(__linux__)
-#define TORCHLAYERS_TILE                                                      \
-  __attribute__((                                                             \
-      optimize("O3", "fp-contract=off", "no-math-errno", "no-trapping-math"), \
-      target_clones("avx2", "default")))
-#else
-#define TORCHLAYERS_TILE \
-  __attribute__((optimize("O3", "fp-contract=off", "no-math-errno", "no-trapping-math")))
+#pragma GCC push_options
+#pragma GCC optimize("O3", "fp-contract=off", "no-trapping-math")
 #endif
+#if defined(__x86_64__) && defined(__linux__) && !defined(__clang__)
+#define TORCHLAYERS_TILE __attribute__((target_clones("avx2", "default")))
+#else
+#define TORCHLAYERS_TILE
 #endif
 #define TORCHLAYERS_PART inline __attribute__((always_inline))
 
@@ -68,6 +71,26 @@ TORCHLAYERS_PART To same_bits(From from) {
   static_assert(sizeof(To) == sizeof(From));
   std::memcpy(&to, &from, sizeof(To));
   return to;
+}
+
+// By instructions of their own: where sqrt may set errno a loop of it is not made one of vectors.
+TORCHLAYERS_PART void take_roots(float (&x)[kLanes]) {
+#if defined(__SSE2__)
+  for (int i = 0; i < kLanes; i += 4) {
+    _mm_storeu_ps(x + i, _mm_sqrt_ps(_mm_loadu_ps(x + i)));
+  }
+#else
+  std::transform(x, x + kLanes, x, [](float number) { return std::sqrt(number); });
+#endif
+}
+TORCHLAYERS_PART void take_roots(double (&x)[kLanes]) {
+#if defined(__SSE2__)
+  for (int i = 0; i < kLanes; i += 2) {
+    _mm_storeu_pd(x + i, _mm_sqrt_pd(_mm_loadu_pd(x + i)));
+  }
+#else
+  std::transform(x, x + kLanes, x, [](double number) { return std::sqrt(number); });
+#endif
 }
 
 // How numbers of a type are made of words: of one, or of two.
@@ -157,27 +180,60 @@ TORCHLAYERS_PART typename Kind::Real log_of(typename Kind::Real u) {
          (s + s) * artanh_series<Real, Kind::kLogTerms>(z);
 }
 
-// Two independent normal numbers: a radius of the first words, an angle of the others, whose
-// upper two bits are the quadrant.
+// The sign bit, if a quadrant's upper bit is set.
+template <class Integer>
+TORCHLAYERS_PART Integer with_sign(Integer upper_bit) {
+  using Unsigned = std::make_unsigned_t<Integer>;
+  return static_cast<Integer>(static_cast<Unsigned>(upper_bit) << (8 * sizeof(Integer) - 2));
+}
+
+// A point of this radius, at an angle whose upper two bits are the quadrant.
 template <class Kind>
-TORCHLAYERS_PART void box_muller(
-    uint32_t radius,
-    uint32_t more_radius,
+TORCHLAYERS_PART void set_point(
+    typename Kind::Real radius,
     uint32_t angle,
     uint32_t more_angle,
     typename Kind::Real& first,
     typename Kind::Real& second) {
   using Real = typename Kind::Real;
-  const Real r = std::sqrt(Real(-2) * log_of<Kind>(Kind::positive(radius, more_radius)));
+  using Integer = typename Kind::Integer;
   const Real t = Kind::centred(angle, more_angle) * Real(1.57079632679489661923);
   const Real z = t * t;
   const Real sine = trigonometric_series<Real, Kind::kSineTerms, 1>(z) * t;
   const Real cosine = trigonometric_series<Real, Kind::kSineTerms, 0>(z);
-  const uint32_t quadrant = angle >> 30;
-  const Real x = (quadrant & 1) != 0 ? sine : cosine;
-  const Real y = (quadrant & 1) != 0 ? cosine : sine;
-  first = ((quadrant + 1) & 2) != 0 ? -(r * x) : r * x;
-  second = (quadrant & 2) != 0 ? -(r * y) : r * y;
+  // The quadrant exchanges the two and turns their signs, in their bits: a choice is a branch to
+  // compilers.
+  const auto quadrant = static_cast<Integer>(angle >> 30);
+  const Integer exchanged =
+      (same_bits<Integer>(sine) ^ same_bits<Integer>(cosine)) & -(quadrant & 1);
+  const Real x = same_bits<Real>(same_bits<Integer>(cosine) ^ exchanged);
+  const Real y = same_bits<Real>(same_bits<Integer>(sine) ^ exchanged);
+  first = same_bits<Real>(same_bits<Integer>(radius * x) ^ with_sign<Integer>((quadrant + 1) & 2));
+  second = same_bits<Real>(same_bits<Integer>(radius * y) ^ with_sign<Integer>(quadrant & 2));
+}
+
+template <class Kind>
+TORCHLAYERS_PART typename Kind::Real square_of_radius(uint32_t word, uint32_t more) {
+  return typename Kind::Real(-2) * log_of<Kind>(Kind::positive(word, more));
+}
+
+// Two independent normal numbers for each lane.
+template <class Kind>
+TORCHLAYERS_PART void box_muller(
+    const uint32_t (&radius)[kLanes],
+    const uint32_t (&more_radius)[kLanes],
+    const uint32_t (&angle)[kLanes],
+    const uint32_t (&more_angle)[kLanes],
+    typename Kind::Real (&first)[kLanes],
+    typename Kind::Real (&second)[kLanes]) {
+  typename Kind::Real r[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    r[i] = square_of_radius<Kind>(radius[i], more_radius[i]);
+  }
+  take_roots(r);
+  for (int i = 0; i < kLanes; ++i) {
+    set_point<Kind>(r[i], angle[i], more_angle[i], first[i], second[i]);
+  }
 }
 
 // ---- tiles: the numbers of each lane's block, one lane's after the other
@@ -216,15 +272,10 @@ TORCHLAYERS_TILE void doubles_of(Lanes& lanes, double* out) {
 
 TORCHLAYERS_TILE void normal_singles_of(Lanes& lanes, float* out) {
   run_rounds(lanes);
+  const auto& words = lanes.counter;
   float numbers[4][kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const auto& words = lanes.counter;
-    box_muller<Single>(words[0][i], 0, words[1][i], 0, numbers[0][i], numbers[1][i]);
-  }
-  for (int i = 0; i < kLanes; ++i) {
-    const auto& words = lanes.counter;
-    box_muller<Single>(words[2][i], 0, words[3][i], 0, numbers[2][i], numbers[3][i]);
-  }
+  box_muller<Single>(words[0], words[0], words[1], words[1], numbers[0], numbers[1]);
+  box_muller<Single>(words[2], words[2], words[3], words[3], numbers[2], numbers[3]);
   for (int i = 0; i < kLanes; ++i) {
     for (int word = 0; word < 4; ++word) {
       out[4 * i + word] = numbers[word][i];
@@ -234,12 +285,9 @@ TORCHLAYERS_TILE void normal_singles_of(Lanes& lanes, float* out) {
 
 TORCHLAYERS_TILE void normal_doubles_of(Lanes& lanes, double* out) {
   run_rounds(lanes);
+  const auto& words = lanes.counter;
   double numbers[2][kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const auto& words = lanes.counter;
-    box_muller<Double>(
-        words[0][i], words[1][i], words[2][i], words[3][i], numbers[0][i], numbers[1][i]);
-  }
+  box_muller<Double>(words[0], words[1], words[2], words[3], numbers[0], numbers[1]);
   for (int i = 0; i < kLanes; ++i) {
     for (int half = 0; half < 2; ++half) {
       out[2 * i + half] = numbers[half][i];
@@ -411,7 +459,7 @@ constexpr uint32_t kBoost = 0xffffffff;
 TORCHLAYERS_TILE double normal_of(uint32_t radius, uint32_t angle) {
   double first;
   double second;
-  box_muller<Double>(radius, 0, angle, 0, first, second);
+  set_point<Double>(std::sqrt(square_of_radius<Double>(radius, 0)), angle, 0, first, second);
   return first;
 }
 
@@ -445,3 +493,7 @@ double gamma(int64_t key, int64_t place, double alpha) {
 }
 
 } // namespace torchlayers::philox
+
+#if !defined(__clang__)
+#pragma GCC pop_options
+#endif

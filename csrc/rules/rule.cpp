@@ -6,6 +6,9 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+
+#include "core/recording.h"
 #include "core/stack.h"
 #include "rules/one_pass.h"
 #include "values/wrapper.h"
@@ -104,6 +107,19 @@ bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
     is_recorded = is_recorded || (value.defined() && holder_of(value).requires_grad());
   }
   return is_recorded && at::GradMode::is_enabled();
+}
+
+bool may_write(std::initializer_list<at::Tensor> values) {
+  return nothing_is_below() &&
+         std::ranges::all_of(values, [](const at::Tensor& value) { return is_plain(value); });
+}
+
+at::Tensor add_back(
+    const at::Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const at::Tensor& index) {
+  at::Tensor zeros = g.new_zeros_symint(sizes);
+  // The functional operator would copy the zeros first.
+  return may_write({g, index}) ? zeros.scatter_add_(dim, index, g)
+                               : zeros.scatter_add(dim, index, g);
 }
 
 at::Tensor tangent_or_none(const JvpCall& call, size_t arg) {

@@ -95,6 +95,15 @@ bool is_differentiated_below(std::initializer_list<at::Tensor> values);
 // whether a gradient requires grad.
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values);
 
+// Whether a rule may write these values to a tensor that it has made of one of them: nobody below
+// has to be told.
+bool may_write(std::initializer_list<at::Tensor> values);
+
+// Zeros of these sizes, with the gradient added where `index` says along `dim`: perhaps several
+// times to one element.
+at::Tensor add_back(
+    const at::Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const at::Tensor& index);
+
 // The argument's tangent; undefined if it has none.
 at::Tensor tangent_or_none(const JvpCall& call, size_t arg);
 

@@ -45,7 +45,7 @@ class Destinations {
     return at::constant_pad_nd_symint(corner, padding, 0);
   }
   Tensor sum(const Tensor& values) const {
-    return values.new_zeros_symint(sizes_).scatter_add(dim_, index_, values);
+    return add_back(values, sizes_, dim_, index_);
   }
   Tensor read(const Tensor& places) const {
     return places.gather(dim_, index_);

@@ -30,16 +30,15 @@ using torch::autograd::ViewInfo;
 namespace impl = torch::autograd::impl;
 
 // Puts a tangent where torch's forward AD looks for it, while the primal's layer is on the stack.
-bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
+void hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
   const auto& wrapper = static_cast<const TensorWrapper&>(*primal.unsafeGetTensorImpl());
   const auto level = wrapper.level();
   if (!level || !is_of_this_stack(wrapper, *level)) {
-    return false;
+    return;
   }
   const auto& layer = mirror()[static_cast<size_t>(*level - 1)].interpreter();
   meta.fw_grad_ = std::make_shared<ForwardGrad>();
   meta.fw_grad_->set_value(at::functorch::makeTensorWrapper(tangent, layer), kDualLevel);
-  return true;
 }
 
 // What autograd knows of a tensor, and the tangent that a rule gave it.
@@ -49,7 +48,7 @@ struct WithTangent final : Meta {
   using Meta::Meta;
 
   const at::Tensor& fw_grad(uint64_t level, const at::TensorBase& self) const override {
-    let_go(self);
+    hand_out(self);
     return Meta::fw_grad(level, self);
   }
   void set_fw_grad(
@@ -57,18 +56,19 @@ struct WithTangent final : Meta {
       const at::TensorBase& self,
       uint64_t level,
       bool is_inplace_op) override {
-    let_go(self);
+    hand_out(self);
     Meta::set_fw_grad(tangent, self, level, is_inplace_op);
   }
 
-  void let_go(const at::TensorBase& self) const {
+  void hand_out(const at::TensorBase& self) const {
     std::lock_guard<std::mutex> lock(this->mutex_);
-    if (tangent.defined() && hand_over(*this, self, tangent)) {
-      tangent.reset();
+    const bool is_torchs_too = this->fw_grad_ != nullptr && !this->fw_grad_->empty();
+    if (tangent.defined() && !is_torchs_too) {
+      hand_over(*this, self, tangent);
     }
   }
 
-  mutable at::Tensor tangent;
+  at::Tensor tangent;
 };
 
 using TensorMeta = WithTangent<AutogradMeta>;

@@ -12,7 +12,8 @@ namespace torchlayers {
 // dual level knows of, which takes three locks to enter and three to leave. A rule makes and
 // reads tangents as values of the layers below, so that is what the results of one hold. Such
 // a tangent becomes torch's, wrapped and in the table, when torch first asks for it: in an
-// operator without a rule, or where the user unpacks a dual tensor.
+// operator without a rule, or where the user unpacks a dual tensor. It stays here too: torch
+// forgets it when the dual level ends, and a function that is recomputed then has to find it.
 
 // torch's forward AD numbers nested dual levels; the dispatcher's layers all use the first.
 inline constexpr uint64_t kDualLevel = 0;

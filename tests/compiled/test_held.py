@@ -79,6 +79,14 @@ def test_without_check_nothing_is_held(simplified_by):
     assert tl.compile(torch.sin, backend="replay", check=False)(torch.zeros(())) == 1
 
 
+def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, simplified_by):
+    monkeypatch.setattr(making, "communicates", lambda graph: True)
+    simplified_by(swapped(aten.sin.default, aten.cos.default))
+    for requires_grad in (False, True):
+        x = torch.zeros((), requires_grad=requires_grad)
+        assert tl.compile(torch.sin, backend="replay")(x) == 1
+
+
 def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
     simplified_by(swapped(aten.add.Tensor, aten.sub.Tensor))
     compiled = tl.compile(lambda x: x.add_(3), backend=backend)

@@ -222,3 +222,48 @@ def test_a_scan_of_many_steps_is_differentiated_as_a_loop_is():
     torch.testing.assert_close(tl.grad(total(ours))(c), tl.grad(total(loop))(c))
     torch.testing.assert_close(tl.hessian(total(ours))(c), tl.hessian(total(loop))(c))
     tree_map(torch.testing.assert_close, ours(c), loop(c))
+
+
+@pytest.mark.parametrize("checkpoint", [True, 1, 4, 7, 99])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_recomputed_steps_give_the_same(checkpoint, reverse):
+    xs, w = torch.randn(7, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+
+    def f(c, w, **options):
+        def step(c, x):
+            return {"c": (c["c"] * w + x).sin()}, (c["c"] * w, None)
+
+        last, (ys, none) = tl.scan(step, {"c": c}, xs, reverse=reverse, **options)
+        assert none is None
+        return (last["c"] * 2).sum() + (ys * xs).sum()
+
+    def kept(c, w):
+        return f(c, w, checkpoint=checkpoint)
+
+    c = torch.randn(3, dtype=torch.float64)
+    torch.testing.assert_close(kept(c, w), f(c, w))
+    both = (0, 1)
+    torch.testing.assert_close(tl.grad(kept, both)(c, w), tl.grad(f, both)(c, w))
+    batch = torch.stack([c, -c])
+    for nest in (
+        lambda f: tl.vmap(tl.grad(f, both), (0, None))(batch, w),
+        lambda f: tl.grad(lambda c: tl.vmap(f, (0, None))(c, w).sum())(batch),
+        lambda f: tl.jvp(tl.grad(f), (c, w), (w, c))[1],
+    ):
+        torch.testing.assert_close(nest(kept), nest(f))
+
+
+def test_recomputed_steps_run_again_in_reverse_mode():
+    calls = []
+
+    def step(c, x):
+        calls.append(1)
+        return (c * x).sin(), None
+
+    tl.grad(lambda c: tl.scan(step, c, X, checkpoint=2)[0])(X[0])
+    assert len(calls) == 6
+
+
+def test_a_negative_number_of_steps():
+    with pytest.raises(TransformError, match="a number of steps, got -1"):
+        tl.scan(running, X[0], X, checkpoint=-1)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 SECONDS = 40
+SECONDS_TO_START = 120
 
 
 @dataclasses.dataclass
@@ -101,6 +102,8 @@ class Ranks:
             os.close(theirs)
             os.close(to_us)
             self._ranks.append(_Rank(process, requests, answers))
+        deadline = time.time() + SECONDS_TO_START
+        assert all(rank.receive(deadline) == "" for rank in self._ranks), "a rank has not started"
 
 
 CASES: dict[str, list[str]] = {}

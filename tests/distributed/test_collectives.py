@@ -9,6 +9,7 @@ import torchlayers as tl
 from tests.distributed.nests import ALL, close, everybodys
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.samples import COLLECTIVES
+from torchlayers.compiled.graphs import communicates
 from torchlayers.compiled.record import record
 from torchlayers.compiled.simplify.common import share_common
 from torchlayers.distributed import counting
@@ -111,6 +112,7 @@ def two_equal_collectives_of_a_recording_stay_two():
     for _ in range(2):
         close(compiled(torch.ones(3)), torch.full((3,), float(dist.get_world_size() ** 2)))
     recorded = record(lambda x: total(x) * total(x), (torch.ones(3),))
+    assert communicates(recorded.graph)
     share_common(recorded.graph)
     targets = [str(node.target) for node in recorded.graph.graph.nodes]
     assert targets.count("_c10d_functional.all_reduce.default") == 2

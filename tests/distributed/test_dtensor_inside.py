@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -173,6 +174,39 @@ def a_parallel_module_by_its_parameters():
     per_sample = tl.vmap(tl.grad(ours), (None, 0))(given, x)
     compare(per_sample, F.vmap(F.grad(theirs), (None, 0))(expected, x))
     close(tl.grad(ours, 1)(given, x), F.grad(theirs, 1)(expected, x))
+
+
+@case
+def sharded_parameters_by_a_module_that_is_not():
+    """As fully_shard keeps them: gathered for the call, their gradients summed and sharded."""
+    module = network()
+    own = inputs() * (dist.get_rank() + 1)  # each rank has data of its own
+    given = {name: placed(value, Shard(0)) for name, value in parameters(module).items()}
+
+    def total(p):
+        whole = {name: value.full_tensor(grad_placements=[Partial()]) for name, value in p.items()}
+        return loss(module, tl.functional_call)(whole, own)
+
+    def of_all(p):
+        scales = range(1, dist.get_world_size() + 1)
+        return sum(loss(module, F.functional_call)(p, inputs() * scale) for scale in scales)
+
+    with counting() as sent:
+        found = tl.grad(total)(given)
+    expected = F.grad(of_all)(parameters(module))
+    for name, value in expected.items():
+        same(found[name], value, Shard(0))
+    assert sent.names.count("reduce_scatter_tensor") == len(given)
+
+
+@case
+def a_module_of_fully_shard_is_refused():
+    module = fully_shard(network(), mesh=mesh())
+    with pytest.raises(RuntimeError, match="before it is sharded"):
+        tl.functional_call(module, parameters(module), (inputs(),))
+    # What is no parameter of it is differentiated as ever.
+    gradient = tl.grad(lambda x: (module(x) ** 2).sum())(inputs())
+    close(gradient, F.grad(lambda x: (network()(x) ** 2).sum())(inputs()))
 
 
 @case

@@ -309,6 +309,53 @@ def the_ranks_name_does_not_stand_for_different_samples():
     same(found, samples() / samples().sum(0))
 
 
+@case
+def tensor_parallelism_by_hand():
+    """Along a mesh's second dimension; the batch is spread along the first."""
+    both = init_device_mesh("cpu", (ranks() // 2, 2), mesh_dim_names=("dp", "tp"))
+    half = both["tp"].get_local_rank()
+    first, second = numbers(3, 4, seed=4), numbers(4, 2, seed=5)
+    own = first.chunk(2, 1)[half], second.chunk(2, 0)[half]
+
+    def layer(w, x):
+        return psum_invariant((x @ w[0]).tanh() @ w[1], both["tp"])
+
+    def whole(w, x):
+        return (x @ w[0]).tanh() @ w[1]
+
+    def squares(f):
+        return lambda w, x: (f(w, x) ** 2).sum()
+
+    spread = functools.partial(tl.vmap, in_dims=(None, 0), mesh=both["dp"], out="full")
+    for size in SIZES:
+        x = samples(size)
+        same(spread(layer)(own, x), F.vmap(whole, (None, 0))((first, second), x))
+        found = tl.grad(lambda w, x=x: (spread(layer)(w, x) ** 2).sum())(own)
+        of_samples = spread(tl.grad(squares(layer)))(own, x)
+        expected = F.vmap(F.grad(squares(whole)), (None, 0))((first, second), x)
+        for each, sample, wanted, dim in zip(found, of_samples, expected, (1, 0), strict=True):
+            close(each, wanted.sum(0).chunk(2, dim)[half])
+            close(sample, wanted.chunk(2, dim + 1)[half])
+
+
+@case
+def a_compiled_function_has_names_and_a_batch_over_ranks():
+    def normalized(x):
+        return (x - pmean(x, "i")) / (psum(x**2, "i") + 1).sqrt()
+
+    x = samples(ranks())
+    with init_device_mesh("cpu", (ranks(),), mesh_dim_names=("i",)):
+        eager = tl.grad(lambda x: (normalized(x) ** 3).sum())
+        compiled = tl.compile(eager)
+        for _ in range(3):
+            close(compiled(x[rank()]), eager(x[rank()]))
+    mapped = spread(loss, out="full")
+    eager = tl.grad(lambda w, x: (mapped(w, x) ** 2).sum())
+    compiled = tl.compile(eager)
+    for _ in range(3):
+        close(compiled(weight(), samples()), eager(weight(), samples()))
+
+
 # ---- what is sent
 
 

@@ -1,21 +1,12 @@
 """Autograd's own means inside of transforms: requires_grad_, hooks, Functions."""
 
-import pytest
 import torch
 import torch.func
 from torch.autograd import forward_ad
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
 
-import torchlayers as tl
 from tests.misuse.programs import BATCH, WithBackwardOnly, WithoutSetupContext, X
 from tests.misuse.table import Misuse, MisuseTests
 from torchlayers.errors import FunctionError, MissingDerivativeError
-
-
-def with_hooks(x):
-    with saved_tensors_hooks(lambda t: t, lambda t: t):
-        return (x * x).sum()
 
 
 def with_dual_level(x):
@@ -23,11 +14,6 @@ def with_dual_level(x):
         return x.sum()
 
 
-HOOKS = (
-    "torchlayers: saved-tensor hooks (checkpointing, save_on_cpu) don't work inside grad, vjp, "
-    "jacrev and hessian: they would run between the layers. Use them around plain autograd, "
-    "outside the transformed function."
-)
 AUTOGRAD = [
     Misuse(
         "requires_grad_ in grad",
@@ -114,43 +100,6 @@ AUTOGRAD = [
         "Nested forward mode AD is not supported",
     ),
     Misuse(
-        "hooks in grad",
-        lambda tf: tf.grad(with_hooks)(X),
-        RuntimeError,
-        HOOKS,
-    ),
-    Misuse(
-        "hooks in grad_and_value",
-        lambda tf: tf.grad_and_value(with_hooks)(X),
-        RuntimeError,
-        HOOKS,
-    ),
-    Misuse(
-        "hooks in vjp",
-        lambda tf: tf.vjp(with_hooks, X),
-        RuntimeError,
-        HOOKS,
-    ),
-    Misuse(
-        "hooks in jvp in grad",
-        lambda tf: tf.grad(lambda x: tf.jvp(with_hooks, (x,), (x,))[1])(X),
-        RuntimeError,
-        HOOKS,
-    ),
-    Misuse(
-        "checkpoint in grad",
-        lambda tf: tf.grad(lambda x: checkpoint(torch.sin, x, use_reentrant=False).sum())(X),
-        RuntimeError,
-        HOOKS,
-    ),
-    Misuse(
-        "reentrant checkpoint in grad",
-        lambda tf: tf.grad(lambda x: checkpoint(torch.sin, x, use_reentrant=True).sum())(X),
-        FunctionError,
-        "torchlayers: CheckpointFunction is made for plain autograd, and has no setup_context. "
-        "Call it outside the transformed function.",
-    ),
-    Misuse(
         "a Function without setup_context and flag in vmap",
         lambda tf: tf.vmap(WithoutSetupContext.apply)(BATCH),
         FunctionError,
@@ -172,15 +121,3 @@ AUTOGRAD = [
 
 class TestAutograd(MisuseTests):
     table = AUTOGRAD
-
-
-def test_saved_tensor_hooks_around_a_transform_are_refused_and_not_forbidden_for_ever():
-    try:
-        with (
-            saved_tensors_hooks(lambda t: t, lambda t: t),
-            pytest.raises(RuntimeError, match="saved-tensor hooks"),
-        ):
-            tl.grad(torch.sum)(X)
-        assert torch._C._autograd._saved_tensors_hooks_is_enabled()
-    finally:
-        torch._C._autograd._saved_tensors_hooks_enable()

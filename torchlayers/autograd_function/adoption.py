@@ -6,7 +6,8 @@ setup_context, and binds the operands to forward's signature, on the class, at e
 is where each old-style class is taught, when a layer is entered and there are classes that were
 not there before: inside our layers it shows a setup_context, and a forward that takes anything.
 Outside them both are as they were written. torch itself is left as it is, its own old-style
-Functions too, but for DTensor's: they are shown likewise, and operators of ours run instead.
+Functions too, but for reentrant checkpointing and DTensor's: they are shown likewise, and something
+of ours runs instead.
 """
 
 import functools
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.autograd import function as torch_function
+from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
 from torchlayers.autograd_function.call import Function
@@ -61,13 +63,17 @@ def adopt() -> None:
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if is_torchs(function) and dtensor_api.instead_of(function) is None:
+        if is_torchs(function) and not _has_ours_instead(function):
             continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()
         forward = function.__dict__.get("forward")
         if is_old_style(function) and forward is not None and not isinstance(forward, _Forward):
             function.forward = _Forward(forward)
+
+
+def _has_ours_instead(function: Function) -> bool:
+    return function is CheckpointFunction or dtensor_api.instead_of(function) is not None
 
 
 def is_torchs(function: Function) -> bool:

@@ -1,9 +1,11 @@
 """Where a Function comes to our layers: on our front key, from torch's custom_function_call."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._functorch.autograd_function import custom_function_call as torch_funcs
+from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from torchlayers import tree
 from torchlayers.autograd_function import adoption, old_style
@@ -22,11 +24,18 @@ _functorch: Any = torch._C._functorch
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
     alive = tree.map_all_tensors(_functorch.unwrap_if_dead, operands)
+    if function is CheckpointFunction:
+        return _checkpointed(*alive)
     if instead := dtensor_api.instead_of(function):
         return instead(*alive)
     if adoption.is_shown_as_new(function):
         return old_style.apply(function, tuple(alive))
     return custom_function_call.on_top(function, *alive)
+
+
+def _checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+    """Reentrant checkpointing: its backward calls the engine, which knows one level."""
+    return checkpoint(function, *args, preserve_rng_state=preserve_rng_state, use_reentrant=False)
 
 
 @custom_function_call.py_impl(FRONT)

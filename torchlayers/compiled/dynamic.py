@@ -15,9 +15,8 @@ against that (held.py), and where it differs, the recording for many sizes is no
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]
 from torch import SymBool, SymFloat, SymInt
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
@@ -25,13 +24,16 @@ from torch.fx.node import map_aggregate
 from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.compare import Run
-from torchlayers.compiled.graphs import inputs_of
+from torchlayers.compiled.graphs import communicates, inputs_of
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.signature import Like, Signature, like, why_new
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import mode_of, value
 
-Numbers = dict[sympy.Expr, sympy.Integer]
+if TYPE_CHECKING:  # it takes twice as long to import as the package
+    import sympy  # type: ignore[import-untyped]
+
+Numbers = dict["sympy.Expr", "sympy.Integer"]
 
 
 class NotSymbolicError(Exception):
@@ -94,6 +96,8 @@ class Family:
             raise NotSymbolicError("plain autograd differentiates it")
         if recorded.graph.graph.find_nodes(op="get_attr"):
             raise NotSymbolicError("it has torch.cond")
+        if communicates(recorded.graph):
+            raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()
         self._code: Run | None = None
         self.recorded = recorded
@@ -132,6 +136,8 @@ class Family:
         return self._numbers(given)
 
     def _numbers(self, given: Signature) -> Numbers | None:
+        import sympy
+
         likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
         numbers: Numbers = {}
         for fake, told in zip(self._inputs, likes, strict=True):
@@ -217,9 +223,11 @@ def _put(given: Any, numbers: Numbers) -> Any:
     if isinstance(given, SymFloat):
         return float(_expression(given).xreplace(numbers))
     if isinstance(given, SymBool):
-        return _expression(given).xreplace(numbers) == sympy.true
+        return bool(_expression(given).xreplace(numbers))
     return given
 
 
-def _expression(size: Any) -> sympy.Expr:
+def _expression(size: Any) -> "sympy.Expr":
+    import sympy
+
     return size.node.expr if isinstance(size, SymInt | SymFloat | SymBool) else sympy.sympify(size)

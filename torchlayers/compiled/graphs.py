@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.mutations import is_write
-from torchlayers.compiled.simplify.nodes import is_random
+from torchlayers.compiled.simplify.nodes import is_collective, is_random
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -39,6 +39,11 @@ def operators(graph: GraphModule) -> Iterator[Node]:
 def draws(graph: GraphModule) -> bool:
     """Whether an operator draws random numbers."""
     return any(is_random(node) for node in operators(graph))
+
+
+def communicates(graph: GraphModule) -> bool:
+    """Whether an operator waits for other ranks, so that one rank can't run it once more."""
+    return any(is_collective(node) for node in operators(graph))
 
 
 def is_functional(graph: GraphModule) -> bool:

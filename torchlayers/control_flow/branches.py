@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
-from torchlayers.control_flow.samples import Batch, numbers, run_inside
+from torchlayers.control_flow.samples import Batch, numbers, quietly, run_inside
 from torchlayers.control_flow.structure import check_alike
 
 WAYS = ("select", "gather")
@@ -34,6 +34,19 @@ def run(
     taken = sorted({*numbers(which)})
     if len(taken) <= 1:  # all samples take the same
         return branches[taken[0] if taken else 0][1](*operands)
+    with quietly():
+        return _run_each(api, which, taken, batch, branches, operands, batched)
+
+
+def _run_each(
+    api: str,
+    which: Tensor,
+    taken: Sequence[int],
+    batch: Batch,
+    branches: Sequence[tuple[str, Callable[..., Any]]],
+    operands: Sequence[Any],
+    batched: str,
+) -> Any:
     name_of_first, first, spec = "", None, None
     rows: list[Any] = []
     order = []

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers import torch_compile
 from torchlayers.control_flow import branches, recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, seen
+from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
 from torchlayers.control_flow.structure import check_choice, check_function, check_predicate
 
 
@@ -57,11 +57,12 @@ def cond(
     if isinstance(pred, bool):
         return (true_fn if pred else false_fn)(*operands)
     pred = cast(Tensor, seen(pred.reshape(())))
-    values, levels = in_sight(pred)
-    if recorded.is_recorded(values):
+    if recorded.is_recorded(pred):
         return recorded.cond(pred, true_fn, false_fn, operands)
+    values, levels = in_sight(pred)
     if not levels:
-        return (true_fn if values.item() else false_fn)(*operands)
+        return (true_fn if numbers(values) else false_fn)(*operands)
     functions = (("false_fn", false_fn), ("true_fn", true_fn))
-    which = values.flatten().long()
+    with quietly():
+        which = values.flatten().long()
     return branches.run("cond", which, batch_of(pred, values, levels), functions, operands, batched)

@@ -12,7 +12,7 @@ branch never meets a tensor of which it has other samples than it runs on.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,33 +22,55 @@ from torchlayers import _C, tree
 from torchlayers.errors import TransformError, location
 from torchlayers.stack import current_stack
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 _torch: Any = torch  # what it keeps for its own use has no types
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
 
 
+# While it lives, no Inside looks at operators: they are ours.
+quietly: Any = _torch._C.DisableTorchFunction
+
+
 def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """The tensor in memory, without a derivative, and the levels at which it was batched.
 
-    Their dimensions are in front, the outermost first.
+    Their dimensions are in front, the outermost first. What is made of it is to be made quietly: at
+    a grad's level it would look like something to differentiate.
     """
+    with quietly():
+        return _in_sight(x)
+
+
+def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     if _functorch.is_batchedtensor(x):
         level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
-        value, levels = in_sight(_functorch.get_unwrapped(x))
+        value, levels = _in_sight(_functorch.get_unwrapped(x))
         return value.movedim(len(levels) + dim, len(levels)), (*levels, level)
     if _functorch.is_gradtrackingtensor(x):
-        return in_sight(_functorch.get_unwrapped(x))
+        return _in_sight(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x):
         _torch._sync(x)
-        return in_sight(_torch._from_functional_tensor(x))
+        return _in_sight(_torch._from_functional_tensor(x))
     return x.detach(), ()
 
 
-def numbers(x: Tensor) -> list[Any]:
-    """The numbers in memory: those of what a functionalize makes of a plain tensor too."""
-    found: list[Any] = in_sight(x)[0].tolist()
-    return found
+def base_of(x: Tensor) -> Tensor:
+    """The tensor in memory."""
+    if _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
+        return base_of(_functorch.get_unwrapped(x))
+    if _functorch.is_functionaltensor(x):
+        return base_of(_torch._from_functional_tensor(x))
+    return x
+
+
+def numbers(x: Tensor) -> Any:
+    """The numbers in memory, as lists: those of what a layer has made of a plain tensor too."""
+    with quietly():
+        return _in_sight(x)[0].tolist()
 
 
 def is_at(x: Tensor, levels: int, below: int) -> bool:
@@ -59,9 +81,11 @@ def is_at(x: Tensor, levels: int, below: int) -> bool:
     if _C.concerns(x, levels, below):
         return True
     # A functionalize's wrapper hides the levels below it.
-    return any(layer.kind == "functionalize" for layer in current_stack()) and any(
-        levels >> level & 1 for level in in_sight(x)[1]
-    )
+    return _has_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
+
+
+def _has_functionalize() -> bool:
+    return any(layer and layer[0] == "functionalize" for layer in _C.current_stack())
 
 
 class Rows(NamedTuple):
@@ -115,7 +139,8 @@ class Batch(NamedTuple):
 
 def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
     """The batch of a tensor that in_sight has found to be batched."""
-    return Batch(levels, tuple(values.shape[: len(levels)]), x.detach())
+    with quietly():
+        return Batch(levels, tuple(values.shape[: len(levels)]), x.detach())
 
 
 class Inside(TorchFunctionMode):
@@ -136,6 +161,7 @@ class Inside(TorchFunctionMode):
         self.count = count
         self.index = index
         self.around = innermost()
+        self.is_covered = False
         self.mask = batch.mask
         zeros = torch.zeros(count, dtype=torch.bool, device=batch.token.device)
         self.token = _C.add_batch_dim(zeros, 0)
@@ -143,6 +169,22 @@ class Inside(TorchFunctionMode):
         self.stand_in = 0
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
         self._guarded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> "Self":
+        if self.around is not None:
+            self.around.is_covered = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.around is not None:
+            self.around.is_covered = False
+
+    def call(self, func: Callable[..., Any], *args: Any) -> Any:
+        """func(*args), which sees the samples."""
+        with _torch._C._EnableTorchFunction(), self:
+            return func(*args)
 
     def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
         """From now on samples where taken is False show another one's values, without a derivative.
@@ -165,14 +207,23 @@ class Inside(TorchFunctionMode):
         """A tensor as it is seen: one that comes from outside is brought over."""
         if (found := self._guarded.get(id(x))) is not None:
             return found[1]
+        with quietly():
+            return self._looked_up(x)
+
+    def _looked_up(self, x: Tensor) -> Tensor:
         at_top = _depth() == self.level
         if (found := self._known.get(id(x))) is not None:
             made = found[1]
         else:
-            inner = x if self.around is None else self.around.sample(x)
+            is_own = self._is_batched(x)
+            inner = x if is_own or self.around is None else self.around.sample(x)
             if not is_at(inner, self.mask, self.level):
                 return inner
-            made = self._brought(inner)
+            made = (
+                self._mine_of_all(inner)
+                if is_own
+                else self.show(self.batch.reveal(inner, self.index))
+            )
             if at_top:
                 self._known[id(x)] = x, made
         if self.taken is None:
@@ -182,10 +233,8 @@ class Inside(TorchFunctionMode):
             self._guarded[id(x)] = x, guarded
         return guarded
 
-    def _brought(self, x: Tensor) -> Tensor:
-        if not self._is_batched(x):
-            return self.show(self.batch.reveal(x, self.index))
-        # Random numbers, of all samples for each of ours; or of a batched tensor that went unseen.
+    def _mine_of_all(self, x: Tensor) -> Tensor:
+        """Of a tensor of ours of which each sample has all: random numbers, drawn by both vmaps."""
         own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
         rows = self.batch.reveal(x)
         return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
@@ -205,7 +254,9 @@ class Inside(TorchFunctionMode):
         return value.movedim(dim, 0)  # type: ignore[no-any-return]
 
     def _is_batched(self, x: Tensor) -> bool:
-        return 1 << self.level & sum(1 << level for level in in_sight(x)[1]) != 0
+        if _C.batched_levels(x) >> self.level & 1:
+            return True
+        return _has_functionalize() and self.level in in_sight(x)[1]
 
     def _other(self, x: Tensor) -> Tensor:
         rows = _revealed(x, self.token, (self.level,))
@@ -215,6 +266,8 @@ class Inside(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.is_covered:  # by one inside it, which asks this one
+            return func(*args, **kwargs)
         seen = tree.map_all_tensors(self.sample, args)
         options = dict(
             zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
@@ -267,22 +320,20 @@ def _dim(x: Tensor, level: int) -> int:
 
 def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
-    with _torch._C.DisableTorchFunction():  # for an Inside around this one
-        if not _is_plain_stack():
-            return _reveal(x, token, levels)  # type: ignore[no-any-return]
-        for level in reversed(levels):
-            x = _ops.samples_to_dim.default(x, 0, f"#{level}")
-        return x
+    if not _is_plain_stack():
+        return _reveal(x, token, levels)  # type: ignore[no-any-return]
+    for level in reversed(levels):
+        x = _ops.samples_to_dim.default(x, 0, f"#{level}")
+    return x
 
 
 def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
-    with _torch._C.DisableTorchFunction():
-        if not _is_plain_stack():
-            return _hide(rows, token, levels)  # type: ignore[no-any-return]
-        for place, level in reversed([*enumerate(levels)]):
-            rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
-        return rows
+    if not _is_plain_stack():
+        return _hide(rows, token, levels)  # type: ignore[no-any-return]
+    for place, level in reversed([*enumerate(levels)]):
+        rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
+    return rows
 
 
 def _is_plain_stack() -> bool:
@@ -390,7 +441,6 @@ def run_inside(
         samples = [
             inside.guarded(leaf.shown()) if isinstance(leaf, Rows) else leaf for leaf in given
         ]
-        with inside:
-            results = func(*tree.unflatten(samples, spec))
+        results = inside.call(func, *tree.unflatten(samples, spec))
         leaves, spec = tree.flatten(results)
         return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec

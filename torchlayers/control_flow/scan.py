@@ -1,14 +1,16 @@
 """scan: a function over the slices of tensors, with what it carries from one to the next."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from torchlayers import tree
-from torchlayers.control_flow.slices import Slices, stacked
+from torchlayers.checkpoint import checkpoint as checkpointed
+from torchlayers.control_flow.slices import Slices, joined, stacked
 from torchlayers.control_flow.structure import Carry, check_function
-from torchlayers.errors import OutputError
+from torchlayers.errors import OutputError, TransformError
 
 
 def scan(
@@ -17,6 +19,8 @@ def scan(
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
+    *,
+    checkpoint: bool | int = False,
 ) -> tuple[Any, Any]:
     """``carry, y = f(carry, x)`` for each x in xs, the ys stacked.
 
@@ -28,11 +32,14 @@ def scan(
             None, and each x is None.
         length: how many times, where xs is None; else it may be left out.
         reverse: from the last slice to the first. The ys are in the order of the xs.
+        checkpoint: what reverse mode keeps. False: all that f's operators save. True, or a number
+            of steps: the carry before every so many steps (True: about the root of the length),
+            from which they run again, by :func:`torchlayers.checkpoint`.
     Returns:
         The last carry, and the ys. Where there are no slices, f runs once on zeros to tell their
         shapes.
     Raises:
-        TransformError: xs is None and so is length.
+        TransformError: xs is None and so is length, or checkpoint is negative.
         OutputError: f does not return a pair.
         DimensionError: xs have different lengths, or none.
         StructureError: f returns a carry of another structure, shape or dtype.
@@ -48,6 +55,37 @@ def scan(
     """
     check_function("scan", "f", f)
     slices = Slices("scan", xs, length)
+    if isinstance(checkpoint, int) and checkpoint < 0:
+        raise TransformError(
+            f"torchlayers: scan: checkpoint must be a bool or a number of steps, got {checkpoint}."
+        )
+    if checkpoint and slices.length:
+        size = math.isqrt(slices.length) if checkpoint is True else checkpoint
+        return _in_parts(f, init, slices.parts(size), reverse)
+    return _run(f, init, slices, reverse)
+
+
+def _in_parts(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, parts: list[Slices], reverse: bool
+) -> tuple[Any, Any]:
+    """Each keeps its first carry and its slices alone."""
+    carry = init
+    found: list[Any] = []
+    for part in reversed(parts) if reverse else parts:
+
+        def run(carry: Any, xs: Any, length: int = part.length) -> tuple[Any, Any]:
+            return _run(f, carry, Slices("scan", xs, length), reverse)
+
+        carry, ys = checkpointed(run)(carry, part.whole())
+        found.append(ys)
+    if reverse:
+        found.reverse()
+    return carry, joined("scan", found)
+
+
+def _run(
+    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, slices: Slices, reverse: bool
+) -> tuple[Any, Any]:
     kept = Carry("scan", init, "f")
     if not slices.length:
         with torch.no_grad():

@@ -19,6 +19,7 @@ class Slices:
     """
 
     def __init__(self, api: str, xs: Any, length: int | None) -> None:
+        self.api = api
         self.leaves: list[Any] = []
         self.spec = None
         if length is not None and (not isinstance(length, int) or length < 0):
@@ -67,6 +68,18 @@ class Slices:
         rows = zip(*columns, strict=True) if columns else [()] * self.length
         return [tree.unflatten(list(row), self.spec) for row in rows]
 
+    def whole(self) -> Any:
+        return None if self.spec is None else tree.unflatten(self.leaves, self.spec)
+
+    def parts(self, size: int) -> list["Slices"]:
+        """The same, so many slices in each but the last."""
+        starts = range(0, self.length, size)
+        lengths = [min(size, self.length - start) for start in starts]
+        if self.spec is None or not self.leaves:
+            return [Slices(self.api, self.whole(), length) for length in lengths]
+        rows = zip(*(leaf.split(size) for leaf in self.leaves), strict=True)
+        return [Slices(self.api, tree.unflatten(list(row), self.spec), None) for row in rows]
+
     def of_zeros(self) -> Any:
         if self.spec is None:
             return None
@@ -97,6 +110,32 @@ def stacked(api: str, ys: list[Any]) -> Any:
                 column.append(leaf)
     results = [_stacked(api, column) for column in columns]
     return results[0] if spec is None else tree.unflatten(results, spec)
+
+
+def joined(api: str, parts: list[Any]) -> Any:
+    """Results of parts, of which there is at least one, one after the other.
+
+    Raises:
+        StructureError: they don't fit.
+    """
+    leaves, spec = tree.flatten(parts[0])
+    columns = [[leaf] for leaf in leaves]
+    for part in parts[1:]:
+        leaves, its_spec = tree.flatten(part)
+        if its_spec != spec or [_shape(leaf) for leaf in leaves] != [_shape(c[0]) for c in columns]:
+            raise StructureError(
+                f"torchlayers: {api}: the function must return the same structure and shapes for "
+                "each slice."
+            )
+        for column, leaf in zip(columns, leaves, strict=True):
+            column.append(leaf)
+    whole = [column[0] if column[0] is None else torch.cat(column) for column in columns]
+    return tree.unflatten(whole, spec)
+
+
+def _shape(leaf: Any) -> Any:
+    """Of one of the slices; None where there is no tensor."""
+    return leaf.shape[1:] if isinstance(leaf, Tensor) else None
 
 
 def _stacked(api: str, column: list[Any]) -> Any:

@@ -6,9 +6,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchlayers import torch_compile
 from torchlayers.control_flow import branches as sides
 from torchlayers.control_flow import recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, seen
+from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
 from torchlayers.control_flow.structure import check_choice, check_function
 from torchlayers.errors import TransformError
 
@@ -50,16 +51,19 @@ def switch(
     if isinstance(index, int):
         return functions[min(max(index, 0), len(functions) - 1)](*operands)
     _check_index(index)
+    if torch_compile.is_tracing():
+        return recorded.switch(index.reshape(()), functions, operands)
     index = cast(Tensor, seen(index.reshape(())))
+    if recorded.is_recorded(index):
+        return recorded.switch(index, functions, operands)
     values, levels = in_sight(index)
-    if recorded.is_recorded(values):
-        recorded.refuse("switch")
-    which = values.clamp(0, len(functions) - 1).long()
+    with quietly():
+        which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:
-        return functions[int(which)](*operands)
+        return functions[numbers(which)[0]](*operands)
     named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
     batch = batch_of(index, values, levels)
-    return sides.run("switch", which.flatten(), batch, named, operands, batched)
+    return sides.run("switch", which, batch, named, operands, batched)
 
 
 def _check_index(index: Any) -> None:

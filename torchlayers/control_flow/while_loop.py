@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.samples import (
     Batch,
@@ -14,6 +14,8 @@ from torchlayers.control_flow.samples import (
     Rows,
     batch_of,
     in_sight,
+    numbers,
+    quietly,
     seen,
 )
 from torchlayers.control_flow.structure import (
@@ -64,6 +66,8 @@ def while_loop(
     Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
     """
     check_choice("while_loop", "batched", batched, _WAYS)
+    if torch_compile.is_tracing():
+        return recorded.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
     kept = Carry("while_loop", init, "body_fn")
@@ -74,18 +78,18 @@ def while_loop(
             if not pred:
                 return carry
         else:
+            if recorded.is_recorded(pred):
+                return recorded.while_loop(cond_fn, body_fn, carry)
             values, levels = in_sight(pred)
-            if recorded.is_recorded(values):
-                recorded.refuse("while_loop")
             if levels:
                 batch = batch_of(pred, values, levels)
-                alive = values.flatten()
-                loop = _Loop(cond_fn, body_fn, kept, batch, alive)
-                carry, goes_on = (loop.drop if batched == "drop" else loop.hold)(carry)
+                with quietly():
+                    loop = _Loop(cond_fn, body_fn, kept, batch, values.flatten())
+                    carry, goes_on = (loop.drop if batched == "drop" else loop.hold)(carry)
                 if not goes_on:
                     return carry
                 continue
-            if not values.item():
+            if not numbers(values):
                 return carry
         carry = tree.unflatten(kept.leaves(body_fn(carry)), kept.spec)
 
@@ -164,8 +168,7 @@ class _Loop:
 
     def trip(self, leaves: list[Any], inside: Inside) -> list[Any]:
         carry = tree.unflatten(leaves, self.kept.spec)
-        with inside:
-            new = self.body_fn(carry)
+        new = inside.call(self.body_fn, carry)
         return [
             inside.sample(leaf) if isinstance(leaf, Tensor) else leaf
             for leaf in self.kept.leaves(new)
@@ -173,8 +176,7 @@ class _Loop:
 
     def ask(self, leaves: list[Any], alive: Tensor, inside: Inside) -> tuple[Tensor, bool]:
         """Which samples go on, or that this can't be told here."""
-        with inside:
-            pred = _predicate(self.cond_fn, tree.unflatten(leaves, self.kept.spec))
+        pred = inside.call(_predicate, self.cond_fn, tree.unflatten(leaves, self.kept.spec))
         if isinstance(pred, bool):
             return alive & pred, False
         values, levels = in_sight(pred)

@@ -94,10 +94,10 @@ def _redistributed(
 
 
 def _full_tensor(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
-    from torch.distributed.tensor import Replicate
-
-    whole = _redistribute(x, _mesh(x), [Replicate()] * _mesh(x).ndim)
-    return _to_local(whole, grad_placements)
+    placed = _placed()
+    everywhere = ["R"] * _mesh(x).ndim
+    of_gradient = placed.of_gradient(everywhere, grad_placements)
+    return placed.to_local(x, placed.key_of(_mesh(x)), everywhere, of_gradient)
 
 
 def _own(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:

@@ -1,11 +1,13 @@
 """What the functions share: their arguments as they have to be."""
 
+import importlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from torchlayers.distributed import dtensor
 from torchlayers.errors import TransformError
 
 Shape: TypeAlias = int | Sequence[int]
@@ -31,10 +33,13 @@ def check_key(api: str, key: Any) -> None:
     )
 
 
-def on_its_device(name: str, key: Tensor) -> Any:
+def operator_for(name: str, key: Tensor) -> Any:
     """The operator; what it is made of where a compiler makes one kernel of that."""
-    if key.device.type != "cpu" and torch.compiler.is_compiling():
-        return getattr(_ops, f"{name}_of_tensors")
+    if torch.compiler.is_compiling():
+        of_tensors = f"{name}_of_tensors"
+        name = of_tensors if key.device.type != "cpu" and hasattr(_ops, of_tensors) else name
+    elif dtensor.is_dtensor_below(key):
+        importlib.import_module("torchlayers.random.sharding")
     return getattr(_ops, name)
 
 
@@ -44,7 +49,7 @@ def drawn(
     """Bits, or uniform or normal numbers, of torch's default dtype if None."""
     check_key(f"random.{api}", key)
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    result: Tensor = on_its_device(f"random_{numbers}", key)(key, as_tuple(shape), dtype, *use)
+    result: Tensor = operator_for(f"random_{numbers}", key)(key, as_tuple(shape), dtype, *use)
     return result
 
 

@@ -16,11 +16,10 @@ from torchlayers.random.arguments import (
     drawn,
     expanded,
     like,
+    operator_for,
     shape_of,
 )
 from torchlayers.random.keys import split
-
-_ops: Any = torch.ops.torchlayers
 
 
 def uniform(
@@ -207,7 +206,7 @@ def gamma(
         dtype = a.dtype if is_float else torch.get_default_dtype()  # type: ignore[union-attr]
     _register_gamma()
     alpha = torch.as_tensor(a, dtype=dtype, device=key.device)
-    return _ops.random_gamma(key, expanded("gamma", "a", alpha, shape))  # type: ignore[no-any-return]
+    return operator_for("random_gamma", key)(key, expanded("gamma", "a", alpha, shape))  # type: ignore[no-any-return]
 
 
 def beta(

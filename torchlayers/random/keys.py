@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from torchlayers.random.arguments import Shape, check_key, drawn, on_its_device
+from torchlayers.random.arguments import Shape, check_key, drawn, operator_for
 
 _CHILDREN = 1  # what split draws, as csrc/rules/philox.h has it
 
@@ -85,7 +85,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
             "torchlayers: random.fold_in: data must be an int or a tensor of integers, got "
             f"{type(data).__name__}."
         )
-    keys: Tensor = on_its_device("random_fold_in", key)(key, numbers)
+    keys: Tensor = operator_for("random_fold_in", key)(key, numbers)
     return keys
 
 

@@ -1,0 +1,136 @@
+"""Control flow in recordings: torchlayers.compile, make_graph, torch.compile, torch.export."""
+
+import pytest
+import torch
+
+import torchlayers as tl
+
+W = torch.tensor([2.0, 3.0])
+X = torch.tensor([1.0, 0.5])
+
+
+def of_operands(x):
+    return tl.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), x)
+
+
+def of_what_it_captures(x):
+    y = x.exp()
+    return tl.cond(x.sum() > 0, lambda: y * W, lambda: y.cos() + x)
+
+
+def of_a_pytree(x):
+    got = tl.cond(
+        x.prod() > 0, lambda x: {"a": (x["b"], W)}, lambda x: {"a": (W, x["b"])}, {"b": x}
+    )
+    return got["a"][0] - 2 * got["a"][1]
+
+
+def by_number(x):
+    index = (x.sum() > 0).long() + (x[0] > 0.7).long()
+    return tl.switch(index, [torch.sin, lambda x: x * W, torch.exp], x)
+
+
+def fixed(x):
+    """Trips that no data decides."""
+    last, ys = tl.scan(lambda c, y: (c * y, c + W), x, torch.stack([x, x + 1]))
+    total = tl.associative_scan(torch.mul, ys).sum(0) + tl.map(torch.sin, last)
+    return tl.fori_loop(0, 3, lambda i, x: x * i + W, total)
+
+
+def root(x):
+    return tl.cond(x.sum() > 0, lambda: x.sqrt(), lambda: x * W)
+
+
+BRANCHES = [of_operands, of_what_it_captures, of_a_pytree, by_number, root]
+FUNCTIONS = [*BRANCHES, fixed]
+
+
+def total(f):
+    return lambda x: f(x).sum()
+
+
+NESTS = {
+    "plain": lambda f: f,
+    "vmap": lambda f: lambda x: tl.vmap(f)(torch.stack([x, -x, x / 2])),
+    "grad": lambda f: tl.grad(total(f)),
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x.cos(),))[1],
+    "vmap(grad)": lambda f: lambda x: tl.vmap(tl.grad(total(f)))(torch.stack([x, -x, x / 2])),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_one_recording_takes_each_branch(f, nest):
+    """At the third input the root is on its way to nan, where it is not taken."""
+    nested = NESTS[nest](f)
+    compiled = tl.compile(nested, backend="replay")
+    for x in (X, -X, torch.tensor([-1.0, 0.0])):
+        torch.testing.assert_close(compiled(x), nested(x))
+    assert len(compiled.report().signatures) == 1
+
+
+@pytest.mark.parametrize("f", [of_what_it_captures])
+def test_inductor_compiles_it(f):
+    compiled = tl.compile(f)
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_autograd_differentiates_what_was_captured():
+    w = W.clone().requires_grad_()
+    f = tl.compile(lambda x: tl.cond(x.sum() > 0, lambda: x * w, lambda: x.cos()), backend="replay")
+    torch.testing.assert_close(torch.autograd.grad(f(X).sum(), w), (X,))
+
+
+@pytest.mark.parametrize("f", [of_what_it_captures, by_number, fixed])
+def test_dynamo_knows_it(f):
+    compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def doublings(x):
+    return tl.while_loop(lambda x: x.sum() < 10, lambda x: 2 * x + 1, x)
+
+
+def test_dynamo_knows_while_loop():
+    compiled = torch.compile(doublings, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), doublings(X))
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, f):
+        super().__init__()
+        self.f = f
+
+    def forward(self, x):
+        return self.f(x)
+
+
+@pytest.mark.filterwarnings("ignore:Exporting a model while:UserWarning")
+@pytest.mark.parametrize("f", [of_what_it_captures, by_number, doublings])
+def test_export_knows_it(f):
+    exported = torch.export.export(Calls(f), (X,)).module()
+    for x in (X, -X):
+        torch.testing.assert_close(exported(x), f(x))
+
+
+def test_a_recorded_cond_holds_both_branches():
+    graph = tl.make_graph(of_what_it_captures)(X)
+    assert [str(node.target) for node in graph.graph.nodes].count("cond") == 1
+    assert not tl.current_stack()
+
+
+@pytest.mark.parametrize("nest", ["plain", "vmap", "grad"])
+def test_a_while_loop_is_refused_in_words(nest):
+    with pytest.raises(tl.errors.DataDependentError, match="Use scan, or fori_loop with bounds"):
+        tl.compile(NESTS[nest](doublings), backend="replay")(X)
+    assert tl.current_stack() == ()
+
+
+def test_branches_that_differ_are_refused_under_layers():
+    def f(x):
+        return tl.cond(x.sum() > 0, lambda: x, lambda: x[0]).sum()
+
+    with pytest.raises(tl.errors.StructureError, match="the same shapes"):
+        tl.compile(tl.grad(f), backend="replay")(X)

@@ -1,0 +1,41 @@
+"""How the operators of random numbers lie where keys are DTensors: as their keys do.
+
+It is imported where the first such key is met.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+_ops: Any = torch.ops.torchlayers
+Layouts = list[tuple[list[Any], list[Any]]]
+
+
+def _of_keys(key: Any, *rest: Any) -> Layouts:
+    """Whole, or split along a dimension of the keys, which are the result's first."""
+    others = [None] * len(rest)
+    return [([each], [each, *others]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
+
+
+def _of_keys_and_shapes(key: Any, alpha: Any) -> Layouts:
+    return [([each], [each, each]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
+
+
+def _of_keys_and_numbers(key: Any, data: Any) -> Layouts:
+    """Where one has a dimension less, or one of size one, it is whole."""
+    rank = max(len(key.shape), len(data.shape))
+
+    def split(spec: Any, dim: int) -> Any:
+        own = dim - rank + len(spec.shape)
+        return Shard(own) if own >= 0 and spec.shape[own] > 1 else Replicate()
+
+    along = [([Shard(dim)], [split(key, dim), split(data, dim)]) for dim in range(rank)]
+    return [([Replicate()], [Replicate(), Replicate()]), *along]
+
+
+for _name in ("random_bits", "random_uniform", "random_normal"):
+    register_sharding(getattr(_ops, _name).default)(_of_keys)
+register_sharding(_ops.random_gamma.default)(_of_keys_and_shapes)
+register_sharding(_ops.random_fold_in.default)(_of_keys_and_numbers)

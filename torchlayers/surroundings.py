@@ -1,0 +1,99 @@
+"""What a function's results depend on besides its arguments, for calling it once more."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.utils._device import DeviceContext
+
+from torchlayers.seeded import Draws
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class Surroundings:
+    """The random state, draws by keys, autocast and the default device, as they were then."""
+
+    def __init__(self) -> None:
+        self.random: dict[str, Any] | None = _random_states()
+        self.draws: Draws | None = Draws()
+        self.autocast = _autocast()
+        self.device = _default_device()
+
+    def forget_unused(self) -> None:
+        """When the function has run, and it shows whether it has drawn random numbers."""
+        assert self.random is not None and self.draws is not None
+        if not self.draws.are_over():
+            self.draws = None
+        now = _random_states()
+        with _torch._C._DisableFuncTorch():
+            if now.keys() == self.random.keys() and all(
+                torch.equal(state, now[name]) for name, state in self.random.items()
+            ):
+                self.random = None
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, all of that is as it was; afterwards as it is now."""
+        with ExitStack() as stack:
+            for device, (is_on, dtype, caches) in self.autocast.items():
+                if _autocast().get(device) != (is_on, dtype, caches):
+                    stack.enter_context(torch.autocast(device, dtype, is_on, caches))
+            if self.device is not None and self.device is not _default_device():
+                stack.enter_context(self.device)
+            if self.draws is not None:
+                stack.enter_context(self.draws.again())
+            if self.random is not None:
+                stack.enter_context(_states(self.random))
+            yield
+
+
+def _devices() -> list[str]:
+    devices = ["cpu"]
+    if _torch.cuda.is_initialized():
+        devices += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    return devices
+
+
+def _random_states() -> dict[str, Any]:
+    with _torch._C._DisableFuncTorch():  # a layer would wrap it like any tensor that is made
+        return {
+            device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
+            for device in _devices()
+        }
+
+
+@contextmanager
+def _states(states: dict[str, Any]) -> Iterator[None]:
+    now = _random_states()
+    _set_random_states(states)
+    try:
+        yield
+    finally:
+        _set_random_states(now)
+
+
+def _set_random_states(states: dict[str, Any]) -> None:
+    with _torch._C._DisableFuncTorch():
+        for device, state in states.items():
+            if device == "cpu":
+                torch.set_rng_state(state)
+            else:
+                torch.cuda.set_rng_state(state, device)
+
+
+def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
+    devices = ["cpu", "cuda"] if _torch.cuda.is_initialized() else ["cpu"]
+    caches = torch.is_autocast_cache_enabled()
+    return {
+        device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), caches)
+        for device in devices
+    }
+
+
+def _default_device() -> Any:
+    if _torch._C._len_torch_function_stack() == 0:
+        return None
+    modes = reversed(_torch.overrides._get_current_function_mode_stack())
+    return next((mode for mode in modes if isinstance(mode, DeviceContext)), None)
