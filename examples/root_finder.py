@@ -1,8 +1,8 @@
 """A root finder for a whole batch: Kepler's equation, each orbit with iterations of its own.
 
 A planet's eccentric anomaly E solves ``E - e sin(E) = M``, where e is how eccentric its orbit is
-and M grows evenly with time. Newton's method finds it in three steps for a round orbit; near e = 1 it
-may leave the interval in which the root is known to lie, and then that is halved. One function
+and M grows evenly with time. Newton's method finds it in three steps for a round orbit; near e = 1
+it may leave the interval in which the root is known to lie, and then that is halved. One function
 written for one orbit says so, with a while_loop and a cond. vmap runs it for 10,000 orbits, and
 grad goes through the iterations, which jax.lax.while_loop refuses.
 

@@ -16,6 +16,7 @@ from benchmarks import (
     over_ranks,
     scaling,
     timing,
+    writes,
 )
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
@@ -164,6 +165,11 @@ def test_control_flow_gives_what_it_stands_for(monkeypatch):
     monkeypatch.setattr(control_flow, "SAMPLES", 32)
     for works in (control_flow.scans(), control_flow.conds()):
         check_same(works)
+
+
+def test_writes_are_measured():
+    text = writes.measure(quick=True)["benchmarks.md"]
+    assert "| a recurrence of 32 |" in text
 
 
 def test_growth_is_measured():

@@ -39,6 +39,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
+    "docs/in-place.md": 1,
     "docs/memory.md": 8,
     "docs/modules.md": 6,
     "docs/random.md": 7,

@@ -5,6 +5,8 @@ What counts is the text, so an import inside a function, or one for types alone,
 
 import ast
 import graphlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,3 +70,10 @@ def test_a_circle_is_named_in_order():
         ["b", "c", "a", "b"],
         ["c", "a", "b", "c"],
     )
+
+
+def test_importing_the_package_does_not_import_the_algebra_of_symbolic_shapes():
+    """sympy takes twice as long as the package itself."""
+    code = "import sys, torch, torch.func, torchlayers; print('sympy' in sys.modules)"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert seen.stdout.strip() == "False"

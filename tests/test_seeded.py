@@ -317,6 +317,26 @@ def test_recomputation_draws_the_same():
     assert_same(gradient(recomputed), gradient(part))
 
 
+@pytest.mark.parametrize("nest", ["seeded", "keyed", "plain"])
+def test_checkpoint_draws_the_same(nest):
+    def f(x, part):
+        return (part(part(x)) * torch.rand(3)).sum()
+
+    def part(x):
+        return F.dropout(x.sin()) * torch.rand(3)
+
+    def gradient(part):
+        if nest == "keyed":
+            return tl.vmap(tl.grad(lambda x: f(x, part)), randomness="keyed", key=K)(X)
+        if nest == "seeded":
+            return tl.seeded(tl.grad(lambda x: f(x, part)), K)(X[0])
+        x = X[0].clone().requires_grad_()
+        tl.seeded(lambda x: f(x, part), K)(x).backward()
+        return x.grad
+
+    assert_same(gradient(tl.checkpoint(part)), gradient(part))
+
+
 # What is refused
 
 

@@ -10,13 +10,11 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import checkpoint as torch_checkpoint
 
 from torchlayers import _C, torch_compile, tree
 from torchlayers.checkpoint_policies import Policy, everything_saveable, nothing_saveable
@@ -59,29 +57,22 @@ def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P
     """
 
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if torch_compile.is_tracing():
-            return _for_torch_compile(func, policy, args, kwargs)  # type: ignore[no-any-return]
-        if policy is everything_saveable or not torch.is_grad_enabled():
+        if torch_compile.is_tracing():  # torch.func's transforms refuse hooks there
+            return func(*args, **kwargs)
+        if policy is everything_saveable or not torch.is_grad_enabled() or _is_recording():
             return func(*args, **kwargs)
         return _Region(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
 
     return transformed(func, wrapper)
 
 
-def _for_torch_compile(
-    func: Callable[..., Any], policy: Policy | None, args: Any, kwargs: Any
-) -> Any:
-    asked = policy or nothing_saveable
-    return torch_checkpoint.checkpoint(
-        func,
-        *args,
-        use_reentrant=False,
-        context_fn=partial(
-            torch_checkpoint.create_selective_checkpoint_contexts,
-            lambda _, op, *operands, **options: asked(op, *operands, **options) is True,
-        ),
-        **kwargs,
-    )
+def _is_recording() -> bool:
+    """Whether a program is recorded to be compiled.
+
+    A recomputation would be recorded too, and draw random numbers of its own in every call.
+    """
+    key = _torch._C._TorchDispatchModeKey.PROXY
+    return _torch._C._get_dispatch_mode(key) is not None
 
 
 class _Done(BaseException):

@@ -57,15 +57,19 @@ def run(
     device: torch.device,
     progress: bool,
     label: str,
+    largest: Callable[[int], int] = int,
 ) -> list[Result]:
-    """``[work(start, size), ...]`` for chunks that cover ``range(total)`` in order."""
+    """``[work(start, size), ...]`` for chunks that cover ``range(total)`` in order.
+
+    Where ranks have to take the same chunks, `largest` is the largest of a number that all have.
+    """
     if chunk_size is None or total == 0:
         chunk_size = max(total, 1)
     results = []
     with _bar(progress, total, label) as advance:
         if chunk_size == "auto":
             budget = default_budget(device) if memory_budget is None else memory_budget
-            for size, result in _growing(work, total, budget):
+            for size, result in _growing(work, total, -largest(-budget), largest):
                 results.append(result)
                 advance(size)
         else:
@@ -82,7 +86,7 @@ def default_budget(device: torch.device) -> int:
 
 
 def _growing(
-    work: Callable[[int, int], Result], total: int, budget: int
+    work: Callable[[int, int], Result], total: int, budget: int, largest: Callable[[int], int]
 ) -> Iterator[tuple[int, Result]]:
     """The chunks' (size, result), with sizes that grow while measurements allow it."""
     start, size = 0, 1
@@ -93,7 +97,7 @@ def _growing(
         if growing:
             with PeakMemory() as memory:
                 result = work(start, size)
-            peaks[size] = memory.peak
+            peaks[size] = largest(memory.peak)
         else:
             result = work(start, size)
         start += size

@@ -9,8 +9,7 @@ of an identity matrix, which is cut where one tensor ends and the next begins:
                                    0 0 | 1
 """
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,21 +17,28 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, chunks, torch_compile, torch_func, tree
+from torchlayers.batch import Vmap
 from torchlayers.chunks import ChunkSize
-from torchlayers.distributed import dtensor
 from torchlayers.distributed.spread import Check, Out, Spread
 from torchlayers.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.grad import Grad, by_argnums
+from torchlayers.jacobian_rows import (
+    as_only_row,
+    at_their_places,
+    identity_rows,
+    joined_columns,
+    joined_rows,
+    own_parts,
+    run,
+    split_by_output,
+    split_columns,
+)
 from torchlayers.jvp import Jvp
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
-from torchlayers.vmap import Vmap
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-# So many rows are worth a run of the function, or a pass back through it, of their own.
-_ENOUGH = 256
 
 
 def jacrev(
@@ -129,16 +135,16 @@ def jacrev(
 
         if not progress and spread is None and len(outputs) == 1 and outputs[0].numel() == 1:
             row = pull_one([torch.ones_like(outputs[0])])
-            return shaped([[_as_only_row(leaf, outputs[0]) for leaf in row]])
+            return shaped([[as_only_row(leaf, outputs[0]) for leaf in row]])
 
         def pull(start: int, size: int) -> list[Tensor]:
             if not size:
                 return [primal.new_zeros(0, *primal.shape) for primal in primals]
-            blocks = _basis(outputs, start, size)
+            blocks = identity_rows(outputs, start, size)
             basis = tuple(block for block in blocks if block is not None)
 
             def pull_rows(*rows: Tensor) -> list[Tensor]:
-                return pull_one(_at_their_places(rows, blocks))
+                return pull_one(at_their_places(rows, blocks))
 
             if size == 1:
                 row = pull_rows(*(block.squeeze(0) for block in basis))
@@ -147,11 +153,11 @@ def jacrev(
             return pulled
 
         if spread is not None:
-            parts = _own_parts(spread, pull, outputs, chunk_size, memory_budget, progress, _api)
+            parts = own_parts(spread, pull, outputs, chunk_size, memory_budget, progress, _api)
             return shaped(
                 [
                     [
-                        _joined_rows(spread, rows, output, primal)
+                        joined_rows(spread, rows, output, primal)
                         for rows, primal in zip(part, primals, strict=True)
                     ]
                     for part, output in zip(parts, outputs, strict=True)
@@ -169,9 +175,9 @@ def jacrev(
         else:
             whole, work = [], pull
 
-        parts = _run(work, outputs, chunk_size, memory_budget, progress, _api)
+        parts = run(work, outputs, chunk_size, memory_budget, progress, _api)
         whole = whole or chunks.joined(parts, torch.cat)
-        return shaped(_split_by_output(whole, outputs, primals))
+        return shaped(split_by_output(whole, outputs, primals))
 
     return _transformed(_api, func, jacobian_at, traced, spread)
 
@@ -249,7 +255,7 @@ def jacfwd(
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
         ) -> tuple[Tensor, ...]:
-            tangents = _at_their_places(columns, blocks)
+            tangents = at_their_places(columns, blocks)
             output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = tree.flatten(output_tangents)
@@ -258,7 +264,7 @@ def jacfwd(
             return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
 
         def work(start: int, size: int) -> list[Tensor]:
-            blocks = _basis(primals, start, size)
+            blocks = identity_rows(primals, start, size)
             basis = tuple(block for block in blocks if block is not None)
             inputs = args
             if spread is not None or (chunk_size is None and start + size < total):
@@ -274,19 +280,19 @@ def jacfwd(
             return leaves
 
         if spread is not None:
-            parts = _own_parts(spread, work, primals, chunk_size, memory_budget, progress, _api)
+            parts = own_parts(spread, work, primals, chunk_size, memory_budget, progress, _api)
             by_output = [
                 [
-                    _joined_columns(spread, part, primal)
+                    joined_columns(spread, part, primal)
                     for part, primal in zip(of_output, primals, strict=True)
                 ]
                 for of_output in zip(*parts, strict=True)
             ]
         else:
             at_once = randomness != "error"  # or each part would draw numbers of its own
-            parts = _run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
+            parts = run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
             whole = [column.movedim(0, -1) for column in chunks.joined(parts, torch.cat)]
-            by_output = [_split_columns(columns_of, primals) for columns_of in whole]
+            by_output = [split_columns(columns_of, primals) for columns_of in whole]
         single = isinstance(argnums, int)
         jacobian = tree.unflatten(
             [
@@ -390,165 +396,8 @@ def hessian(
     return transformed(func, wrapper)
 
 
-def _run(
-    work: Callable[[int, int], list[Tensor]],
-    tensors: Sequence[Tensor],
-    chunk_size: ChunkSize,
-    memory_budget: int | None,
-    progress: bool,
-    api: str,
-    at_once: bool = False,
-) -> list[list[Tensor]]:
-    """work for all rows of the identity, as chunk_size says; without one, tensor by tensor."""
-    total = sum(leaf.numel() for leaf in tensors)
-    if chunk_size is None and not progress and not at_once and total >= 2 * _ENOUGH:
-        sizes = _by_tensor(tensors)
-        starts = itertools.accumulate(sizes, initial=0)
-        return [work(start, size) for start, size in zip(starts, sizes, strict=False)]
-    return chunks.run(work, total, chunk_size, memory_budget, tensors[0].device, progress, api)
-
-
-def _own_parts(
-    spread: Spread,
-    work: Callable[[int, int], list[Tensor]],
-    tensors: Sequence[Tensor],
-    chunk_size: ChunkSize,
-    memory_budget: int | None,
-    progress: bool,
-    api: str,
-) -> list[list[Tensor]]:
-    """work for this rank's rows of the identity: for each tensor, those of its part of dim 0."""
-    parts = []
-    offset = 0
-    for leaf in tensors:
-        start, size = 0, leaf.numel()
-        if leaf.dim():
-            of_one = size // max(leaf.shape[0], 1)
-            start, size = (count * of_one for count in spread.part(leaf.shape[0]))
-        # Of no row there is the shape to know.
-        is_none = not size and leaf.numel() > 0
-        first = offset if is_none else offset + start
-        results = chunks.run(
-            partial(_from, first, work),
-            max(size, int(is_none)),
-            chunk_size,
-            memory_budget,
-            leaf.device,
-            progress,
-            api,
-        )
-        joined = chunks.joined(results, torch.cat)
-        parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
-        offset += leaf.numel()
-    return parts
-
-
-def _from(
-    first: int, work: Callable[[int, int], list[Tensor]], start: int, size: int
-) -> list[Tensor]:
-    return work(first + start, size)
-
-
-def _joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
-    """An output's Jacobian by a primal, of which this rank has some rows."""
-    if not output.dim():
-        return spread.put_together(rows.view(primal.shape), None, 1)
-    own = spread.part(output.shape[0])[1]
-    return spread.put_together(
-        rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0]
-    )
-
-
-def _joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
-    """The same, of which it has some columns, in front."""
-    dim = columns.dim() - 1
-    if not primal.dim():
-        return spread.put_together(columns.squeeze(0), None, 1)
-    own = spread.part(primal.shape[0])[1]
-    shape = *columns.shape[1:], own, *primal.shape[1:]
-    return spread.put_together(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
-
-
 def _over_ranks(api: str, func: Callable[..., Any]) -> str:
     return f"{api}({tree.name_of(func)}, mesh=...)"
-
-
-def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:
-    """Numbers of rows that end where a tensor does, each large enough to be worth a run.
-
-    A run has no arithmetic for the tensors that it has no rows of.
-    """
-    sizes = [0]
-    for leaf in tensors:
-        if sizes[-1] >= _ENOUGH and leaf.numel():
-            sizes.append(0)
-        sizes[-1] += leaf.numel()
-    return sizes
-
-
-def _basis(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor | None]:
-    """Rows start to start + size of the identity, a block of columns a tensor, in its shape.
-
-    None for a block of zeros.
-    """
-    begins = itertools.accumulate((leaf.numel() for leaf in tensors), initial=0)
-    return [_block(leaf, start - begin, size) for leaf, begin in zip(tensors, begins, strict=False)]
-
-
-def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
-    """Rows of the identity whose columns are the leaf's elements; None where all are zero."""
-    columns = leaf.numel()
-    if size and not -size < start < columns:
-        return None
-    if start == 0:
-        block = torch.eye(size, columns, dtype=leaf.dtype, device=leaf.device)
-    else:
-        block = torch.zeros(size, columns, dtype=leaf.dtype, device=leaf.device)
-        block.diagonal(start).fill_(1)
-    if leaf.dim() != 1:
-        block = block.view(size, *leaf.shape)
-    return dtensor.placed_like(block, leaf) if dtensor.is_dtensor_below(leaf) else block
-
-
-def _at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
-    remaining = iter(given)
-    return [None if block is None else next(remaining) for block in blocks]
-
-
-def _as_only_row(gradient: Tensor, output: Tensor) -> Tensor:
-    """The Jacobian of an output of one element."""
-    return gradient.view(output.shape + gradient.shape) if output.dim() else gradient
-
-
-def _split_by_output(
-    whole: list[Tensor], outputs: list[Tensor], primals: list[Tensor]
-) -> list[list[Tensor]]:
-    """For each output its Jacobian by each primal, from one stack of rows a primal."""
-    if len(outputs) == 1:
-        shape = outputs[0].shape
-        return [
-            [rows.view(shape + primal.shape) for rows, primal in zip(whole, primals, strict=True)]
-        ]
-    sizes = [leaf.numel() for leaf in outputs]
-    split = [torch.split(rows, sizes, dim=0) for rows in whole]
-    return [
-        [
-            rows[i].view(output.shape + primal.shape)
-            for rows, primal in zip(split, primals, strict=True)
-        ]
-        for i, output in enumerate(outputs)
-    ]
-
-
-def _split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
-    """One output's Jacobian by each primal, from its columns in the last dimension."""
-    if len(primals) == 1 and primals[0].dim() == 1:
-        return [columns]
-    blocks = torch.split(columns, [leaf.numel() for leaf in primals], dim=-1)
-    return [
-        block.reshape(block.shape[:-1] + primal.shape)
-        for block, primal in zip(blocks, primals, strict=True)
-    ]
 
 
 def _refuse_complex(api: str, side: str, values: Any) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
+from torchlayers.batch import Vmap
 from torchlayers.device import RandomState
 from torchlayers.errors import (
     DimensionError,
@@ -53,12 +54,12 @@ def check_fallback(
         )
 
 
-def falling_back(batched: Callable[..., Any], given: Any, ragged: bool) -> Callable[..., Any]:
+def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Callable[..., Any]:
     """batched, or a loop over samples where that is refused for what only one sample has.
 
     Args:
         batched: the function vmapped.
-        given: the function, and how to batch it, a torchlayers.vmap.Vmap.
+        given: the function, and how to batch it.
         ragged: results come back as jagged nested tensors.
     """
 
@@ -91,7 +92,7 @@ def _reason(error: RuntimeError) -> str | None:
     return next((reason for asks, reason in _ASKS.items() if asks in text), None)
 
 
-def _loop(given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     columns = [
         [leaf] * batch_size if dim is None else leaf.unbind(dim)
@@ -131,7 +132,7 @@ def _loop(given: Any, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: boo
     return tree.unflatten(joined, out_spec)
 
 
-def _joined(given: Any, column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """One result of all samples."""
     if dim is None:  # it does not depend on the sample
         return column[0]

@@ -5,7 +5,7 @@ would give is made by a key of its own (drawing.py). Everything else goes on to 
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -77,41 +77,59 @@ def recomputation() -> tuple[Any, Any]:
 
     Source: the context_fn of torch.utils.checkpoint.checkpoint.
     """
-    at = _Draws()
-    return at, _Again(at)
+    first = _First()
+    return first, _Again(first)
 
 
-class _Draws:
-    """Keeps how many draws there have been where it begins, and by which key."""
+class Draws:
+    """How many there have been where this was made, by the keys of the layers there."""
+
+    def __init__(self) -> None:
+        draws, self._key = _C.draws()
+        self._layers = [number for number, _ in draws]
+        self._counts = [count for _, count in draws]
+
+    def are_over(self) -> bool:
+        """Whether there have been others since."""
+        return [count for _, count in _C.draws()[0]] != self._counts
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, those that follow are drawn once more; afterwards those that follow now."""
+        found, _ = _C.draws()
+        counts = [count for _, count in found]
+        with contextlib.ExitStack() as stack:
+            stack.callback(_C.set_draws, counts)
+            if [number for number, _ in found[: len(self._layers)]] == self._layers:
+                _C.set_draws(self._counts)
+            elif self._key is not None:  # seeded has returned, and a graph of its is run backward
+                stack.enter_context(_C.seeded_entry(self._key))
+                _C.set_draws([*counts, self._counts[-1]])
+            else:
+                raise TransformError(
+                    "torchlayers: the vmap whose samples draw by keys has returned, and what was "
+                    "drawn inside can't be drawn again. Run the backward inside that vmap."
+                )
+            yield
+
+
+class _First:
+    draws: Draws | None
 
     def __enter__(self) -> None:
-        draws, self.key = _C.draws()
-        self.layers = [number for number, _ in draws]
-        self.counts = [count for _, count in draws]
+        self.draws = Draws()
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        if self.draws is not None and not self.draws.are_over():
+            self.draws = None
 
 
 class _Again(contextlib.ExitStack):
-    """Begins with the draws that another context kept, and puts those that it found back."""
-
-    def __init__(self, at: _Draws) -> None:
+    def __init__(self, first: _First) -> None:
         super().__init__()
-        self._at = at
+        self._first = first
 
     def __enter__(self) -> Any:
-        found, _ = _C.draws()
-        at = self._at
-        if [number for number, _ in found[: len(at.layers)]] == at.layers:
-            _C.set_draws(at.counts)
-            self.callback(_C.set_draws, [count for _, count in found])
-        elif at.key is not None:  # seeded has returned, and its function's graph is run backward
-            self.enter_context(_C.seeded_entry(at.key))
-            self.callback(_C.set_draws, [count for _, count in found])
-            _C.set_draws([*(count for _, count in found), at.counts[-1]])
-        else:
-            raise TransformError(
-                "torchlayers: recomputation: the vmap whose samples draw by keys has returned, and "
-                "what was drawn inside can't be drawn again. Run the backward inside it."
-            )
+        if self._first.draws is not None:
+            self.enter_context(self._first.draws.again())
         return super().__enter__()

@@ -7,22 +7,27 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from torchlayers.seeded import Draws
+
 _torch: Any = torch  # what it keeps for its own use has no types
 
 
 class Surroundings:
-    """The random state, autocast and the default device, as they were when this was made."""
+    """The random state, draws by keys, autocast and the default device, as they were then."""
 
     def __init__(self) -> None:
         self.random: dict[str, Any] | None = _random_states()
+        self.draws: Draws | None = Draws()
         self.autocast = _autocast()
         self.device = _default_device()
 
     def forget_unused(self) -> None:
         """When the function has run, and it shows whether it has drawn random numbers."""
-        assert self.random is not None
+        assert self.random is not None and self.draws is not None
+        if not self.draws.are_over():
+            self.draws = None
         now = _random_states()
-        with _torch._C._DisableFuncTorch():
+        with _past_all():
             if now.keys() == self.random.keys() and all(
                 torch.equal(state, now[name]) for name, state in self.random.items()
             ):
@@ -37,9 +42,19 @@ class Surroundings:
                     stack.enter_context(torch.autocast(device, dtype, is_on, caches))
             if self.device is not None and self.device is not _default_device():
                 stack.enter_context(self.device)
+            if self.draws is not None:
+                stack.enter_context(self.draws.again())
             if self.random is not None:
                 stack.enter_context(_states(self.random))
             yield
+
+
+@contextmanager
+def _past_all() -> Iterator[None]:
+    """Past layers and modes, which would take a state for a tensor of the program's."""
+    none = _torch._C
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+        yield
 
 
 def _devices() -> list[str]:
@@ -50,7 +65,7 @@ def _devices() -> list[str]:
 
 
 def _random_states() -> dict[str, Any]:
-    with _torch._C._DisableFuncTorch():  # a layer would wrap it like any tensor that is made
+    with _past_all():
         return {
             device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
             for device in _devices()
@@ -68,7 +83,7 @@ def _states(states: dict[str, Any]) -> Iterator[None]:
 
 
 def _set_random_states(states: dict[str, Any]) -> None:
-    with _torch._C._DisableFuncTorch():
+    with _past_all():
         for device, state in states.items():
             if device == "cpu":
                 torch.set_rng_state(state)

@@ -61,12 +61,6 @@ bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
       args, op.num_args, [&](const at::Tensor& tensor) { return layer.follows(tensor); });
 }
 
-// Whether an in-place operator's target is a tensor that this layer did not batch.
-bool writes_unbatched(const Operator& op, const Args& args, const VmapLayer& layer) {
-  return op.is_in_place && are_whole(op, args, layer) &&
-         !layer.follows(peek(args, 0, op.num_args).toTensor());
-}
-
 // "(2, 3)", as Python writes it.
 std::string shape_of(const at::Tensor& tensor) {
   if (holder_of(tensor).is_nested()) {
@@ -211,11 +205,6 @@ void explain(
         "x, 0), do it outside vmap, or give vmap fallback='loop', which runs a sample at a time.",
         layer.name(),
         op.name());
-  }
-  if (writes_unbatched(op, args, layer) &&
-      (says(error, "is not possible because there exists a Tensor") ||
-       says(error, "doesn't match the broadcast shape"))) {
-    refuse_to_write(op, peek(args, 0, op.num_args).toTensor(), layer);
   }
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(

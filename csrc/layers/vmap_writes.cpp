@@ -96,8 +96,9 @@ void Writes::make_room(const Operator& op, Args& args) {
   std::vector<at::Tensor> targets; // that have no room yet
   for (const size_t i : op.written_args) {
     visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& tensor) {
-      if (!layer_.follows(tensor)) {
-        targets.push_back(tensor);
+      const at::Tensor target = without_dead_wrappers(tensor);
+      if (!layer_.follows(target)) {
+        targets.push_back(target);
       }
     });
   }
@@ -105,15 +106,23 @@ void Writes::make_room(const Operator& op, Args& args) {
     return;
   }
   bool any = false;
-  for (const at::Tensor& tensor : targets) {
-    if (inside_.has_made(tensor)) {
-      inside_.make_room(tensor);
+  for (const at::Tensor& target : targets) {
+    if (inside_.has_made(target)) {
+      inside_.make_room(target);
       any = true;
+    } else if (op.is_in_place && !op.is_custom && any_batched(op, args)) {
+      check_not_escaped(target, layer_);
+      refuse_to_write(op, target, layer_);
     }
   }
   if (any) {
     stand_in(op, args);
   }
+}
+
+bool Writes::any_batched(const Operator& op, const Args& args) const {
+  return any_tensor(
+      args, op.num_args, [&](const at::Tensor& tensor) { return layer_.follows(tensor); });
 }
 
 bool Writes::needs_room(const Operator& op, const Args& args) const {
@@ -122,9 +131,9 @@ bool Writes::needs_room(const Operator& op, const Args& args) const {
   }
   // A vmap of torch.func's below can't make room: this layer does it for both.
   const auto of_torch_func = levels_of_torch_func();
-  return any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
-    return layer_.follows(tensor) || (batched_levels(tensor) & of_torch_func).any();
-  });
+  return any_batched(op, args) || any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
+           return (batched_levels(tensor) & of_torch_func).any();
+         });
 }
 
 void Writes::give_back(const Operator& op, Args& results) const {
@@ -146,10 +155,10 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
     return false;
   }
   unwrap_dead_and_check(op, args, layer);
-  const bool any_batched = any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
+  const bool is_batched = any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
     return layer.follows(tensor) || layer.inside()->has_written(tensor);
   });
-  const auto functional = any_batched ? without_out(op) : std::nullopt;
+  const auto functional = is_batched ? without_out(op) : std::nullopt;
   if (!functional) {
     return false;
   }

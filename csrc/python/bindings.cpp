@@ -59,7 +59,12 @@ at::Tensor shown(const at::Tensor& tensor) {
   auto keys = thread_keys();
   keys.set_excluded(keys.excluded() - kTorchFuncKeys);
   const c10::impl::ForceDispatchKeyGuard guard(keys);
-  for (auto level = static_cast<int64_t>(mirror().size()); level > 0; --level) {
+  const auto* wrapper = wrapper_of(tensor);
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  const int64_t own = wrapper != nullptr   ? wrapper->level().value_or(0)
+                      : batched != nullptr ? batched->level()
+                                           : 0;
+  for (auto level = static_cast<int64_t>(mirror().size()); level > own; --level) {
     const at::Tensor found = shown_at(tensor, level);
     if (!found.is_same(tensor)) {
       return found;

@@ -1,6 +1,7 @@
 // Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks), which torch and we call where a
 // level records.
 #include <ATen/SavedTensorHooks.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -25,7 +26,8 @@ struct HooksOfUser {
   py::object pack, unpack;
   std::shared_ptr<const StackCopy> stack;
   modules::Replacements in_modules;
-  bool keeps_tangents; // as what `unpack` returns has none, as a rule
+  bool keeps_tangents;  // as what `unpack` returns has none, as a rule
+  bool are_checkpoints; // of torch.utils.checkpoint
 };
 
 // What `pack` has returned, and what its tensor was besides its numbers.
@@ -33,6 +35,7 @@ struct PackedTensor {
   py::object packed;
   std::shared_ptr<const StackCopy> stack;
   History history;
+  bool is_itself; // `pack` was not asked
 };
 
 // While it lives, the thread's keys are those that the user called the operator with which the
@@ -81,18 +84,28 @@ class GroupOfPass {
   py::object set_;
 };
 
+// While a program is recorded to be compiled, a recomputation would be recorded too, and draw
+// random numbers of its own in every call.
+bool is_recording() {
+  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY)
+      .has_value();
+}
+
 PackedTensor pack(const HooksOfUser& hooks, const at::Tensor& tensor, int64_t kept_at) {
   const KeysOfCaller keys;
   // A transform inside the hooks' block, or around it, may be at work above those.
   const bool is_inner = mirror().size() > hooks.stack->size();
   auto stack = is_inner ? std::make_shared<const StackCopy>(mirror()) : hooks.stack;
   History history(tensor, kept_at, hooks.keeps_tangents);
-  return {hooks.pack(tensor), std::move(stack), std::move(history)};
+  if (hooks.are_checkpoints && is_recording()) {
+    return {py::cast(without_graphs(tensor)), std::move(stack), std::move(history), true};
+  }
+  return {hooks.pack(tensor), std::move(stack), std::move(history), false};
 }
 
 at::Tensor unpack(const HooksOfUser& hooks, const PackedTensor& packed) {
-  py::object found;
-  {
+  py::object found = packed.packed;
+  if (!packed.is_itself) {
     const GroupOfPass group;
     const OnEarlierStack earlier(*packed.stack);
     const modules::PutInAgain in_modules(hooks.in_modules);
@@ -147,8 +160,11 @@ void adopt() {
       py::reinterpret_borrow<py::object>(unpack.ptr(getPyInterpreter())),
       std::move(stack),
       modules::put_in_now(),
-      true});
+      true,
+      false});
   hooks->keeps_tangents = !py::hasattr(hooks->pack, "remakes_tangents");
+  hooks->are_checkpoints =
+      py::getattr(hooks->pack, "__module__", py::none()).equal(py::str("torch.utils.checkpoint"));
   Defaults::push_hooks(
       c10::SafePyObject(py::cast(Pack{hooks}).release().ptr(), getPyInterpreter()),
       c10::SafePyObject(py::cast(Unpack{hooks}).release().ptr(), getPyInterpreter()));

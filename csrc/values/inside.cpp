@@ -185,20 +185,15 @@ Tensor Inside::find_shown(const Tensor& tensor) {
     return {};
   }
   const std::lock_guard lock(mutex_);
+  const auto known = shown_.find(tensor.unsafeGetTensorImpl());
+  if (known != shown_.end() && is_at(tensor, known->second.place)) {
+    return known->second.stands_for;
+  }
   auto [moved, place] = find(tensor);
   if (moved == nullptr) {
     return {};
   }
   place = after(*moved, place);
-  auto& known = moved->shown;
-  const auto* impl = tensor.unsafeGetTensorImpl();
-  for (const auto& [alias, stands_for] : known) {
-    if (alias._unsafe_get_target() == impl && stands_for.sizes() == tensor.sizes() &&
-        stands_for.strides() == at::IntArrayRef(place.strides) &&
-        stands_for.storage_offset() == place.offset) {
-      return stands_for;
-    }
-  }
   Tensor view;
   {
     const Below below(layer_, Modes::of_thread());
@@ -210,10 +205,9 @@ Tensor Inside::find_shown(const Tensor& tensor) {
     view = history != nullptr && history->is_detached ? view.detach() : view;
   }
   Tensor stands_for = batched(std::move(view), /*dim=*/0, layer_);
-  make_place_in(known, [&](const auto& each) {
-    return each.first.expired() || each.first._unsafe_get_target() == impl;
-  });
-  known.emplace_back(WeakTensor(tensor.getIntrusivePtr()), stands_for);
+  shown_.insert_or_assign(
+      tensor.unsafeGetTensorImpl(),
+      Shown{WeakTensor::reclaim_copy(tensor.unsafeGetTensorImpl()), place_of(tensor), stands_for});
   return stands_for;
 }
 
@@ -229,6 +223,7 @@ Tensor Inside::room(int64_t count, const Tensor& like) const {
 void Inside::make_room(const Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
+  std::erase_if(shown_, [](const auto& each) { return each.second.alias.expired(); });
   Tensor whole;
   const Made* made = nullptr;
   const Place own = place_of(tensor);
@@ -249,7 +244,7 @@ void Inside::make_room(const Tensor& tensor) {
     }
     return extent;
   };
-  Moved moved{made->memory, extent_in(last.memory), {}, tensor.scalar_type(), {}};
+  Moved moved{made->memory, extent_in(last.memory), {}};
   {
     const Below below(layer_, Modes::of_thread());
     const Recorded recorded(/*grad=*/true);
@@ -307,6 +302,7 @@ void Inside::clear() {
   any_written_ = false;
   made_.clear();
   moved_.clear();
+  shown_.clear();
   unrecorded_.clear();
 }
 

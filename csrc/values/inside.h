@@ -56,7 +56,7 @@ class Inside {
 
   bool has_made(const at::Tensor& tensor) const;
   bool has_written(const at::Tensor& tensor) {
-    return any_written() && find(tensor).first != nullptr;
+    return shown(tensor).defined();
   }
   // The batched tensor that it stands for; undefined where it was not written to.
   at::Tensor shown(const at::Tensor& tensor) {
@@ -82,8 +82,11 @@ class Inside {
     WeakStorage from;
     Extent extent;
     at::Tensor to; // of the layers below: (batch, count)
-    at::ScalarType dtype;
-    std::vector<std::pair<WeakTensor, at::Tensor>> shown;
+  };
+  struct Shown {
+    WeakTensor alias;
+    Place place; // where it was when it was asked for
+    at::Tensor stands_for;
   };
   struct Unrecorded {
     WeakTensor alias;
@@ -114,6 +117,7 @@ class Inside {
   mutable std::recursive_mutex mutex_; // the engine's threads use the layer too
   std::vector<Made> made_;
   std::unordered_map<const c10::StorageImpl*, Moved> moved_;
+  std::unordered_map<const c10::TensorImpl*, Shown> shown_;
   std::vector<Unrecorded> unrecorded_;
 };
 

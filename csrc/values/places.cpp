@@ -57,6 +57,12 @@ bool has_places(const Tensor& tensor) {
          !holder_of(tensor).is_nested();
 }
 
+bool is_at(const Tensor& tensor, const Place& place) {
+  return tensor.storage_offset() == place.offset &&
+         tensor.sizes() == at::IntArrayRef(place.sizes) &&
+         tensor.strides() == at::IntArrayRef(place.strides) && memory_of(tensor) == place.memory;
+}
+
 Extent extent_of(const Tensor& tensor) {
   Extent extent{tensor.storage_offset(), 0, 0};
   int64_t last = 0;

@@ -19,6 +19,7 @@ struct Place {
 // Whether it has any: its layout is strided, and its sizes are numbers.
 bool has_places(const at::Tensor& tensor);
 Place place_of(const at::Tensor& tensor);
+bool is_at(const at::Tensor& tensor, const Place& place);
 
 // Which places of a memory count: every `unit`th from `origin` on. A sample whose batch is its last
 // dimension has its elements far from each other.

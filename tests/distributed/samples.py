@@ -66,6 +66,9 @@ COLLECTIVES = {
     "all_reduce": Collective(
         lambda x: fc.all_reduce(x, "sum", world()), lambda x: x.sum(0).expand_as(x)
     ),
+    "all_reduce, the mean": Collective(
+        lambda x: fc.all_reduce(x, "avg", world()), lambda x: x.mean(0).expand_as(x)
+    ),
     "all_reduce of numbers": Collective(
         lambda x: fc.all_reduce(x, "sum", world()), lambda x: x.sum(0).expand_as(x), shape=()
     ),

@@ -98,6 +98,14 @@ def chunks_stay_sharded():
 
 
 @case
+def chunks_that_are_found_by_measuring_are_the_same_on_all_ranks():
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(3))
+    for budget in (None, 2000 * (1 + dist.get_rank())):
+        found = tl.vmap(torch.sin, chunk_size="auto", memory_budget=budget)(on_ranks(x, Shard(0)))
+        same(found, x.sin(), Shard(0))
+
+
+@case
 def gradients_of_samples_in_chunks():
     x = batch(5)
     found = tl.vmap(tl.grad(loss), chunk_size=2)(on_ranks(x, Shard(0)))

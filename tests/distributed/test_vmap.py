@@ -338,6 +338,24 @@ def tensor_parallelism_by_hand():
             close(sample, wanted.chunk(2, dim + 1)[half])
 
 
+@case
+def a_compiled_function_has_names_and_a_batch_over_ranks():
+    def normalized(x):
+        return (x - pmean(x, "i")) / (psum(x**2, "i") + 1).sqrt()
+
+    x = samples(ranks())
+    with init_device_mesh("cpu", (ranks(),), mesh_dim_names=("i",)):
+        eager = tl.grad(lambda x: (normalized(x) ** 3).sum())
+        compiled = tl.compile(eager)
+        for _ in range(3):
+            close(compiled(x[rank()]), eager(x[rank()]))
+    mapped = spread(loss, out="full")
+    eager = tl.grad(lambda w, x: (mapped(w, x) ** 2).sum())
+    compiled = tl.compile(eager)
+    for _ in range(3):
+        close(compiled(weight(), samples()), eager(weight(), samples()))
+
+
 # ---- what is sent
 
 

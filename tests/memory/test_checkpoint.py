@@ -7,7 +7,9 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import torchlayers as tl
 from tests.memory.functions import functions, layers, written
@@ -293,3 +295,43 @@ def test_nothing_is_left_when_the_gradient_is_there():
     tl.jacrev(tl.grad(tl.checkpoint(f)))(X)
     gc.collect()
     assert all(y() is None for y in seen)
+
+
+# In recordings nothing is recomputed.
+
+
+def drawing(x):
+    return (torch.rand(3) * x).sin().sum()
+
+
+RECORDINGS = {
+    "torchlayers.compile": tl.compile,
+    "torch.compile": lambda f: torch.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
+@pytest.mark.parametrize("policy", [None, tl.checkpoint_policies.dots_saveable])
+def test_in_a_recording(record, policy):
+    checkpointed = record(tl.vmap(tl.grad(tl.checkpoint(layers, policy=policy))))
+    batch = torch.stack([X, V])
+    assert_same(checkpointed(batch), tl.vmap(tl.grad(layers))(batch), exactly=False)
+
+
+def by_torch(f):
+    return lambda x: torch_checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("way", [tl.checkpoint, by_torch])
+def test_random_numbers_in_a_recording_are_drawn_once(way):
+    def f(x):
+        return (torch.rand(()) * x).exp()
+
+    value, gradient = tl.compile(lambda x: tl.grad_and_value(way(f))(x)[::-1])(torch.tensor(1.0))
+    drawn = value.log()
+    torch.testing.assert_close(gradient, drawn * value)
+
+
+def test_with_fake_tensors():
+    with FakeTensorMode():
+        assert tl.grad(tl.checkpoint(drawing))(torch.ones(3)).shape == (3,)

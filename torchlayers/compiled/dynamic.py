@@ -15,9 +15,8 @@ against that (held.py), and where it differs, the recording for many sizes is no
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]
 from torch import SymBool, SymFloat, SymInt
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
@@ -31,7 +30,10 @@ from torchlayers.compiled.signature import Like, Signature, like, why_new
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import mode_of, value
 
-Numbers = dict[sympy.Expr, sympy.Integer]
+if TYPE_CHECKING:  # it takes twice as long to import as the package
+    import sympy  # type: ignore[import-untyped]
+
+Numbers = dict["sympy.Expr", "sympy.Integer"]
 
 
 class NotSymbolicError(Exception):
@@ -134,6 +136,8 @@ class Family:
         return self._numbers(given)
 
     def _numbers(self, given: Signature) -> Numbers | None:
+        import sympy
+
         likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
         numbers: Numbers = {}
         for fake, told in zip(self._inputs, likes, strict=True):
@@ -219,9 +223,11 @@ def _put(given: Any, numbers: Numbers) -> Any:
     if isinstance(given, SymFloat):
         return float(_expression(given).xreplace(numbers))
     if isinstance(given, SymBool):
-        return _expression(given).xreplace(numbers) == sympy.true
+        return bool(_expression(given).xreplace(numbers))
     return given
 
 
-def _expression(size: Any) -> sympy.Expr:
+def _expression(size: Any) -> "sympy.Expr":
+    import sympy
+
     return size.node.expr if isinstance(size, SymInt | SymFloat | SymBool) else sympy.sympify(size)

@@ -43,7 +43,7 @@ def draws(graph: GraphModule) -> bool:
 
 def communicates(graph: GraphModule) -> bool:
     """Whether an operator waits for other ranks, so that one rank can't run it once more."""
-    return any(is_collective(node) and not is_random(node) for node in operators(graph))
+    return any(is_collective(node) for node in operators(graph))
 
 
 def is_functional(graph: GraphModule) -> bool:

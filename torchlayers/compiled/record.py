@@ -9,14 +9,13 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
@@ -25,6 +24,9 @@ from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
 from torchlayers.torch_versions import make_fx
+
+if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
@@ -317,13 +319,17 @@ def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
     return fake
 
 
-def _symbols() -> ShapeEnv:
+def _symbols() -> "ShapeEnv":
     """As without symbols, no shape hangs on data."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def _symbolic(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
     """Likewise, with symbols for some of its sizes, and for the strides that follow."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
     kinds = [
         DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
     ]

@@ -123,6 +123,15 @@ class LocalChunks:
         ]
         return sum(max(min(start + size, each) - start, 0) for each in own)
 
+    def largest_of_all(self, number: int) -> int:
+        """The largest that a rank has, so that all of them take the same chunks."""
+        collectives: Any = torch.ops._c10d_functional
+        largest = torch.tensor(number, device=self.mesh.device_type)
+        for dim in range(self.mesh.ndim):
+            group = self.mesh.get_group(dim).group_name
+            largest = collectives.wait_tensor(collectives.all_reduce(largest, "max", group))
+        return int(largest)
+
     def narrow(self, start: int, size: int) -> list[Any]:
         """The chunk's leaves."""
         return [

@@ -16,7 +16,6 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import torch_func, tree
@@ -92,6 +91,8 @@ class Rules:
 
     def _record_with_symbols(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
         """Where a shape inside the rule depends on values, a symbol stands for it."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while
+
         try:
             return self._record(call, cotangents, FakeTensorMode(shape_env=ShapeEnv()))
         except Exception as error:

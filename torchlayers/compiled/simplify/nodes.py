@@ -83,10 +83,11 @@ def is_random(node: Node) -> bool:
 
 def is_collective(node: Node) -> bool:
     """All ranks have to come to it, as often and in the same order."""
-    return isinstance(node.target, OpOverload) and (
-        node.target.namespace
-        in ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
-    )
+    if not isinstance(node.target, OpOverload):
+        return False
+    if node.target.namespace == "torchlayers":  # random numbers by keys are nobody else's
+        return any(given.name in ("axis", "mesh") for given in node.target._schema.arguments)
+    return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 def has_effect(node: Node) -> bool:
