@@ -66,8 +66,7 @@ void check_all_are_at(
 Tensor over_ranks(
     const char* ours, const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
   try {
-    // A tensor of a Python class is one of a recording, which has no numbers to compare.
-    if (comparing_ranks > 0 && !x.key_set().has(c10::DispatchKey::Python)) {
+    if (comparing_ranks > 0 && !x.is_meta()) { // a recording has no numbers to compare
       check_all_are_at(ours, name, x, *(rest.end() - 1));
     }
     return collective(name, x, rest);
