@@ -30,15 +30,16 @@ using torch::autograd::ViewInfo;
 namespace impl = torch::autograd::impl;
 
 // Puts a tangent where torch's forward AD looks for it, while the primal's layer is on the stack.
-void hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
+bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
   const auto& wrapper = static_cast<const TensorWrapper&>(*primal.unsafeGetTensorImpl());
   const auto level = wrapper.level();
   if (!level || !is_of_this_stack(wrapper, *level)) {
-    return;
+    return false;
   }
   const auto& layer = mirror()[static_cast<size_t>(*level - 1)].interpreter();
   meta.fw_grad_ = std::make_shared<ForwardGrad>();
   meta.fw_grad_->set_value(at::functorch::makeTensorWrapper(tangent, layer), kDualLevel);
+  return true;
 }
 
 // What autograd knows of a tensor, and the tangent that a rule gave it.
@@ -63,12 +64,18 @@ struct WithTangent final : Meta {
   void hand_out(const at::TensorBase& self) const {
     std::lock_guard<std::mutex> lock(this->mutex_);
     const bool is_torchs_too = this->fw_grad_ != nullptr && !this->fw_grad_->empty();
-    if (tangent.defined() && !is_torchs_too) {
-      hand_over(*this, self, tangent);
+    if (tangent.defined() && !is_torchs_too && !is_detached()) {
+      was_handed_out = hand_over(*this, self, tangent) || was_handed_out;
     }
   }
 
+  // The end of a dual level empties what torch has of it, and detach_ takes it away.
+  bool is_detached() const {
+    return was_handed_out && this->fw_grad_ == nullptr;
+  }
+
   at::Tensor tangent;
+  mutable bool was_handed_out = false;
 };
 
 using TensorMeta = WithTangent<AutogradMeta>;
@@ -76,7 +83,11 @@ using ViewMeta = WithTangent<DifferentiableViewMeta>;
 
 template <class Meta>
 const at::Tensor* held_by(const AutogradMeta& meta) {
-  return typeid(meta) == typeid(Meta) ? &static_cast<const Meta&>(meta).tangent : nullptr;
+  if (typeid(meta) != typeid(Meta)) {
+    return nullptr;
+  }
+  const auto& held = static_cast<const Meta&>(meta);
+  return held.is_detached() ? nullptr : &held.tangent;
 }
 
 bool is_symbolic(const at::Tensor& tensor) {

@@ -58,9 +58,19 @@ def test_what_is_written_to_a_primal_and_its_tangent_stays():
 
 
 @pytest.mark.parametrize("nest", ["vmap(jvp)", "jvp(vmap)"])
-def test_a_batch_is_not_written_to_a_tensor_without_one(nest):
-    with pytest.raises(RuntimeError, match="can't write a batched value"):
-        NESTS[nest](tl, lambda x: torch.zeros(4, dtype=x.dtype).add_(x))
+def test_a_batch_is_written_to_what_the_function_has_made(nest):
+    made = NESTS[nest](tl, lambda x: torch.zeros(4, dtype=x.dtype).add_(x).square())
+    torch.testing.assert_close(made, NESTS[nest](torch.func, torch.square))
+
+
+@pytest.mark.parametrize(
+    ("nest", "refusal"),
+    [("vmap(jvp)", "mutate a captured tensor"), ("jvp(vmap)", "can't write a batched value")],
+)
+def test_a_batch_is_not_written_to_a_tensor_from_outside(nest, refusal):
+    outside = torch.zeros(4, dtype=X.dtype)
+    with pytest.raises(RuntimeError, match=refusal):
+        NESTS[nest](tl, lambda x: outside.add_(x))
     assert tl.current_stack() == ()
 
 

@@ -115,7 +115,7 @@ _DERIVATIVES = (*_NESTS, *_REVERSE, "vmap(grad)", "vmap(vjp)", "jvp(grad)")
 _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, ...]]]] = {
     _REGISTERED_AUTOGRAD: {
         "nn.functional.linear_cross_entropy.chunked": (*_REVERSE, "vmap(grad)", "vmap(vjp)"),
-        "nn.functional.linear_cross_entropy.chunked_none": _REVERSE,
+        "nn.functional.linear_cross_entropy.chunked_none": (*_REVERSE, "vmap(grad)", "vmap(vjp)"),
     },
     _LOST_TANGENT: {
         "nn.functional.linear_cross_entropy.chunked": _FORWARD,
