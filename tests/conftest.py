@@ -1,5 +1,7 @@
 """``--full`` runs the long sweeps too (make test-full)."""
 
+import signal
+
 import pytest
 import torch
 
@@ -12,6 +14,10 @@ torch.set_num_threads(1)  # the tests run in parallel processes
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
         device.manual_seed_all = lambda seed: None
+
+# A shell has what it runs in the background ignore Ctrl-C, which some tests press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 collect_ignore = ["packages"]  # unless named: they are run apart (make test-full)
 

@@ -6,7 +6,7 @@ would give is made by a key of its own (drawing.py). Everything else goes on to 
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -14,6 +14,9 @@ from torchlayers import _C, torch_compile
 from torchlayers.errors import TransformError
 from torchlayers.random.arguments import check_key
 from torchlayers.stack import transformed
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["recomputation", "seeded"]
 
@@ -111,6 +114,39 @@ class Draws:
                     "drawn inside can't be drawn again. Run the backward inside that vmap."
                 )
             yield
+
+
+class Apart:
+    """Draws of control flow, whose number depends on the branch or the trips.
+
+    What a sample draws is not to depend on what the other samples do: each branch, and a loop,
+    draws by numbers of its own, and what follows them goes on as if there had been one draw.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [count for _, count in _C.draws()[0]]
+        self._starts = [_scattered(count) for count in self._counts]
+
+    def start(self) -> None:
+        """Before each branch, and before a loop."""
+        if self._counts:
+            _C.set_draws(self._starts)
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._counts:
+            _C.set_draws([count + 1 for count in self._counts])
+
+
+def _scattered(count: int) -> int:
+    """Far from where any other count is taken to: splitmix64, Steele et al. (2014), section 4."""
+    word = 2**64 - 1
+    mixed = (count + 1) * 0x9E3779B97F4A7C15 & word
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & word
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & word
+    return (mixed ^ mixed >> 31) >> 2
 
 
 class _First:

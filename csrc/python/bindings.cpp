@@ -20,6 +20,7 @@
 #include "python/program.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
+#include "values/inside.h"
 #include "values/places.h"
 #include "values/wrapper.h"
 
@@ -180,6 +181,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
+  m.def("was_made_inside", [](const at::Tensor& tensor, int64_t level) {
+    const Layer* layer = layer_at(level);
+    return layer != nullptr && layer->inside() != nullptr && layer->inside()->has_made(tensor);
+  });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
   m.def("batched_levels", [](const at::Tensor& tensor) {
     return batched_levels(tensor).to_ullong(); // a bit each

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchlayers import tree
 from torchlayers.control_flow.samples import Batch, numbers, quietly, run_inside
 from torchlayers.control_flow.structure import check_alike
+from torchlayers.seeded import Apart
 
 WAYS = ("select", "gather")
 
@@ -33,9 +34,16 @@ def run(
     """
     taken = sorted({*numbers(which)})
     if len(taken) <= 1:  # all samples take the same
-        return branches[taken[0] if taken else 0][1](*operands)
-    with quietly():
-        return _run_each(api, which, taken, batch, branches, operands, batched)
+        return run_one(branches[taken[0] if taken else 0][1], operands)
+    with quietly(), Apart() as draws:
+        return _run_each(api, which, taken, batch, branches, operands, batched, draws)
+
+
+def run_one(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """A branch that all samples take."""
+    with Apart() as draws:
+        draws.start()
+        return branch(*operands)
 
 
 def _run_each(
@@ -46,6 +54,7 @@ def _run_each(
     branches: Sequence[tuple[str, Callable[..., Any]]],
     operands: Sequence[Any],
     batched: str,
+    draws: Apart,
 ) -> Any:
     name_of_first, first, spec = "", None, None
     rows: list[Any] = []
@@ -53,6 +62,7 @@ def _run_each(
     for i in taken:
         name, branch = branches[i]
         takes = which == i
+        draws.start()
         if batched == "gather":
             index = takes.nonzero().squeeze(1)
             order.append(index)

@@ -55,13 +55,13 @@ def cond(
     check_function("cond", "false_fn", false_fn)
     check_predicate("cond", "pred", pred)
     if isinstance(pred, bool):
-        return (true_fn if pred else false_fn)(*operands)
+        return branches.run_one(true_fn if pred else false_fn, operands)
     pred = cast(Tensor, seen(pred.reshape(())))
     if recorded.is_recorded(pred):
         return recorded.cond(pred, true_fn, false_fn, operands)
     values, levels = in_sight(pred)
     if not levels:
-        return (true_fn if numbers(values) else false_fn)(*operands)
+        return branches.run_one(true_fn if numbers(values) else false_fn, operands)
     functions = (("false_fn", false_fn), ("true_fn", true_fn))
     with quietly():
         which = values.flatten().long()

@@ -46,6 +46,7 @@ def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    x = _C.shown(x)
     if _functorch.is_batchedtensor(x):
         level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
         value, levels = _in_sight(_functorch.get_unwrapped(x))
@@ -78,7 +79,7 @@ def is_at(x: Tensor, levels: int, below: int) -> bool:
 
     x comes from below a level, unless it is batched there: then it belongs to its samples.
     """
-    if _C.concerns(x, levels, below):
+    if _C.concerns(_C.shown(x), levels, below):
         return True
     # A functionalize's wrapper hides the levels below it.
     return _has_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
@@ -215,7 +216,9 @@ class Inside(TorchFunctionMode):
         if (found := self._known.get(id(x))) is not None:
             made = found[1]
         else:
-            is_own = self._is_batched(x)
+            if self._has_made(x):
+                return x
+            is_own = self._is_batched(_C.shown(x))
             inner = x if is_own or self.around is None else self.around.sample(x)
             if not is_at(inner, self.mask, self.level):
                 return inner
@@ -247,7 +250,7 @@ class Inside(TorchFunctionMode):
         """What a function returned, in rows."""
         if not isinstance(x, Tensor):
             x = torch.as_tensor(x, device=self.token.device)
-        x = self.sample(x)
+        x = _C.shown_at(self.sample(x), self.level)
         value, dim = _functorch._unwrap_batched(x, self.level)
         if dim is None:
             return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
@@ -257,6 +260,13 @@ class Inside(TorchFunctionMode):
         if _C.batched_levels(x) >> self.level & 1:
             return True
         return _has_functionalize() and self.level in in_sight(x)[1]
+
+    def _has_made(self, x: Tensor) -> bool:
+        """Whether the branch has made it, of nothing of which samples have their own.
+
+        It may be written to; and a grad's wrapper, as everything made above a grad is.
+        """
+        return _C.was_made_inside(x, self.level) and not _C.batched_levels(x) & self.mask
 
     def _other(self, x: Tensor) -> Tensor:
         rows = _revealed(x, self.token, (self.level,))

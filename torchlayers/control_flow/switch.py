@@ -49,7 +49,7 @@ def switch(
     for i, branch in enumerate(functions):
         check_function("switch", f"branches[{i}]", branch)
     if isinstance(index, int):
-        return functions[min(max(index, 0), len(functions) - 1)](*operands)
+        return sides.run_one(functions[min(max(index, 0), len(functions) - 1)], operands)
     _check_index(index)
     if torch_compile.is_tracing():
         return recorded.switch(index.reshape(()), functions, operands)
@@ -60,7 +60,7 @@ def switch(
     with quietly():
         which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:
-        return functions[numbers(which)[0]](*operands)
+        return sides.run_one(functions[numbers(which)[0]], operands)
     named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
     batch = batch_of(index, values, levels)
     return sides.run("switch", which, batch, named, operands, batched)

@@ -24,6 +24,7 @@ from torchlayers.control_flow.structure import (
     check_function,
     check_predicate,
 )
+from torchlayers.seeded import Apart
 
 _WAYS = ("hold", "drop")
 
@@ -70,8 +71,18 @@ def while_loop(
         return recorded.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
-    kept = Carry("while_loop", init, "body_fn")
-    carry = seen(init)
+    with Apart() as draws:
+        draws.start()
+        return _loop(cond_fn, body_fn, Carry("while_loop", init, "body_fn"), seen(init), batched)
+
+
+def _loop(
+    cond_fn: Callable[[Any], Any],
+    body_fn: Callable[[Any], Any],
+    kept: Carry,
+    carry: Any,
+    batched: str,
+) -> Any:
     while True:
         pred = _predicate(cond_fn, carry)
         if isinstance(pred, bool):
