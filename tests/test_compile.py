@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 import torchlayers as tl
 from tests.helpers import by_vjp
+from tests.reported import REPORTED
 
 
 def f(x):
@@ -72,28 +73,6 @@ def test_a_compiled_function_works_inside_a_transform(name):
     got = TRANSFORMS[name](torch.compile(f, backend="aot_eager"))(x)
     torch.testing.assert_close(got, expected)
     assert tl.current_stack() == ()
-
-
-def lennard_jones(x):
-    i, j = torch.tensor([*itertools.combinations(range(len(x)), 2)]).T
-    r6 = (x[i] - x[j]).square().sum(1).pow(-3)
-    return (4 * (r6 * r6 - r6)).sum()
-
-
-POINTS = torch.linspace(0.5, 1.5, 12).reshape(4, 3) + torch.eye(4, 3)
-# What torch.compile refused of torch.func, or got wrong, in the reports named.
-REPORTED = {
-    "vmap of hessian, pytorch#183015, #98827": (
-        tl.vmap(tl.hessian(lambda x: (x @ x).sin())),
-        POINTS,
-    ),
-    "hessian of hessian, pytorch#154284": (
-        tl.hessian(tl.hessian(lambda x: (x @ x).sin())),
-        POINTS[0],
-    ),
-    "vmap of jacfwd, pytorch#151196, #160508": (tl.vmap(tl.jacfwd(torch.tanh)), POINTS),
-    "Lennard-Jones, its Hessian": (tl.hessian(lennard_jones), POINTS),
-}
 
 
 @pytest.mark.parametrize("name", REPORTED)

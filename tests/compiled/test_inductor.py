@@ -1,7 +1,6 @@
 """Functions compiled by inductor: few and small, for each takes seconds."""
 
 import errno
-import itertools
 import threading
 import warnings
 
@@ -10,35 +9,12 @@ import torch
 from torch import nn
 
 import torchlayers as tl
+from tests.reported import POINTS, REPORTED
 from torchlayers.compiled import backends, inductor
-
-POINTS = torch.linspace(0.5, 1.5, 12).reshape(4, 3) + torch.eye(4, 3)
-
-
-def energy(x):
-    """Lennard-Jones, of particles."""
-    i, j = torch.tensor([*itertools.combinations(range(len(x)), 2)]).T
-    r6 = (x[i] - x[j]).square().sum(1).pow(-3)
-    return (4 * (r6 * r6 - r6)).sum()
 
 
 def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
-
-
-# What torch.compile of torch.func's transforms refuses, or gets wrong.
-REPORTED = {
-    "vmap of hessian, pytorch#183015, #98827": (
-        tl.vmap(tl.hessian(lambda x: (x @ x).sin())),
-        POINTS,
-    ),
-    "hessian of hessian, pytorch#154284": (
-        tl.hessian(tl.hessian(lambda x: (x @ x).sin())),
-        POINTS[0],
-    ),
-    "vmap of jacfwd, pytorch#151196, #160508": (tl.vmap(tl.jacfwd(torch.tanh)), POINTS),
-    "Lennard-Jones, its Hessian": (tl.hessian(energy), POINTS),
-}
 
 
 @pytest.mark.parametrize("name", REPORTED)
