@@ -141,13 +141,14 @@ def _shape(leaf: Any) -> Any:
 def _stacked(api: str, column: list[Any]) -> Any:
     if all(leaf is None for leaf in column):
         return None
+    shape = column[0].shape if isinstance(column[0], Tensor) else None
     for leaf in column:
         if not isinstance(leaf, Tensor):
             raise NotTensorError(
                 f"torchlayers: {api}: the function must return only tensors, or None, for a slice, "
                 f"got {type(leaf).__name__}."
             )
-        if leaf.shape != column[0].shape:
+        if leaf.shape != shape:
             raise StructureError(
                 f"torchlayers: {api}: the function must return the same shape for each slice, and "
                 f"returned {tuple(column[0].shape)} and {tuple(leaf.shape)}."

@@ -60,6 +60,14 @@ class Carry:
         self.body = body
         leaves, self.spec = tree.flatten(carry)
         self.kinds = [_kind(leaf) for leaf in leaves]
+        self.is_tensor = type(carry) is Tensor
+
+    def _is_as_before(self, carry: Tensor) -> bool:
+        """The most common case, told at once."""
+        if not self.is_tensor:
+            return False
+        dtype, shape = self.kinds[0]
+        return carry.dtype is dtype and carry.shape == shape
 
     def leaves(self, carry: Any) -> list[Any]:
         """The leaves of the next one.
@@ -67,6 +75,8 @@ class Carry:
         Raises:
             StructureError: it is unlike the first.
         """
+        if type(carry) is Tensor and self._is_as_before(carry):
+            return [carry]
         leaves, spec = tree.flatten(carry)
         if spec is not self.spec and spec != self.spec:
             raise StructureError(
