@@ -491,4 +491,26 @@ def same_is_the_same_on_each_rank():
     assert len(set(found.full_tensor().tolist())) == 1
 
 
+@case
+def keyed_samples_draw_by_their_place_in_the_whole_batch():
+    key = tl.random.key(3)
+
+    def noisy(x):
+        return x * torch.randn(()) + torch.rand(())
+
+    for size in SIZES:
+        x = numbers(size)
+        for f in (noisy, tl.grad(noisy)):
+            expected = tl.vmap(f, randomness="keyed", key=key)(x)
+            for chunk in (None, 2):
+                options = {"randomness": "keyed", "key": key, "chunk_size": chunk}
+                same(spread(f, 0, **options)(x), expected, Shard(0))
+    with pytest.raises(TransformError, match="needs a key that all ranks have"):
+        spread(noisy, 0, randomness="keyed")
+    own = tl.random.key(dist.get_rank())
+    if ranks() > 1:
+        with pytest.raises(TransformError, match="key"):
+            spread(noisy, 0, randomness="keyed", key=own)(numbers(4))
+
+
 test_over_ranks = over_ranks(__name__)
