@@ -76,6 +76,10 @@ def is_boxed(function: Any) -> bool:
     return bool(getattr(function, "boxed_grads_call", False))
 
 
+def has_vmap(function: Any) -> bool:
+    return function.vmap is not Function.vmap
+
+
 def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[Any, ...]:
     """The gradients, one for each input of forward.
 

@@ -52,7 +52,7 @@ def _generate(function: Function) -> Function:
         with _C.seeded_entry(key):
             return function.vmap(info, in_dims[:-1], *own)  # type: ignore[no-untyped-call]
 
-    methods = {"vmap": vmap} if function.vmap is not torch.autograd.Function.vmap else {}
+    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
     made: Function = generated.function_class(
         torch.autograd.Function,
         function.__name__,

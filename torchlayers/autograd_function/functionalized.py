@@ -133,7 +133,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         written = _Written({}, is_single=not isinstance(outputs, tuple))
         return (*tree.as_tuple(outputs), written), (*out_dims, None)
 
-    methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
+    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
     made: Function = generated.function_class(
         torch.autograd.Function,
         function.__name__,

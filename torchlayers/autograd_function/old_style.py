@@ -29,7 +29,7 @@ _KEPT = RESERVED + "_notes"
 def apply(function: Function, operands: tuple[Any, ...]) -> Any:
     """The Function applied by the layers there are."""
     top = _C.top()
-    if top is not None and top[0] == "vmap" and vmapify.has_vmap(function):
+    if top is not None and top[0] == "vmap" and derivatives.has_vmap(function):
         tensors = [leaf for leaf in tree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
             return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
@@ -232,7 +232,7 @@ def _generate(function: Function) -> Function:
         count = kept[-1].outputs
         return (*tree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
 
-    methods = {"vmap": vmap} if vmapify.has_vmap(function) else {}
+    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
     new_style: Function = generated.function_class(
         torch.autograd.Function,
         function.__name__,

@@ -72,7 +72,7 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
         vmapped = _generated(function, in_dims, info)
         with _C.Below():
             outputs, out_dims = _split_dims(custom_function_call.on_top(vmapped, *values))
-    elif has_vmap(function):
+    elif derivatives.has_vmap(function):
         with _C.Below():
             outputs, out_dims = run_vmap(function, info, in_dims, values)
     else:
@@ -90,12 +90,8 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     )
 
 
-def has_vmap(function: Function) -> bool:
-    return function.vmap is not torch.autograd.Function.vmap
-
-
 def _is_ambiguous(function: Function) -> bool:
-    return function.generate_vmap_rule and has_vmap(function)
+    return function.generate_vmap_rule and derivatives.has_vmap(function)
 
 
 def run_vmap(
