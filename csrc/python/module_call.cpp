@@ -61,6 +61,10 @@ Call::Call(PyObject* module, PyObject* settings, bool tie_weights, bool strict)
   if (plan_->is_parametrized()) {
     settings_ = with_own_cache(std::move(settings_));
   }
+  if (plan_->is_sharded()) {
+    settings_ =
+        settings_ + imported("torchlayers.distributed.sharded", "hooks")(py::handle(module));
+  }
 }
 
 bool Call::take(PyObject* given) {
@@ -181,6 +185,13 @@ void Call::add(PyObject* dict, PyObject* key, PyObject* before) {
 }
 
 void Call::plan_replacements() {
+  if (plan_->is_sharded()) { // its own are gathered too, and to be put back
+    for (size_t slot = 0; slot < values_.size(); ++slot) {
+      if (values_[slot] == nullptr && plan_->slots()[slot].kind == 0) {
+        values_[slot] = held_[slot];
+      }
+    }
+  }
   replaced_.reserve(given_.size());
   for (size_t slot = 0; slot < values_.size(); ++slot) {
     if (values_[slot] != nullptr) {
