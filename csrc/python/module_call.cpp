@@ -27,15 +27,6 @@ py::object with_own_cache(py::object settings) {
   return settings + py::make_tuple(own);
 }
 
-// Of the dict, borrowed. Comparing keys may run a user's code, whose error is nobody's then.
-PyObject* item_if_any(PyObject* dict, PyObject* key) {
-  PyObject* value = PyDict_GetItemWithError(dict, key);
-  if (value == nullptr) {
-    PyErr_Clear();
-  }
-  return value;
-}
-
 // The settings of a call: (dict, key, value).
 template <class Visit>
 void for_each_setting(const py::object& settings, const Visit& visit) {
@@ -100,7 +91,8 @@ bool Call::take(PyObject* given) {
   return !has_unplanned_;
 }
 
-py::object Call::run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given) {
+py::object Call::run(
+    ternaryfunc call, PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given) {
   plan_replacements();
   refuse_another_thread();
   running().push_back({std::this_thread::get_id(), &dicts_, &replaced_});
@@ -110,7 +102,7 @@ py::object Call::run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject*
     put_all_back();
     throw;
   }
-  auto result = py::reinterpret_steal<py::object>(PyObject_Call(func, args, kwargs));
+  auto result = py::reinterpret_steal<py::object>(call(func, args, kwargs));
   PyObject *kind = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&kind, &error, &trace);
   note_what_was_replaced();

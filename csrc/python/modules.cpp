@@ -5,6 +5,7 @@
 
 #include "core/errors.h"
 #include "python/module_call.h"
+#include "python/module_forward.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -67,7 +68,7 @@ PyObject* call_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
         .release()
         .ptr();
   }
-  py::object result = call.run(module, args.ptr(), kwargs.ptr(), given.ptr());
+  py::object result = call.run(call_of, module, args.ptr(), kwargs.ptr(), given.ptr());
   if (runs_on_later(result.ptr())) {
     const auto later = in_python("resumed");
     result =
@@ -87,7 +88,8 @@ PyObject* run_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
     raise(
         "functional_call: the module was changed: it has not all tensors any more that are given.");
   }
-  return call.run(func, args, kwargs == Py_None ? nullptr : kwargs, given).release().ptr();
+  PyObject* keywords = kwargs == Py_None ? nullptr : kwargs;
+  return call.run(PyObject_Call, func, args, keywords, given).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
