@@ -108,6 +108,22 @@ PyObject* unplanned_names(PyObject*, PyObject* const* given, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
+// with_tensors_put_in(func): func, with the tensors that are in modules now whenever it is called.
+PyObject* with_tensors_put_in(PyObject*, PyObject* const* given, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto func = borrowed(given[0]);
+  auto replacements = put_in_now();
+  if (replacements.empty()) {
+    return func.release().ptr();
+  }
+  const auto call = [func, replacements](const py::args& args, const py::kwargs& kwargs) {
+    const PutInAgain in_modules(replacements);
+    return func(*args, **kwargs);
+  };
+  return py::cpp_function(call).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 template <PyObject* (*Function)(PyObject*, PyObject* const*, Py_ssize_t)>
 PyMethodDef fast(const char* name) {
   return {
@@ -125,6 +141,7 @@ void bind_modules(pybind11::module_& m) {
       modules::fast<modules::call_module>("call_module"),
       modules::fast<modules::run_module>("run_module"),
       modules::fast<modules::unplanned_names>("unplanned_names"),
+      modules::fast<modules::with_tensors_put_in>("with_tensors_put_in"),
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
     throw pybind11::error_already_set();
