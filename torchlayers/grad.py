@@ -27,6 +27,7 @@ from torchlayers.errors import (
 )
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
+from torchlayers.taps import Names, with_taps, with_values
 
 
 class Grad(NamedTuple):
@@ -83,7 +84,11 @@ class Grad(NamedTuple):
 
 
 def grad(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -93,17 +98,20 @@ def grad(
         argnums: which positional arguments to differentiate by, counted as Python counts; or
             which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, to differentiate by too.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
         the chosen arguments, each of its argument's shape and dtype (a tuple of them where
         argnums is one); with has_aux ``(gradients, aux)``. An argument that func does not
-        use has a gradient of zeros.
+        use has a gradient of zeros. With taps there stands ``(gradients, {name: gradient})`` for
+        gradients.
     Raises:
         NotScalarError: func returned something else than a real tensor without dimensions.
         NotTensorError: a chosen argument holds something else than tensors.
         DtypeError: a chosen tensor is neither floating-point nor complex.
         ArgnumsError: argnums fits the arguments not.
         OutputError: has_aux, and func did not return a pair.
+        TapError: func has no value of a name among taps, or two.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
         tensor(1.)
@@ -113,6 +121,10 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if taps is not None:
+        return with_taps(
+            "grad", partial(grad, argnums=argnums, has_aux=has_aux), func, taps, has_aux
+        )
     if not are_numbers(argnums):
         return by_names("grad", partial(grad, has_aux=has_aux), func, argnums)
     given = Grad("grad", func, argnums, has_aux)
@@ -128,7 +140,11 @@ def grad(
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -143,6 +159,9 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if taps is not None:
+        transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad_and_value", transform, func, taps, True)
     if not are_numbers(argnums):
         return by_names("grad_and_value", partial(grad_and_value, has_aux=has_aux), func, argnums)
     given = Grad("grad_and_value", func, argnums, has_aux)
@@ -157,7 +176,9 @@ def grad_and_value(
     return transformed(func, wrapper)
 
 
-def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(
+    func: Callable[..., Any], *primals: Any, has_aux: bool = False, taps: Names | None = None
+) -> Any:
     """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
 
     Args:
@@ -165,6 +186,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             ``(that, aux)`` with has_aux.
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values are outputs too:
+            the output is then ``(output, {name: value})``, and so are the cotangents.
     Returns:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
         retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
@@ -177,6 +200,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         DtypeError: a primal is neither floating-point nor complex.
         StructureError: the cotangents are not like the output.
         CallError: retain_graph or create_graph is neither a bool nor None.
+        TapError: func has no value of a name among taps, or two.
     Example:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
@@ -184,6 +208,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp.
     """
+    if taps is not None:
+        func = with_values("vjp", func, has_aux, taps)
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
