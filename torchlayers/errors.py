@@ -127,7 +127,7 @@ class MemoryBudgetError(TransformError):
         >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
         Traceback (most recent call last):
         torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
-        800 bytes that f would keep for its gradient, and the least that can be done with is 800.
+        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
     """
 
     def __init__(self, message: str, least: int) -> None:

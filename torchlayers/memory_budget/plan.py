@@ -1,6 +1,6 @@
 """What to hold of a tape, and what to compute again, so that no more than a budget is held."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 
 from torchlayers import _C
 from torchlayers.errors import MemoryBudgetError
@@ -25,7 +25,7 @@ class Plan:
         everything = pinned + stages.bytes(saved)
         self.budget = int(budget * everything) if isinstance(budget, float) else budget
         self.chain: _C.ChainPlan | None = None
-        self.at_first: Collection[int] = saved
+        self.at_first = saved
         self.first_stage = {n: self.stage_of(i) for n, i in stages.first_use.items()}
         if everything <= self.budget:
             return
@@ -44,8 +44,8 @@ class Plan:
             stages.between,
             max(self.room, 0),
         )
-        least = pinned + self.chain.least
-        if self.budget < least:
+        if self.room < self.chain.least:
+            least = min(pinned + self.chain.least, everything)
             raise MemoryBudgetError(
                 f"torchlayers: {api}: memory_budget={budget!r} allows {self.budget} of the "
                 f"{everything} bytes that {name} would keep for its gradient, and the least that "
@@ -57,7 +57,7 @@ class Plan:
     def stage_of(self, operator: int) -> int:
         return max(self.stages.stage_of(operator), 0)
 
-    def begins(self, stage: int, there: Collection[int]) -> int:
+    def begins(self, stage: int, there: Set[int]) -> int:
         """The latest stage, up to this one, whose boundary is there."""
         while stage and not self.stages.stages[stage].boundary <= there:
             stage -= 1

@@ -44,7 +44,7 @@ def budgeted(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing() or not torch.is_grad_enabled() or is_recording() or _fake():
             return func(*args, **kwargs)
-        key = memory_budget, _level_on_top(), _signature(args, kwargs)
+        key = repr(memory_budget), _level_on_top(), _signature(args, kwargs)  # 1 is not 1.0
         region = _Region(api, func, memory_budget, plans.get(key))
         result = region.run(args, kwargs)
         if key not in plans and len(plans) >= _PLANS:
@@ -117,10 +117,12 @@ class _Region:
 
     def run(self, args: Any, kwargs: Any) -> Any:
         assert self.tape is not None
-        # Together nobody else's hooks or modes come between.
-        with AdoptedHooks(self._pack, _unpack), self.tape:
-            result = self.func(*args, **kwargs)
-        self._finish()
+        try:
+            with AdoptedHooks(self._pack, _unpack), self.tape:
+                result = self.func(*args, **kwargs)
+            self._finish()
+        finally:
+            self.tape = None  # which knows this region
         return result
 
     # While the function runs
@@ -162,6 +164,7 @@ class _Region:
     def _pack(self, tensor: Tensor) -> Any:
         if (_level_on_top() or 0) > self.depth or self.tape is None:
             return _C.without_graphs(tensor)
+        self.tape.settle()
         shell, numbers = _C.taken_apart(tensor)
         numbers[-1] = _C.holder_of(tensor)  # which shares its version
         places: list[Read | Tensor] = []
@@ -169,7 +172,7 @@ class _Region:
         for number in numbers:
             read = self.tape.read(number)
             if read is None:
-                places.append(number.detach())
+                places.append(_C.without_graphs(number))
                 continue
             places.append(read)
             read.state.is_read = True
@@ -178,15 +181,17 @@ class _Region:
 
     def _finish(self) -> None:
         assert self.tape is not None
+        self.tape.settle()
         outline = Outline(self.tape.outline, self.packs)
-        if self._is_as_expected() and self.expected is not None and self.expected.outline == outline:
-            self.plan = self.expected
+        expected = self.expected if self._is_as_expected() else None
+        if expected is not None and expected.outline == outline:
+            self.plan = expected
         else:
             if self.expected is not None:
                 self._expect_nothing()
             name = tree.name_of(self.func)
             self.plan = Plan(self.api, name, outline, self.tape.costs, self.budget)
-        self.tape = self.expected = None
+        self.expected = None
         self._let_go(self.held - set(self.plan.at_first))
         for state in self.states:
             if state.number not in self.plan.first_stage:  # nobody will ask for it
@@ -195,29 +200,24 @@ class _Region:
     # In a reverse pass
 
     def tensors(self, saved: _Saved) -> list[Tensor]:
-        reads = [place for place in saved.numbers if isinstance(place, Read)]
-        with self.lock, at_the_bottom():
-            if self.plan is None:  # in the middle of the function
-                return self._tensors_now(saved, reads)
-            self._reach(self.plan.stage_of(saved.operator))
-            missing = {read.state.number for read in reads if not read.state.is_there()}
+        with self.lock:
+            if self.plan is not None:
+                self._reach(self.plan.stage_of(saved.operator))
+            missing = {
+                place.state.number
+                for place in saved.numbers
+                if isinstance(place, Read) and not place.state.is_there()
+            }
             if missing:
-                self._compute(self.plan, missing)
-            return self._seen(saved)
-
-    def _tensors_now(self, saved: _Saved, reads: list[Read]) -> list[Tensor]:
-        missing = {read.state.number for read in reads if not read.state.is_there()}
-        self._make(missing)
-        tensors = self._seen(saved)
-        self._let_go(missing)
-        return tensors
-
-    @staticmethod
-    def _seen(saved: _Saved) -> list[Tensor]:
-        return [
-            place.state.tensor(place.looks) if isinstance(place, Read) else place
-            for place in saved.numbers
-        ]
+                with at_the_bottom():
+                    self._compute(missing)
+            tensors = [
+                place.state.tensor(place.looks) if isinstance(place, Read) else place
+                for place in saved.numbers
+            ]
+            if self.plan is None:  # in the middle of the function
+                self._let_go(missing)
+            return tensors
 
     def _reach(self, stage: int) -> None:
         """The stages after this one have been reversed."""
@@ -228,7 +228,11 @@ class _Region:
         first = self.plan.first_stage
         self._let_go([number for number in self.held if first.get(number, stage) > stage])
 
-    def _compute(self, plan: Plan, missing: set[int]) -> None:
+    def _compute(self, missing: set[int]) -> None:
+        plan = self.plan
+        if plan is None:
+            self._make(missing)
+            return
         there = {number for number in self.held if self.states[number].is_there()}
         if plan.chain is None:
             wanted = {*plan.at_first}
@@ -244,10 +248,10 @@ class _Region:
         while waiting:
             state = waiting.pop()
             operator = state.operator
-            if operator is None or operator.index in found or state.is_there():
+            if operator is None or operator.place in found or state.is_there():
                 state.is_there()  # raises for what is lost
                 continue
-            found[operator.index] = operator
+            found[operator.place] = operator
             waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, Read)]
         left: Counter[int] = Counter()
         for operator in found.values():

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -77,11 +77,12 @@ class Read(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """One call. `makes` are the states that it has made, by number, each with the place of its
-    tensor: among the results' leaves, or, of what it has written to, -1 - that among the arguments'.
+    """One call, the `place`-th. `makes` are the states that it has made, by number, each with the
+    place of its tensor: among the results' leaves, or, of what it has written to, -1 - that among
+    the arguments' leaves.
     """
 
-    index: int
+    place: int
     func: Any
     leaves: list[Any]  # a Read for a tensor
     spec: tree.TreeSpec
@@ -102,9 +103,9 @@ def looks(tensor: Tensor) -> Looks:
 def seen(base: Tensor, looks: Looks) -> Tensor:
     """Another tensor of the same memory."""
     dtype, size, stride, offset, is_conj, is_neg = looks
-    with _torch._C._DisableTorchDispatch():
+    with _torch._C._DisableFuncTorch(), _torch._C._DisableTorchDispatch():
         tensor = torch.empty(0, dtype=dtype, device=base.device)
-        tensor.set_(base.untyped_storage(), offset, size, stride)  # type: ignore[call-overload]
+        tensor.set_(base.untyped_storage(), offset, size, stride)
         if is_conj:
             _torch._C._set_conj(tensor, True)
         if is_neg:
@@ -116,19 +117,17 @@ def seen(base: Tensor, looks: Looks) -> Tensor:
 def at_the_bottom() -> Iterator[None]:
     """Below the layers, where nobody records and no cast is made."""
     none = _torch._C
-    with ExitStack() as stack:
-        for guard in (none._DisableFuncTorch, none.DisableTorchFunction, none._DisableAutocast):
-            stack.enter_context(guard())
-        stack.enter_context(torch.no_grad())
+    layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
+    with layers, none.DisableTorchFunction(), casts, torch.no_grad():
         yield
 
 
 def alias(tensor: Tensor) -> Tensor:
     """Another tensor with its memory and its version, which autograd knows nothing of."""
     none = _torch._C
-    with none._DisableFuncTorch(), none._DisableTorchDispatch():
-        with none._SetExcludeDispatchKeyGuard(none.DispatchKey.ADInplaceOrView, False):
-            return tensor.detach()
+    keeps_version = none._SetExcludeDispatchKeyGuard(none.DispatchKey.ADInplaceOrView, False)
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), keeps_version:
+        return tensor.detach()
 
 
 class _Kind(NamedTuple):
@@ -188,6 +187,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.costs: list[float] = []
         self._now: dict[int, State] = {}  # by the address of the memory, as long as it is there
         self._watched: dict[int, Any] = {}
+        self._just_written: list[State] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -196,8 +196,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kind = _kind(func)
         if kind.is_view:
             return func(*args, **kwargs)
+        self.settle()
         leaves, spec = tree.flatten((args, kwargs))
-        reads = [self.read(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        reads: list[Any] = [
+            self.read(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        ]
         written = self._written(kind, args, kwargs, leaves) if kind.written else []
         may_repeat = kind.may_repeat and None not in [
             read for read, leaf in zip(reads, leaves, strict=True) if isinstance(leaf, Tensor)
@@ -222,6 +225,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.weighs:
             self.costs.append(_cost(func, args, kwargs, result))
         return result
+
+    def settle(self) -> None:
+        """A write counts as a version once its operator has left the layers."""
+        while self._just_written:
+            state = self._just_written.pop()
+            if state.base is not None:
+                state.version = state.base._version
 
     def read(self, tensor: Tensor) -> Read | None:
         """The state that the tensor's memory is in; None where memory can't be told."""
@@ -300,6 +310,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             state.is_outside = True
             state.bytes = 0
         self._keep(state, tensor)
+        self._just_written.append(state)
         operator.makes.append((state.number, -1 - place))
 
 
