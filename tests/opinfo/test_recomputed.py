@@ -70,16 +70,33 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
 
 
+FILLED = pytest.mark.xfail(
+    strict=True,
+    reason="a checkpoint's recomputation ends where rrelu saves the noise, which it then draws",
+)
+
+
+def ways_and_ops() -> list[Any]:
+    return [
+        pytest.param(
+            way,
+            op,
+            id=f"{way}-{full_name(op)}",
+            marks=[FILLED] if (way, op.name) == ("checkpoint", "nn.functional.rrelu") else [],
+        )
+        for way in WAYS
+        for op in ops(torch.float64)
+    ]
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", ops(torch.float64), ids=full_name)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_first_sample_computed_again(op: Any, way: str) -> None:
+@pytest.mark.parametrize(("way", "op"), ways_and_ops())
+def test_a_first_sample_computed_again(way: str, op: Any) -> None:
     assert_alike(op, way, 1)
 
 
 @pytest.mark.full
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", ops(torch.float64), ids=full_name)
-@pytest.mark.parametrize("way", WAYS)
-def test_all_samples_computed_again(op: Any, way: str) -> None:
+@pytest.mark.parametrize(("way", "op"), ways_and_ops())
+def test_all_samples_computed_again(way: str, op: Any) -> None:
     assert_alike(op, way, None)

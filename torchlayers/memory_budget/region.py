@@ -106,10 +106,11 @@ class _Region:
         self.depth = _level_on_top() or 0
         self.expected = expected
         self.plan: Plan | None = None
-        self.tape: Tape | None = Tape(self._made, weighs=expected is None)
+        self.tape: Tape | None = Tape(self._made, self._wrote, weighs=expected is None)
         self.states = self.tape.states
         self.compared = 0  # operators that are as expected
         self.packs: list[tuple[int, int]] = []
+        self.for_next: list[tuple[list[Any], int]] = []  # saved for the next operator's sake
         self.held: set[int] = set()
         self.holds_all = expected is None and isinstance(budget, int)
         self.stage = -1
@@ -140,6 +141,16 @@ class _Region:
         if self.holds_all and self._bytes(self.held) > self.budget:
             self.holds_all = False
             self._let_go(self.held)
+
+    def _wrote(self, old: State, new: State) -> None:
+        """What an operator is given to fill is saved as it has filled it."""
+        assert self.tape is not None
+        index = len(self.tape.outline)
+        for places, operator in self.for_next:
+            for i, place in enumerate(places):
+                if operator == index and isinstance(place, Read) and place.state is old:
+                    places[i] = Read(new, place.looks)
+                    self.packs.append((new.number, index))
 
     def _is_as_expected(self) -> bool:
         if self.expected is None:
@@ -177,10 +188,15 @@ class _Region:
             places.append(read)
             read.state.is_read = True
             self.packs.append((read.state.number, index))
+        if self.for_next and self.for_next[-1][1] != index:
+            self.for_next.clear()
+        if index == len(self.tape.outline):
+            self.for_next.append((places, index))
         return _Saved(self, shell, places, index)
 
     def _finish(self) -> None:
         assert self.tape is not None
+        self.for_next.clear()
         self.tape.settle()
         outline = Outline(self.tape.outline, self.packs)
         expected = self.expected if self._is_as_expected() else None

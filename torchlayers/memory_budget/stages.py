@@ -63,7 +63,7 @@ class Stages:
         for i, (_, _, makes, may_repeat) in enumerate(outline.calls):
             for number, size in makes:
                 self.size[number] = size
-                if may_repeat and size:
+                if may_repeat:
                     self.made_at[number] = i
         self.needed = self._closure([number for number, _ in outline.packs], ())
         uses: dict[int, list[int]] = {}

@@ -175,12 +175,19 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         made: called with each state that an operator has made and could make again, and a tensor of
             it, for whoever wants to hold it.
+        wrote: called with a state that the operator under way has written to, and what came of it.
         weighs: whether costs are told.
     """
 
-    def __init__(self, made: Callable[[State, Tensor], None], weighs: bool) -> None:
+    def __init__(
+        self,
+        made: Callable[[State, Tensor], None],
+        wrote: Callable[[State, State], None],
+        weighs: bool,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.made = made
+        self.wrote = wrote
         self.weighs = weighs
         self.states: list[State] = []
         self.outline: list[Any] = []  # what tells one tape from another, an operator's each
@@ -225,6 +232,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self.weighs:
             self.costs.append(_cost(func, args, kwargs, result))
         return result
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._watched.clear()  # whose callbacks know this tape
+        self._now.clear()
 
     def settle(self) -> None:
         """A write counts as a version once its operator has left the layers."""
@@ -311,6 +323,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             state.bytes = 0
         self._keep(state, tensor)
         self._just_written.append(state)
+        self.wrote(old, state)
         operator.makes.append((state.number, -1 - place))
 
 
