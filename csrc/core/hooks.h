@@ -10,6 +10,10 @@
 
 #include "core/operator.h"
 
+namespace torch::autograd {
+struct Node;
+} // namespace torch::autograd
+
 namespace torchlayers {
 
 struct Hooks {
@@ -48,6 +52,13 @@ struct Hooks {
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
+  // Whether a hook on the node asks torch's engine about the pass that it runs in.
+  bool (*needs_engine)(torch::autograd::Node& node) = [](torch::autograd::Node&) { return false; };
+  // "train.py:41, `loss.log()`" for the user's line that the node was recorded for, which anomaly
+  // mode keeps; or "".
+  std::string (*line_of_node)(torch::autograd::Node& node) = [](torch::autograd::Node&) {
+    return std::string();
+  };
   // Lets the saved-tensor hooks that are on run where they belong. NOTE [Where a hook runs].
   void (*adopt_saved_hooks)() = [] {};
   // A tensor made inside a vmap has been written to: it is to print as what it stands for.

@@ -133,6 +133,11 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
     } else if (outputs.leaves.empty() || !outputs.all_tensors(is_differentiable)) {
       given.refuse("refuse_outputs", output);
     }
+    for (auto& leaf : outputs.leaves) {
+      if (const auto* wrapper = wrapper_of(tensor_of(leaf)); wrapper && !wrapper->is_alive()) {
+        leaf = object_of(without_dead_wrappers(tensor_of(leaf)));
+      }
+    }
     recorded.outputs = outputs.tensors();
     const at::Tensor& value = recorded.outputs.front();
     if (when == PullsBack::AtOnce ||
