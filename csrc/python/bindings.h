@@ -21,5 +21,7 @@ void bind_budget(pybind11::module_& m);
 
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
+// The same about hooks on nodes.
+void supply_hooks_on_nodes();
 
 } // namespace torchlayers
