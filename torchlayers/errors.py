@@ -259,6 +259,31 @@ def location() -> str:
     return ""
 
 
+def line_of_node(metadata: dict[str, Any]) -> str:
+    """``file.py:7, `source line```: the user's line that a node was recorded for, or "".
+
+    Args:
+        metadata: what anomaly mode keeps of the node. What a pass has recorded, and not a line
+            of the user's in it, is told of what the pass ran.
+    """
+    entries = metadata.get("traceback_", [])
+    parent = metadata.get("parent_")
+    if parent is not None and not (entries and _is_users_entry(entries[-1])):
+        return line_of_node(parent.metadata)
+    for entry in reversed(entries):
+        if _is_users_entry(entry):
+            place, _, line = entry.strip().partition("\n")
+            number = place.partition(", line ")[2].partition(",")[0]
+            filename = os.path.basename(place.split('"')[1])
+            return f"{filename}:{number}" + (f", `{line.splitlines()[0].strip()}`" if line else "")
+    return ""
+
+
+def _is_users_entry(entry: str) -> bool:
+    """Of a formatted traceback."""
+    return is_users(entry.split('"')[1])
+
+
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """Raises what to do, where a function asked of a tensor what only one in memory can do.
 

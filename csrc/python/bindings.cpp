@@ -11,7 +11,7 @@
 #include "graph/bindings.h"
 #include "layers/draws.h"
 #include "layers/function.h"
-
+#include "layers/module_hook.h"
 #include "layers/transforms.h"
 
 #include "python/bindings.h"
@@ -97,6 +97,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     throw py::import_error(error.what_without_backtrace());
   }
   supply_hooks();
+  supply_hooks_on_nodes();
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
@@ -170,6 +171,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("behind_one_node", wrap_pybind_function(&behind_one_node));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {

@@ -19,5 +19,7 @@ void bind_saved_hooks(pybind11::module_& m);
 
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
+// The same about hooks on nodes.
+void supply_hooks_on_nodes();
 
 } // namespace torchlayers

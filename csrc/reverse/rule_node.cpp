@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "core/stack.h"
+#include "reverse/anomaly.h"
 #include "reverse/node_names.h"
 #include "reverse/nodes.h"
 #include "values/wrapper.h"
@@ -84,6 +85,9 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
     }
   }
   set_next_edges(std::move(edges));
+  if (C10_UNLIKELY(is_anomaly_mode())) {
+    Inducing::tell(*this);
+  }
   visit_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t i) {
     if (reads_.args[i]) {
       save_version(tensor);

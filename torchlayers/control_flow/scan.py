@@ -95,7 +95,7 @@ def _run(
     ys = []
     for x in reversed(slices.all()) if reverse else slices.all():
         carry, y = _pair(f(carry, x))
-        kept.leaves(carry)
+        kept.checked(carry)
         ys.append(y)
     if reverse:
         ys.reverse()

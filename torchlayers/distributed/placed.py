@@ -12,12 +12,14 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchlayers import extend
 from torchlayers.distributed import dtensor
 from torchlayers.errors import TransformError
 
 _functorch: Any = torch._C._functorch
+_ops: Any = torch.ops.torchlayers
 
 # A mesh as an operator's argument: by the names of its groups.
 _meshes: dict[str, DeviceMesh] = {}
@@ -37,6 +39,8 @@ def written(placements: Sequence[Placement]) -> list[str]:
 def _written(placement: Placement) -> str:
     if type(placement) is Shard:
         return f"S{placement.dim}"
+    if type(placement) is _StridedShard:  # of parts of another mesh dimension's
+        return f"S{placement.dim}/{placement.split_factor}"
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Partial):
@@ -53,8 +57,22 @@ def read(placements: Sequence[str]) -> list[Placement]:
 
 def _read(text: str) -> Placement:
     if text[0] == "S":
-        return Shard(int(text[1:]))
+        _, _, parts = text.partition("/")
+        return (
+            _StridedShard(dim_of(text), split_factor=int(parts)) if parts else Shard(dim_of(text))
+        )
     return Partial(text[1:]) if text[0] == "P" else Replicate()
+
+
+def dim_of(placement: str) -> int:
+    """Which dimension is sharded."""
+    return int(placement[1:].partition("/")[0])
+
+
+def _of_dim(placement: str, dim: int) -> str:
+    """The same of another dimension."""
+    _, stroke, parts = placement.partition("/")
+    return f"S{dim}{stroke}{parts}"
 
 
 def placements_of(x: Tensor) -> list[str]:
@@ -68,21 +86,25 @@ def placements_of(x: Tensor) -> list[str]:
     return written(x.placements)
 
 
+class _SpreadSamples(TransformError):
+    """A vmap's samples are on different ranks."""
+
+
 def _without(placement: str, batch: int) -> str:
     if placement[0] != "S":
         return placement
-    dim = int(placement[1:])
+    dim = dim_of(placement)
     if dim == batch:
-        raise TransformError(
+        raise _SpreadSamples(
             "torchlayers: the samples of this vmap are spread over ranks, by a DTensor that is "
             "sharded along the batch: one sample can't be placed anew, or made local. Give vmap "
             "mesh=, which runs each rank's samples there."
         )
-    return f"S{dim - (dim > batch)}"
+    return _of_dim(placement, dim - (dim > batch))
 
 
 def _behind_a_batch(placements: list[str]) -> list[str]:
-    return [f"S{int(each[1:]) + 1}" if each[0] == "S" else each for each in placements]
+    return [_of_dim(each, dim_of(each) + 1) if each[0] == "S" else each for each in placements]
 
 
 def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
@@ -106,9 +128,20 @@ def _at(x: Any, mesh: str, placements: list[str]) -> Any:
 
 def local_of(x: Any, placements: list[Placement]) -> Tensor:
     """What this rank holds of a DTensor that is brought to these placements."""
+    share = 1
     if list(x.placements) != placements:
-        x = x.redistribute(x.device_mesh, placements)
-    return _arrived(x._local_tensor)
+        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out equally.
+        dealt = [
+            dim
+            for dim, (now, wanted) in enumerate(zip(x.placements, placements, strict=True))
+            if now != wanted and wanted == Partial()
+        ]
+        for dim in dealt:
+            share *= x.device_mesh.size(dim)
+        reachable = [Replicate() if i in dealt else each for i, each in enumerate(placements)]
+        x = x.redistribute(x.device_mesh, reachable)
+    local = _arrived(x._local_tensor)
+    return local if share == 1 else local / share
 
 
 def _from_local(
@@ -223,3 +256,38 @@ from_local: Any = _operator(
     ),
     of_plain=_from_local,
 )
+
+
+# ---- gradients
+
+
+def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+    """Gradients brought to where their arguments lie: parts of sums are summed, in one collective.
+
+    That of a plain tensor, which stands for a replicated one, is plain.
+    """
+    placed = [*gradients]
+    parts: dict[tuple[str, torch.dtype], list[int]] = {}
+    for i, (gradient, argument) in enumerate(zip(gradients, arguments, strict=True)):
+        if not dtensor.is_dtensor_below(gradient):
+            continue
+        below: Any = dtensor.under_levels(gradient)
+        mesh = below.device_mesh
+        is_plain = not dtensor.is_dtensor_below(argument)
+        try:
+            where = placements_of(gradient)
+            wanted = ["R"] * mesh.ndim if is_plain else of_gradient(placements_of(argument))
+        except _SpreadSamples:  # a sample's gradient is where the sample is
+            continue
+        if (where, wanted) == (["Psum"], ["R"]):
+            parts.setdefault((key_of(mesh), gradient.dtype), []).append(i)
+        elif is_plain:
+            placed[i] = to_local(gradient, key_of(mesh), wanted, wanted)
+        elif where != wanted:
+            placed[i] = redistributed(gradient, key_of(mesh), wanted)
+    for (key, _), places in parts.items():
+        local = [to_local(gradients[i], key, ["Psum"], ["R"]) for i in places]
+        for i, total in zip(places, _ops.psum_invariant_each.default(local, key), strict=True):
+            is_plain = not dtensor.is_dtensor_below(arguments[i])
+            placed[i] = total if is_plain else from_local(total, key, ["R"], ["R"], [*total.shape])
+    return placed
