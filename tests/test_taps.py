@@ -405,6 +405,10 @@ REFUSED = {
         lambda net: tl.jvp(tapped, (X,), (V,), taps=["a"]),
         "jvp: taps must be a dict of tangents by name, got list",
     ),
+    "with a budget": (
+        lambda net: tl.grad(tapped, taps="a", memory_budget=0.5)(X),
+        "grad: taps and memory_budget can't be together",
+    ),
     "in a scan": (
         lambda net: tl.intermediates(
             lambda x: tl.scan(lambda c, y: (c + tl.tap(y * c, "a"), c), x[0], x)

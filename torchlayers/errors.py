@@ -20,6 +20,7 @@ __all__ = [
     "DimensionError",
     "DtypeError",
     "FunctionError",
+    "MemoryBudgetError",
     "MissingDerivativeError",
     "NotScalarError",
     "NotTensorError",
@@ -127,6 +128,23 @@ class DataDependentError(TransformError):
         torch.where or torch.cond in place of a branch, name an argument that decides in
         static_argnums, or leave that part outside.
     """
+
+
+class MemoryBudgetError(TransformError):
+    """A function can't be differentiated within a memory budget; `least` bytes would do.
+
+    Example:
+        >>> def f(x):
+        ...     return x.sin().exp().sum()
+        >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
+        Traceback (most recent call last):
+        torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
+        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
+    """
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 class DtypeError(TransformError, ValueError):

@@ -25,9 +25,10 @@ from torchlayers.errors import (
     TransformError,
     instead,
 )
+from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
-from torchlayers.taps import Names, with_taps, with_values
+from torchlayers.taps import Names, refuse_budget, with_taps, with_values
 
 
 class Grad(NamedTuple):
@@ -88,6 +89,7 @@ def grad(
     argnums: Argnums = 0,
     has_aux: bool = False,
     *,
+    memory_budget: int | float | None = None,
     taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
@@ -99,6 +101,8 @@ def grad(
             which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
         taps: names of :func:`torchlayers.tap`, and paths of modules, to differentiate by too.
+        memory_budget: how much func may keep for its gradient, and compute again, at once
+            (docs/memory.md): in bytes, or as a fraction, up to 1.0, of what it keeps without.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
         the chosen arguments, each of its argument's shape and dtype (a tuple of them where
@@ -112,6 +116,7 @@ def grad(
         ArgnumsError: argnums fits the arguments not.
         OutputError: has_aux, and func did not return a pair.
         TapError: func has no value of a name among taps, or two.
+        MemoryBudgetError: the memory budget is too small. The message says what is the least.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
         tensor(1.)
@@ -122,12 +127,13 @@ def grad(
         "Evaluating Derivatives" (2008), chapter 3.
     """
     if taps is not None:
-        return with_taps(
-            "grad", partial(grad, argnums=argnums, has_aux=has_aux), func, taps, has_aux
-        )
+        refuse_budget("grad", memory_budget)
+        transform = partial(grad, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad", transform, func, taps, has_aux)
     if not are_numbers(argnums):
-        return by_names("grad", partial(grad, has_aux=has_aux), func, argnums)
-    given = Grad("grad", func, argnums, has_aux)
+        transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad", transform, func, argnums)
+    given = Grad("grad", budgeted("grad", func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -144,6 +150,7 @@ def grad_and_value(
     argnums: Argnums = 0,
     has_aux: bool = False,
     *,
+    memory_budget: int | float | None = None,
     taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
@@ -160,11 +167,15 @@ def grad_and_value(
     Source: torch.func.grad_and_value.
     """
     if taps is not None:
+        refuse_budget("grad_and_value", memory_budget)
         transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
         return with_taps("grad_and_value", transform, func, taps, True)
     if not are_numbers(argnums):
-        return by_names("grad_and_value", partial(grad_and_value, has_aux=has_aux), func, argnums)
-    given = Grad("grad_and_value", func, argnums, has_aux)
+        transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad_and_value", transform, func, argnums)
+    given = Grad(
+        "grad_and_value", budgeted("grad_and_value", func, memory_budget), argnums, has_aux
+    )
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -177,7 +188,11 @@ def grad_and_value(
 
 
 def vjp(
-    func: Callable[..., Any], *primals: Any, has_aux: bool = False, taps: Names | None = None
+    func: Callable[..., Any],
+    *primals: Any,
+    has_aux: bool = False,
+    memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Any:
     """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
 
@@ -186,6 +201,7 @@ def vjp(
             ``(that, aux)`` with has_aux.
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
+        memory_budget: as for :func:`grad`.
         taps: names of :func:`torchlayers.tap`, and paths of modules, whose values are outputs too:
             the output is then ``(output, {name: value})``, and so are the cotangents.
     Returns:
@@ -209,11 +225,13 @@ def vjp(
     Source: torch.func.vjp.
     """
     if taps is not None:
+        refuse_budget("vjp", memory_budget)
         func = with_values("vjp", func, has_aux, taps)
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    recorded, output, aux = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
+    given = Grad("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
+    recorded, output, aux = _C.call_vjp(given, primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None

@@ -44,7 +44,7 @@ def tap(value: Any, name: str) -> Any:
         >>> x = torch.zeros(2)
         >>> intermediates(loss)(x)
         {'hidden': tensor([0., 0.])}
-        >>> grad(loss, taps="hidden")(x + 1)
+        >>> torchlayers.grad(loss, taps="hidden")(x + 1)
         (tensor([0.9093, 0.9093]), {'hidden': tensor([1.6829, 1.6829])})
 
     Source: Flax's Module.sow and Module.perturb.
@@ -70,7 +70,7 @@ def intermediates(func: Callable[..., Any], names: Names | None = None) -> Calla
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
         >>> intermediates(net, ["0"])(torch.ones(5, 3))["0"].shape
         torch.Size([5, 2])
-        >>> vmap(intermediates(net, "0"))(torch.ones(5, 3))["0"].shape
+        >>> torchlayers.vmap(intermediates(net, "0"))(torch.ones(5, 3))["0"].shape
         torch.Size([5, 2])
 
     Source: Flax's capture_intermediates.
@@ -144,6 +144,15 @@ def with_tangents(
             return func(*args)
 
     return transformed(func, tapped)
+
+
+def refuse_budget(api: str, memory_budget: Any) -> None:
+    """Raises TapError where there are taps, and a budget."""
+    if memory_budget is not None:
+        raise TapError(
+            f"torchlayers: {api}: taps and memory_budget can't be together: a budget runs parts of "
+            "the function several times. Use torchlayers.checkpoint on those parts."
+        )
 
 
 def _refuse_tracing(api: str) -> None:

@@ -5,6 +5,7 @@
 #include <ATen/core/operator_name.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/operator.h"
@@ -38,6 +39,10 @@ struct Hooks {
       [](const Operator&, Args&, const std::string&, const std::function<at::Tensor()>&) {
         return false;
       };
+  // Lets ranks that hold different parts of a tensor draw numbers of their own, until what is
+  // returned is gone. Null where there is no need.
+  std::shared_ptr<void> (*draw_apart)(const at::Tensor& tensor) =
+      [](const at::Tensor&) -> std::shared_ptr<void> { return nullptr; };
   // The rank that this process has in a process group, or in one of this name.
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;

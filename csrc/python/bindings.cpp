@@ -103,6 +103,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);
+  bind_budget(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);

@@ -9,7 +9,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from torchlayers import _C, tree
-from torchlayers.autograd_function import adoption, old_style
+from torchlayers.autograd_function import adoption, dirichlet, old_style
 from torchlayers.autograd_function.call import (
     FRONT,
     Function,
@@ -29,6 +29,8 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
         return _checkpointed(*alive)
     if function is BackwardHookFunction:
         return tuple(_C.behind_one_node(alive))
+    if function is dirichlet.TORCHS:
+        return custom_function_call.on_top(dirichlet.Dirichlet, *alive)
     if instead := dtensor_api.instead_of(function):
         return instead(*alive)
     if adoption.is_shown_as_new(function):

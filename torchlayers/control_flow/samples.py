@@ -30,6 +30,9 @@ _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
 
+# torch's own operators of control flow, with what they do here (torchs.py). They call functions,
+# which a mode that is asked about the operator has to see too.
+RULES: dict[Any, Callable[..., Any]] = {}
 
 # While it lives, no Inside looks at operators: they are ours.
 quietly: Any = _torch._C.DisableTorchFunction
@@ -286,6 +289,9 @@ class Inside(TorchFunctionMode):
             self._refuse(func)
         if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
             self._refuse(func)
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return rule(*seen, **options)
         return func(*seen, **options)
 
     def _refuse(self, func: Any) -> None:

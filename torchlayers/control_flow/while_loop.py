@@ -102,7 +102,7 @@ def _loop(
                 continue
             if not numbers(values):
                 return carry
-        carry = tree.unflatten(kept.leaves(body_fn(carry)), kept.spec)
+        carry = kept.checked(body_fn(carry))
 
 
 def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
