@@ -25,6 +25,7 @@ from torchlayers.errors import (
     TransformError,
     instead,
 )
+from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
 
@@ -83,7 +84,11 @@ class Grad(NamedTuple):
 
 
 def grad(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    memory_budget: int | float | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -93,6 +98,8 @@ def grad(
         argnums: which positional arguments to differentiate by, counted as Python counts; or
             which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
+        memory_budget: how much func may keep for its gradient, and compute again, at once
+            (docs/memory.md): in bytes, or as a fraction, up to 1.0, of what it keeps without.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
         the chosen arguments, each of its argument's shape and dtype (a tuple of them where
@@ -104,6 +111,7 @@ def grad(
         DtypeError: a chosen tensor is neither floating-point nor complex.
         ArgnumsError: argnums fits the arguments not.
         OutputError: has_aux, and func did not return a pair.
+        MemoryBudgetError: the memory budget is too small. The message says what is the least.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
         tensor(1.)
@@ -114,8 +122,9 @@ def grad(
         "Evaluating Derivatives" (2008), chapter 3.
     """
     if not are_numbers(argnums):
-        return by_names("grad", partial(grad, has_aux=has_aux), func, argnums)
-    given = Grad("grad", func, argnums, has_aux)
+        transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad", transform, func, argnums)
+    given = Grad("grad", budgeted("grad", func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -128,7 +137,11 @@ def grad(
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    memory_budget: int | float | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -144,8 +157,11 @@ def grad_and_value(
     Source: torch.func.grad_and_value.
     """
     if not are_numbers(argnums):
-        return by_names("grad_and_value", partial(grad_and_value, has_aux=has_aux), func, argnums)
-    given = Grad("grad_and_value", func, argnums, has_aux)
+        transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad_and_value", transform, func, argnums)
+    given = Grad(
+        "grad_and_value", budgeted("grad_and_value", func, memory_budget), argnums, has_aux
+    )
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -157,7 +173,12 @@ def grad_and_value(
     return transformed(func, wrapper)
 
 
-def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(
+    func: Callable[..., Any],
+    *primals: Any,
+    has_aux: bool = False,
+    memory_budget: int | float | None = None,
+) -> Any:
     """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
 
     Args:
@@ -165,6 +186,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             ``(that, aux)`` with has_aux.
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
+        memory_budget: as for :func:`grad`.
     Returns:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
         retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
@@ -187,7 +209,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    recorded, output, aux = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
+    given = Grad("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
+    recorded, output, aux = _C.call_vjp(given, primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None

@@ -4,8 +4,10 @@
 #include <sstream>
 
 #include "core/keys.h"
+#include "dispatch/apart.h"
 #include "dispatch/data.h"
 #include "dispatch/fallbacks.h"
+#include "dispatch/retained.h"
 #include "dispatch/typed/typed.h"
 
 namespace torchlayers {
@@ -61,6 +63,8 @@ void claim_keys() {
   static auto* for_some =
       new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
   register_data(*for_some);
+  register_taken_apart(*for_some);
+  allow_to_retain_gradients();
   register_typed();
 }
 

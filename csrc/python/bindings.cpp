@@ -17,7 +17,7 @@
 #include "graph/bindings.h"
 #include "layers/draws.h"
 #include "layers/function.h"
-
+#include "layers/module_hook.h"
 #include "layers/transforms.h"
 
 #include "python/bindings.h"
@@ -113,10 +113,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     throw py::import_error(error.what_without_backtrace());
   }
   supply_hooks();
+  supply_hooks_on_nodes();
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);
+  bind_budget(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
@@ -186,6 +188,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("behind_one_node", wrap_pybind_function(&behind_one_node));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
