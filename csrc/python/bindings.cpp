@@ -18,6 +18,7 @@
 #include "layers/draws.h"
 #include "layers/function.h"
 #include "layers/module_hook.h"
+#include "layers/taps.h"
 #include "layers/transforms.h"
 
 #include "python/bindings.h"
@@ -188,6 +189,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("seen_from", wrap_pybind_function(&seen_from));
+  m.def("sample_of", wrap_pybind_function(&sample_of));
+  m.def("held_at", wrap_pybind_function(&held_at));
   m.def("behind_one_node", wrap_pybind_function(&behind_one_node));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
