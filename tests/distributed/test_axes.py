@@ -243,6 +243,27 @@ def test_an_invariant_sum_over_samples_has_one_cotangent():
     close(everywhere(x), 3 * x.cos())
 
 
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+def test_a_compiled_function_has_names_of_samples(backend):
+    x = everybodys((3,), 4, "grad")
+    of_samples = tl.vmap(mean_and_spread, axis_name="i")
+    gradient = tl.grad(lambda x: weighted(of_samples(x)))
+    compiled = tl.compile(gradient, backend=backend)
+    for _ in range(3):
+        close(compiled(x), torch.func.grad(lambda x: weighted(mean_and_spread_of_all(x)))(x))
+    per_sample = tl.compile(
+        tl.vmap(tl.grad(lambda x: weighted(mean_and_spread(x))), axis_name="i"), backend=backend
+    )
+    close(per_sample(x), torch.func.grad(summed(mean_and_spread_of_all))(x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_compile_leaves_named_axes_to_run_as_they_are():
+    x = everybodys((3,), 4, "grad")
+    compiled = torch.compile(tl.vmap(mean_and_spread, axis_name="i"), backend="eager")
+    close(compiled(x), mean_and_spread_of_all(x))
+
+
 def test_a_name_that_nobody_binds_is_an_error_that_names_those_bound():
     with pytest.raises(AxisError, match=r"no axis named 'k' is bound here. Bound are: 'i', 'j'"):
         tl.vmap(tl.vmap(lambda x: psum(x, "k"), axis_name="j"), axis_name="i")(torch.ones(2, 2))
