@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C, tree
+from torchlayers.distributed import axes
 from torchlayers.errors import TransformError, location
 from torchlayers.stack import current_stack
 
@@ -178,9 +179,11 @@ class Inside(TorchFunctionMode):
         if self.around is not None:
             self.around.is_covered = True
         super().__enter__()  # type: ignore[no-untyped-call]
+        axes.enter_branch(self.batch.levels)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        axes.leave_branch()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self.around is not None:
             self.around.is_covered = False
