@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C, tree
+from torchlayers.distributed import axes
 from torchlayers.errors import TransformError, location
 from torchlayers.surroundings import Around, innermost
 from torchlayers.surroundings import seen as seen
@@ -182,9 +183,11 @@ class Inside(Around):
         if self.around is not None:
             self.around.is_covered = True
         super().__enter__()  # type: ignore[no-untyped-call]
+        axes.enter_branch(self.batch.levels)
         return self
 
     def __exit__(self, *error: Any) -> None:
+        axes.leave_branch()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self.around is not None:
             self.around.is_covered = False
