@@ -16,6 +16,8 @@ void bind_operators(pybind11::module_& m);
 
 // Saved-tensor hooks, called as they should be under layers.
 void bind_saved_hooks(pybind11::module_& m);
+// What is kept within a memory budget.
+void bind_budget(pybind11::module_& m);
 
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();

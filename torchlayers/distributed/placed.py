@@ -130,7 +130,7 @@ def local_of(x: Any, placements: list[Placement]) -> Tensor:
     """What this rank holds of a DTensor that is brought to these placements."""
     share = 1
     if list(x.placements) != placements:
-        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out in equal ones.
+        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out equally.
         dealt = [
             dim
             for dim, (now, wanted) in enumerate(zip(x.placements, placements, strict=True))
