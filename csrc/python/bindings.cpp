@@ -209,6 +209,23 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return layer != nullptr && layer->inside() != nullptr && layer->inside()->has_made(tensor);
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def(
+      "note_made",
+      [](const std::vector<at::Tensor>& results,
+         const std::vector<at::Tensor>& given,
+         int64_t level) {
+        const Layer* layer = layer_at(level);
+        if (layer == nullptr || layer->inside() == nullptr) {
+          return;
+        }
+        Inside::Memories memories;
+        for (const at::Tensor& each : given) {
+          memories.append(Inside::memories_of(each, level));
+        }
+        for (const at::Tensor& each : results) {
+          layer->inside()->note(each, memories);
+        }
+      });
   m.def("batched_levels", [](const at::Tensor& tensor) {
     return batched_levels(tensor).to_ullong(); // a bit each
   });
