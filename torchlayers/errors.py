@@ -29,6 +29,7 @@ __all__ = [
     "RecomputationError",
     "RuleError",
     "StructureError",
+    "TapError",
     "TransformError",
 ]
 
@@ -54,6 +55,17 @@ class NotScalarError(TransformError):
         Traceback (most recent call last):
         torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a tensor without
         dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.
+    """
+
+
+class TapError(TransformError):
+    """A function has no value of a name that a transform was asked for, or has two.
+
+    Example:
+        >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.TapError: torchlayers: intermediates: no value is called 'b': there is
+        'a'.
     """
 
 

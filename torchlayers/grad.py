@@ -28,6 +28,7 @@ from torchlayers.errors import (
 from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
+from torchlayers.taps import Names, refuse_budget, with_taps, with_values
 
 
 class Grad(NamedTuple):
@@ -89,6 +90,7 @@ def grad(
     has_aux: bool = False,
     *,
     memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -98,19 +100,22 @@ def grad(
         argnums: which positional arguments to differentiate by, counted as Python counts; or
             which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, to differentiate by too.
         memory_budget: how much func may keep for its gradient, and compute again, at once
             (docs/memory.md): in bytes, or as a fraction, up to 1.0, of what it keeps without.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
         the chosen arguments, each of its argument's shape and dtype (a tuple of them where
         argnums is one); with has_aux ``(gradients, aux)``. An argument that func does not
-        use has a gradient of zeros.
+        use has a gradient of zeros. With taps there stands ``(gradients, {name: gradient})`` for
+        gradients.
     Raises:
         NotScalarError: func returned something else than a real tensor without dimensions.
         NotTensorError: a chosen argument holds something else than tensors.
         DtypeError: a chosen tensor is neither floating-point nor complex.
         ArgnumsError: argnums fits the arguments not.
         OutputError: has_aux, and func did not return a pair.
+        TapError: func has no value of a name among taps, or two.
         MemoryBudgetError: the memory budget is too small. The message says what is the least.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
@@ -121,6 +126,10 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if taps is not None:
+        refuse_budget("grad", memory_budget)
+        transform = partial(grad, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad", transform, func, taps, has_aux)
     if not are_numbers(argnums):
         transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
         return by_names("grad", transform, func, argnums)
@@ -142,6 +151,7 @@ def grad_and_value(
     has_aux: bool = False,
     *,
     memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -156,6 +166,10 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if taps is not None:
+        refuse_budget("grad_and_value", memory_budget)
+        transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad_and_value", transform, func, taps, True)
     if not are_numbers(argnums):
         transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
         return by_names("grad_and_value", transform, func, argnums)
@@ -178,6 +192,7 @@ def vjp(
     *primals: Any,
     has_aux: bool = False,
     memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Any:
     """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
 
@@ -187,6 +202,8 @@ def vjp(
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
         memory_budget: as for :func:`grad`.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values are outputs too:
+            the output is then ``(output, {name: value})``, and so are the cotangents.
     Returns:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
         retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
@@ -199,6 +216,7 @@ def vjp(
         DtypeError: a primal is neither floating-point nor complex.
         StructureError: the cotangents are not like the output.
         CallError: retain_graph or create_graph is neither a bool nor None.
+        TapError: func has no value of a name among taps, or two.
     Example:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
@@ -206,6 +224,9 @@ def vjp(
 
     Source: torch.func.vjp.
     """
+    if taps is not None:
+        refuse_budget("vjp", memory_budget)
+        func = with_values("vjp", func, has_aux, taps)
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
@@ -224,6 +245,10 @@ def vjp(
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
         try:
+            if _function_modes():  # control flow may show other cotangents
+                from torchlayers.surroundings import seen
+
+                cotangents = seen(cotangents)
             return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
         except TransformError:
             raise
@@ -233,6 +258,9 @@ def vjp(
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
     return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
+
+
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
