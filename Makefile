@@ -111,6 +111,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.compiled_passes
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all
+	$(BIN)/python -m benchmarks.first_calls
 
 # The C++ stack under the address sanitizer, in a build of its own. Leaks are not
 # looked for: Python and torch keep memory to the end on purpose, and

@@ -12,6 +12,7 @@ from benchmarks import (
     control_flow,
     growth,
     jacobians,
+    memory,
     modules,
     over_ranks,
     scaling,
@@ -248,3 +249,14 @@ def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
     (text,) = over_ranks.tables(quick=True).values()
     assert "prediction" in text
     assert "| 1024 |" in text
+
+
+def test_checkpoints_and_budgets_keep_less_memory(tmp_path):
+    works = memory.works(tmp_path)
+    peaks = {name: max(memory.timeline(works[name])) for name in memory.DRAWN}
+    peaks[memory.TORCHS] = max(memory.timeline(works[memory.TORCHS]))
+    assert peaks[memory.OURS] <= peaks[memory.TORCHS] < 0.5 * peaks[memory.PLAIN]
+    assert peaks[memory.BUDGETED] <= 1.02 * peaks[memory.TORCHS]
+    expected = works[memory.PLAIN]()
+    for name in (memory.OURS, memory.BUDGETED):
+        assert all(map(torch.equal, works[name](), expected))

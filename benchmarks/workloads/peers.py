@@ -103,23 +103,24 @@ def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
     return {
         FUNC: lambda: of(program(torch.func, torch_operators)),
         RAW: lambda: of(workload.by_hand),
-        COMPILED: lambda: of(_compiled(program(torch.func, torch_operators))),
-        JIT: lambda: _jax(workload, compiled=True),
-        EAGER: lambda: _jax(workload, compiled=False),
+        COMPILED: lambda: compiled_by_torch(workload),
+        JIT: lambda: jax_work(workload, compiled=True),
+        EAGER: lambda: jax_work(workload, compiled=False),
         **workload.specialists,
         OURS: lambda: of(program(torchlayers, torch_operators)),
         OURS_COMPILED: lambda: of(torchlayers.compile(program(torchlayers, torch_operators))),
     }
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """By inductor, as one graph."""
+def compiled_by_torch(workload: Workload) -> Work:
+    """torch.func's program by torch.compile, as one graph."""
     torch._dynamo.reset()
+    function = workload.program(torch.func, torch_operators)
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
-    return compiled
+    return lambda: compiled(*workload.arguments)
 
 
-def _jax(workload: Workload, compiled: bool) -> Work:
+def jax_work(workload: Workload, compiled: bool) -> Work:
     jax = importlib.import_module("jax")
     operators = importlib.import_module("benchmarks.workloads.jax_operators")
     arguments = pytree.tree_map(

@@ -194,9 +194,6 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       reads_number(is_any_of(
           op.operator_name().name,
           {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"})),
-      writes_by_index(is_any_of(
-          op.operator_name().name,
-          {"aten::index_put", "aten::index_put_", "aten::_index_put_impl_"})),
       has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_composite_under_vmap(

@@ -57,8 +57,6 @@ struct Operator {
   bool is_random;
   // Reads a Python number out of a tensor (item, is_nonzero, _local_scalar_dense).
   bool reads_number;
-  // x[...] = value.
-  bool writes_by_index;
   // torch.func's front key has a kernel of its own for it: a decomposition, or
   // random operators' checks. That kernel comes first; what it calls comes back.
   bool has_torch_func_kernel;

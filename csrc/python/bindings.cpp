@@ -4,6 +4,12 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/FunctionalTensorWrapper.h>
+
+#include <algorithm>
+#include <bitset>
+#include <string_view>
+
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -73,6 +79,16 @@ at::Tensor shown(const at::Tensor& tensor) {
     }
   }
   return tensor;
+}
+
+template <class Is>
+bool any_on_stack(const Is& is) {
+  const auto layers = layers_on_stack();
+  return std::any_of(layers.begin(), layers.end(), is);
+}
+
+bool is_functionalize(const Layer* layer) {
+  return layer != nullptr && std::string_view(layer->kind()) == "functionalize";
 }
 
 // A guard that lives from the beginning of a `with` block to its end.
@@ -193,11 +209,41 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return layer != nullptr && layer->inside() != nullptr && layer->inside()->has_made(tensor);
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
+  m.def(
+      "note_made",
+      [](const std::vector<at::Tensor>& results,
+         const std::vector<at::Tensor>& given,
+         int64_t level) {
+        const Layer* layer = layer_at(level);
+        if (layer == nullptr || layer->inside() == nullptr) {
+          return;
+        }
+        Inside::Memories memories;
+        for (const at::Tensor& each : given) {
+          memories.append(Inside::memories_of(each, level));
+        }
+        for (const at::Tensor& each : results) {
+          layer->inside()->note(each, memories);
+        }
+      });
   m.def("batched_levels", [](const at::Tensor& tensor) {
     return batched_levels(tensor).to_ullong(); // a bit each
   });
   m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
     return concerns(tensor, levels, below);
+  });
+  // Whether it is batched at this level, and samples of those levels have none of their own of it.
+  m.def("is_batched_alone", [](const at::Tensor& tensor, int64_t level, uint64_t levels) {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    return batched != nullptr && batched->level() == level &&
+           (batched_levels(batched->value()) & std::bitset<64>(levels)).none() &&
+           !at::functionalization::impl::isFunctionalTensor(holder_of(batched->value()));
+  });
+  m.def("any_functionalize", [] { return any_on_stack(is_functionalize); });
+  m.def("is_plain_stack", [] {
+    return !any_on_stack([](const Layer* layer) { // torch.func's, or one that wraps what is batched
+      return layer == nullptr || is_functionalize(layer);
+    });
   });
 
   m.def("start_recording", &start_recording);

@@ -57,3 +57,23 @@ def test_what_a_branch_captures_is_refused():
 def test_cond_works_uncompiled_afterwards():
     replayed(one)(X)
     torch.testing.assert_close(one(-X), X.cos())
+
+
+def test_branches_draw_what_they_draw_uncompiled():
+    def func(x):
+        return torch.cond(x.sum() > 2, lambda x: x + torch.rand(3), lambda x: x.sin(), (x,))
+
+    compiled = replayed(func)
+    torch.manual_seed(0)
+    expected = [func(torch.ones(3)), func(torch.ones(3))]
+    torch.manual_seed(0)
+    torch.testing.assert_close([compiled(torch.ones(3)), compiled(torch.ones(3))], expected)
+
+
+def test_two_equal_branches_draw_twice():
+    def draw(x):
+        return torch.cond(x.sum() > 2, lambda x: x + torch.rand(3), lambda x: x.sin(), (x,))
+
+    twice = replayed(lambda x: draw(x) - draw(x))
+    assert (twice(torch.ones(3)) != 0).all()
+    assert (twice(torch.ones(3)) != 0).all()

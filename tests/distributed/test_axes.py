@@ -243,11 +243,77 @@ def test_an_invariant_sum_over_samples_has_one_cotangent():
     close(everywhere(x), 3 * x.cos())
 
 
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+def test_a_compiled_function_has_names_of_samples(backend):
+    x = everybodys((3,), 4, "grad")
+    of_samples = tl.vmap(mean_and_spread, axis_name="i")
+    gradient = tl.grad(lambda x: weighted(of_samples(x)))
+    compiled = tl.compile(gradient, backend=backend)
+    for _ in range(3):
+        close(compiled(x), torch.func.grad(lambda x: weighted(mean_and_spread_of_all(x)))(x))
+    per_sample = tl.compile(
+        tl.vmap(tl.grad(lambda x: weighted(mean_and_spread(x))), axis_name="i"), backend=backend
+    )
+    close(per_sample(x), torch.func.grad(summed(mean_and_spread_of_all))(x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_torch_compile_leaves_named_axes_to_run_as_they_are():
+    x = everybodys((3,), 4, "grad")
+    compiled = torch.compile(tl.vmap(mean_and_spread, axis_name="i"), backend="eager")
+    close(compiled(x), mean_and_spread_of_all(x))
+
+
 def test_a_name_that_nobody_binds_is_an_error_that_names_those_bound():
     with pytest.raises(AxisError, match=r"no axis named 'k' is bound here. Bound are: 'i', 'j'"):
         tl.vmap(tl.vmap(lambda x: psum(x, "k"), axis_name="j"), axis_name="i")(torch.ones(2, 2))
     with pytest.raises(NameError, match="none"):
         psum(torch.ones(2), "i")
+
+
+def of_branch(x):
+    return tl.cond(x.sum() > 0, lambda x: x * psum(x, "i"), torch.sin, x)
+
+
+def of_step(x):
+    return tl.while_loop(lambda x: x.sum() < 9, lambda x: x + pmean(x, "i") + 1, x)
+
+
+@pytest.mark.parametrize("call", [of_branch, of_step])
+def test_a_collective_that_not_all_samples_come_to_is_refused(call):
+    x = everybodys((3,), 4, "value")
+    for run in (call, tl.grad(lambda x: call(x).sum())):
+        with pytest.raises(TransformError, match="not all of 'i' come to this"):
+            tl.vmap(run, axis_name="i")(x)
+
+
+def test_all_samples_come_to_a_branch_whose_predicate_is_one_or_anothers():
+    x = everybodys((2, 3), 4, "value")
+
+    def centred(x):
+        return x - pmean(x, "i")
+
+    def of_outer(pred, x):  # it decides for all samples of the inner vmap
+        return tl.vmap(lambda x: tl.cond(pred, centred, torch.sin, x), axis_name="i", in_dims=0)(x)
+
+    pred = torch.tensor([True, False, True, False])
+    found = tl.vmap(of_outer)(pred, x)
+    close(found, torch.where(pred.view(-1, 1, 1), x - x.mean(1, keepdim=True), x.sin()))
+    place = tl.vmap(
+        lambda x: tl.cond(x.sum() > 0, lambda x: x * axis_index("i"), torch.sin, x), axis_name="i"
+    )
+    scaled = x[:, 0] * torch.arange(4).view(-1, 1)
+    close(place(x[:, 0]), torch.where(x[:, 0].sum(1, keepdim=True) > 0, scaled, x[:, 0].sin()))
+
+
+@case
+def a_collective_over_ranks_under_a_batched_predicate_is_refused():
+    x = everybodys((3,), 4, "value")
+    with mesh(), pytest.raises(TransformError, match="not all of 'i' come to this"):
+        tl.vmap(of_branch)(x)
+    with mesh():  # on one that all ranks have alike it goes
+        found = tl.cond(x.sum() > 0, lambda x: psum(x, "i"), lambda x: psum(-x, "i"), x)
+    close(found, x.sum().sign() * x * dist.get_world_size())
 
 
 def test_a_name_is_bound_inside_its_vmap_alone():

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import threading
 import weakref
 from collections import Counter
 
@@ -238,6 +239,47 @@ def test_checkpoints_and_budgets_inside():
 
     assert_same(tl.grad(f, memory_budget=0.4)(LONG), tl.grad(plain)(LONG))
     assert_same(tl.grad(tl.checkpoint(f))(LONG), tl.grad(plain)(LONG))
+
+
+def test_tensors_of_inference_mode():
+    with torch.inference_mode():
+        scale = torch.linspace(0, 1, 300, dtype=torch.float64)
+
+    def f(x):
+        for _ in range(5):
+            x = (x.sin().exp() + scale).tanh()
+        return x.sum()
+
+    assert_same(tl.grad(within_the_least(f))(LONG), tl.grad(f)(LONG))
+
+
+def test_complex_views():
+    def f(x):
+        for _ in range(4):
+            x = (x.conj() * x.mT.conj() / 9).exp().mH.contiguous().sin() / 9
+        return torch.view_as_real(x).square().sum()
+
+    x = torch.complex(LONG, LONG.flip(0))[:289].reshape(17, 17)
+    assert_same(tl.grad(within_the_least(f))(x), tl.grad(f)(x))
+
+
+def test_many_threads_at_once():
+    transform = tl.grad(sum_of_chain, memory_budget=0.4)
+    inputs = [LONG * i for i in range(4)]
+    found = [[] for _ in inputs]
+
+    def work(i):
+        for _ in range(10):
+            found[i].append(transform(inputs[i]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, results in zip(inputs, found, strict=True):
+        for result in results:
+            assert_same(result, tl.grad(sum_of_chain)(x))
 
 
 def test_half_precision_and_autocast():

@@ -174,6 +174,7 @@ PROGRAMS: dict[str, Sample] = {
     "a function of its own": lambda x: _Square.apply(
         _with(torch.ones(3, **DOUBLE), lambda y: y.mul_(x))
     ),
+    "what a function of its own has made": lambda x: _first(_Square.apply(CAPTURED), x),
     "swapped in place": lambda x: _swap(x),
 }
 

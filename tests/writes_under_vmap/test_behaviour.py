@@ -112,6 +112,23 @@ def test_one_that_was_written_depends_on_the_batch() -> None:
     assert_close(tl.vmap(written, out_dims=-1)(X), loop(written, X).t())
 
 
+def test_each_sample_is_resized() -> None:
+    def shorter(x: Tensor) -> Tensor:
+        return x.clone().resize_(2)
+
+    def longer(x: Tensor) -> Tensor:
+        return x.clone().resize_(2, 2).view(-1)[:3]
+
+    def made(x: Tensor) -> Tensor:
+        y = zeros()
+        y += x
+        return y.detach().resize_(2)
+
+    for f in (shorter, longer, made):
+        assert_close(tl.vmap(f)(X), loop(f, X))
+        assert_close(tl.vmap(tl.vmap(f))(X[None]), loop(f, X)[None])
+
+
 # What keeps its value
 
 
@@ -229,6 +246,28 @@ def test_an_inner_function_has_not_made_what_the_outer_made() -> None:
 
     with pytest.raises(RuntimeError, match="it is `y`, of shape \\(3,\\), which <lambda> captured"):
         tl.vmap(of_inner)(X)
+
+
+def test_a_function_that_hands_out_its_argument_has_not_made_it() -> None:
+    class Same(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x: Tensor) -> Tensor:
+            return x
+
+        @staticmethod
+        def setup_context(ctx: object, inputs: tuple[Tensor], output: Tensor) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: object, gradient: Tensor) -> Tensor:
+            return gradient
+
+    captured = zeros()
+    with pytest.raises(RuntimeError, match="can't write a batched value"):
+        tl.vmap(lambda x: Same.apply(captured).add_(x))(X)
+    assert_close(captured, zeros())
 
 
 # Others

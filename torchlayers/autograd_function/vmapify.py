@@ -62,7 +62,9 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     values, in_dims = unbatched(operands, interpreter.level())
     if all(dim is None for dim in tree.leaves(in_dims)):
         with _C.Below():
-            return custom_function_call.on_top(function, *values)
+            outputs = custom_function_call.on_top(function, *values)
+        _C.note_made(_tensors(outputs), _tensors(values), interpreter.level())
+        return outputs
     if _is_ambiguous(function):
         raise FunctionError(
             f"torchlayers: {name} has both a vmap staticmethod and "
@@ -88,6 +90,10 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
         operands,
         out_dims,
     )
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree.leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _is_ambiguous(function: Function) -> bool:

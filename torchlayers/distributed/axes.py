@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from torchlayers import _C
-from torchlayers.errors import AxisError
+from torchlayers.errors import AxisError, TransformError
 from torchlayers.stack import current_stack
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class _Bound(threading.local):
     def __init__(self) -> None:
         self.axes: list[Axis] = []
         self.spread: list[Axis] = []  # over whose ranks a transform is at work
+        self.some: list[tuple[int, ...]] = []  # vmaps of which some samples are in a branch
 
 
 _bound = _Bound()
@@ -110,12 +111,42 @@ def naming_samples(
     return named
 
 
+def enter_branch(levels: tuple[int, ...]) -> None:
+    """From here on what runs is for some of these vmaps' samples alone, until leave_branch."""
+    _bound.some.append(levels)
+
+
+def leave_branch() -> None:
+    _bound.some.pop()
+
+
+def _refuse_in_branch(axis: Axis, api: str) -> None:
+    """Raises where not all of the axis take part, for what the others do is not this."""
+    if api in ("axis_index", "axis_size"):
+        return
+    for levels in _bound.some:
+        if any(not key.startswith("#") or int(key[1:]) in levels for key in axis.keys):
+            raise TransformError(
+                f"torchlayers: {api}: control flow on a batched predicate: not all of {axis.name!r}"
+                " come to this branch or step, and the collective would wait for them, or miss "
+                "them. Call it outside, and pass its result in."
+            )
+
+
 def resolve(axis: "AxisLike", api: str) -> Axis:
     """The axis of this name that was bound last, or a mesh's one dimension.
 
     Raises:
         AxisError: there is none.
+        TransformError: a batched predicate decides who comes here.
     """
+    found = _resolved(axis, api)
+    if _bound.some:
+        _refuse_in_branch(found, api)
+    return found
+
+
+def _resolved(axis: "AxisLike", api: str) -> Axis:
     if isinstance(axis, str):
         for each in reversed(_bound.axes):
             if each.name == axis:

@@ -48,7 +48,7 @@ def budgeted(
         region = _Region(api, func, memory_budget, plans.get(key))
         result = region.run(args, kwargs)
         if key not in plans and len(plans) >= _PLANS:
-            del plans[next(iter(plans))]
+            plans.pop(next(iter(plans)), None)
         assert region.plan is not None
         plans[key] = region.plan
         return result

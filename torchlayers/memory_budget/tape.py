@@ -43,7 +43,7 @@ class State:
         self.is_read = False
 
     def hold(self, tensor: Tensor) -> None:
-        self.base, self.looks, self.version = tensor, looks(tensor), tensor._version
+        self.base, self.looks, self.version = tensor, looks(tensor), _version(tensor)
 
     def let_go(self) -> None:
         if self.operator is not None:
@@ -53,7 +53,7 @@ class State:
         """Whether it is held, as it was."""
         if self.base is None:
             return False
-        if self.base._version == self.version:
+        if _version(self.base) == self.version:
             return True
         if self.operator is None:
             raise RecomputationError(
@@ -98,6 +98,10 @@ def looks(tensor: Tensor) -> Looks:
         tensor.is_conj(),
         tensor.is_neg(),
     )
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def seen(base: Tensor, looks: Looks) -> Tensor:
@@ -243,7 +247,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while self._just_written:
             state = self._just_written.pop()
             if state.base is not None:
-                state.version = state.base._version
+                state.version = _version(state.base)
 
     def read(self, tensor: Tensor) -> Read | None:
         """The state that the tensor's memory is in; None where memory can't be told."""

@@ -1,8 +1,12 @@
 #include "rules/batching/in_place.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include <algorithm>
+
+#include "core/below.h"
+#include "core/errors.h"
 #include "core/trace.h"
 
 namespace torchlayers {
@@ -41,6 +45,40 @@ bool write_functional(const Operator& op, Args& args, const Layer& layer) {
   }
   trace("rule", op, layer);
   x.copy_(result);
+  drop(args, op.num_args);
+  args.emplace_back(x);
+  return true;
+}
+
+bool resize_samples(const Operator& op, Args& args, const Layer& layer) {
+  if (!op.is_in_place || op.schema().name() != "aten::resize_") {
+    return false;
+  }
+  const at::Tensor x = peek(args, 0, op.num_args).toTensor();
+  auto* batched = at::functorch::maybeGetBatchedImpl(x);
+  if (batched == nullptr || batched->level() != layer.level()) {
+    return false;
+  }
+  const at::Tensor value = batched->value();
+  if (batched->bdim() != 0 || !value.is_contiguous() || !peek(args, 2, op.num_args).isNone()) {
+    raise(
+        "{} can't run {} on a batched tensor that is not contiguous. Use x.reshape(-1)[:n], or "
+        "resize x.contiguous().",
+        layer.name(),
+        op.name());
+  }
+  trace("rule", op, layer);
+  auto sizes = peek(args, 1, op.num_args).toIntVector();
+  const int64_t numel = c10::multiply_integers(sizes);
+  const int64_t count = std::min(numel, x.numel());
+  sizes.insert(sizes.begin(), value.size(0));
+  {
+    const Below below(layer, op);
+    const at::Tensor before = value.reshape({value.size(0), x.numel()}).clone();
+    value.resize_(sizes);
+    value.view({value.size(0), numel}).narrow(1, 0, count).copy_(before.narrow(1, 0, count));
+  }
+  batched->refreshTensorMetadata();
   drop(args, op.num_args);
   args.emplace_back(x);
   return true;

@@ -9,4 +9,8 @@ namespace torchlayers {
 // samples, with a warning.
 bool write_functional(const Operator& op, Args& args, const Layer& layer);
 
+// x.resize_(sizes), where each sample keeps its own first elements, and tells whether it was that.
+// torch's rule resizes the batch as a whole, and the samples' elements get mixed.
+bool resize_samples(const Operator& op, Args& args, const Layer& layer);
+
 } // namespace torchlayers

@@ -5,14 +5,15 @@ values, and a view may need it. A node replaced by one with another layout has i
 values computed anew at once (_refresh).
 """
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 aten = torch.ops.aten
@@ -76,18 +77,27 @@ def is_lazy(tensor: Tensor) -> tuple[bool, bool]:
 
 def is_random(node: Node) -> bool:
     """Two calls have two results, and later calls depend on how many there were."""
-    return isinstance(node.target, OpOverload) and (
-        torch.Tag.nondeterministic_seeded in node.target.tags
-    )
+    if not isinstance(node.target, OpOverload):
+        return any(map(is_random, _inside(node)))
+    return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def is_collective(node: Node) -> bool:
     """All ranks have to come to it, as often and in the same order."""
     if not isinstance(node.target, OpOverload):
-        return False
+        return any(map(is_collective, _inside(node)))
     if node.target.namespace == "torchlayers":  # random numbers by keys are nobody else's
         return any(given.name in ("axis", "mesh") for given in node.target._schema.arguments)
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    """What the branches call that the node chooses between."""
+    for given in node.all_input_nodes:
+        if given.op == "get_attr" and node.graph.owning_module is not None:
+            held = operator.attrgetter(str(given.target))(node.graph.owning_module)
+            if isinstance(held, GraphModule):
+                yield from (each for each in held.graph.nodes if each.op == "call_function")
 
 
 def has_effect(node: Node) -> bool:

@@ -44,18 +44,19 @@ def _flattened(matrix: Any) -> Outer | None:
     if not is_tensor(matrix) or matrix.target not in RESHAPES:
         return None
     product: Any = matrix.args[0]
-    if not calls(product, aten.mul.Tensor) or not all(map(is_tensor, product.args)):
+    factors: Any = product.args
+    if not calls(product, aten.mul.Tensor) or not all(map(is_tensor, factors)):
         return None
-    if any(value(factor).dtype != value(matrix).dtype for factor in product.args):
+    if any(value(factor).dtype != value(matrix).dtype for factor in factors):
         return None
     sizes = [*value(product).shape]
     if len(sizes) != 3 or [*value(matrix).shape] != [sizes[0], sizes[1] * sizes[2]]:
         return None
     rows, m, n = sizes
-    shapes = [[*value(factor).shape] for factor in product.args]
+    shapes = [[*value(factor).shape] for factor in factors]
     for left, right in ((0, 1), (1, 0)):
         if shapes[left] == [rows, m, 1] and shapes[right] == [rows, 1, n] and m > 1 and n > 1:
-            return Outer(product.args[left], product.args[right])
+            return Outer(factors[left], factors[right])
     return None
 
 

@@ -1,0 +1,213 @@
+"""Checkpoints and budgets: how much memory a gradient takes, for how much time.
+
+``python -m benchmarks.memory`` writes a table into docs/benchmarks.md and draws docs/memory.svg,
+the memory over time; with ``--quick`` the table is rough, and printed only.
+
+Bars: a transformer whose blocks are checkpointed takes at most the memory of plain autograd with
+torch.utils.checkpoint around the same blocks, and at most its time.
+"""
+
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import torchlayers as tl
+from benchmarks import machine, page
+from benchmarks.timing import Effort, Timing, by_turns
+from torchlayers.memory import PeakMemory
+
+PICTURE = Path(__file__).parent.parent / "docs" / "memory.svg"
+BLOCKS, WIDTH, HEADS, TOKENS, SAMPLES = 12, 128, 4, 64, 4
+BUDGET = 0.15
+
+AUTOGRAD, TORCHS = "autograd", "autograd, torch.utils.checkpoint a block"
+PLAIN, OURS = "grad", "grad, checkpoint a block"
+BUDGETED = f"grad, memory_budget={BUDGET}"
+OFFLOADED = "autograd, saved tensors on disk"
+DRAWN = {PLAIN: "plain", OURS: "checkpointed", BUDGETED: "budgeted", OFFLOADED: "offloaded"}
+
+Work = Callable[[], list[Tensor]]
+Wrap = Callable[[nn.Module, Tensor], Tensor]
+
+
+class Block(nn.Module):
+    """Attention, and a layer four times as wide, each behind a norm and beside its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.inputs, self.outputs = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.inputs(self.before(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
+        q, k, v = heads.permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / math.sqrt(WIDTH // HEADS)).softmax(-1)
+        x = x + self.outputs((weights @ v).transpose(1, 2).flatten(-2))
+        hidden: Tensor = x + self.down(F.gelu(self.up(self.between(x))))
+        return hidden
+
+
+class Network(nn.Module):
+    def __init__(self, wrap: Wrap) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.wrap = wrap
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.wrap(block, x)
+        return x.square().mean()
+
+
+def plainly(block: nn.Module, x: Tensor) -> Tensor:
+    result: Tensor = block(x)
+    return result
+
+
+def works(folder: Path) -> dict[str, Work]:
+    """The gradients by all parameters."""
+    torch.manual_seed(1)
+    x = torch.randn(SAMPLES, TOKENS, WIDTH)
+    outside: set[int] = set()  # parameters, which are there anyway
+
+    def by_autograd(wrap: Wrap) -> Work:
+        network = Network(wrap)
+        outside.update(value.data_ptr() for value in network.parameters())
+        return lambda: list(torch.autograd.grad(network(x), [*network.parameters()]))
+
+    def by_grad(wrap: Wrap, **options: Any) -> Work:
+        network = Network(wrap)
+        parameters = {name: value.detach() for name, value in network.named_parameters()}
+        transform = tl.grad(lambda values: tl.functional_call(network, values, (x,)), **options)
+        return lambda: list(transform(parameters).values())
+
+    def offloaded() -> list[Tensor]:
+        count = 0
+
+        def pack(tensor: Tensor) -> Any:
+            nonlocal count
+            value = tensor.detach()
+            if value.data_ptr() in outside:
+                return tensor
+            count += 1
+            path = folder / str(count)
+            value.contiguous().numpy().tofile(path)
+            return path, value.shape, value.dtype
+
+        def unpack(packed: Any) -> Tensor:
+            if isinstance(packed, Tensor):
+                return packed
+            path, shape, dtype = packed
+            return torch.from_file(str(path), size=shape.numel(), dtype=dtype).reshape(shape)
+
+        with saved_tensors_hooks(pack, unpack):
+            return by_hand()
+
+    by_hand = by_autograd(plainly)
+    return {
+        AUTOGRAD: by_hand,
+        PLAIN: by_grad(plainly),
+        TORCHS: by_autograd(lambda block, x: checkpoint(block, x, use_reentrant=False)),
+        OURS: by_grad(lambda block, x: tl.checkpoint(block)(x)),
+        BUDGETED: by_grad(plainly, memory_budget=BUDGET),
+        OFFLOADED: offloaded,
+    }
+
+
+class Timeline(PeakMemory):
+    """The bytes that are held after each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: list[int] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.held.append(self._held)
+        return result
+
+
+def timeline(work: Work) -> list[int]:
+    work()  # what is made once
+    with Timeline() as memory:
+        work()
+    return memory.held
+
+
+def draw(timelines: dict[str, list[int]], picture: Path) -> None:
+    """The same data gives the same file."""
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = picture.name
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, label in DRAWN.items():
+        held = timelines[name]
+        axes.plot([bytes / 2**20 for bytes in held], label=f"{label}: {max(held) / 2**20:.0f} MiB")
+    axes.set(xlabel="operators", ylabel="MiB held", xlim=0, ylim=0)
+    axes.legend()
+    figure.savefig(picture, metadata={"Date": None})
+
+
+def rows(peaks: dict[str, float], times: dict[str, Timing]) -> list[list[str]]:
+    def ratio(value: float, of: float, bar: bool) -> str:
+        missed = ", missed" if bar and value > of else ""
+        return f"{value / of:.2f}{missed}"
+
+    return [
+        [
+            name,
+            f"{peaks[name] / 2**20:.1f}",
+            str(times[name]),
+            ratio(peaks[name], peaks[TORCHS], name == OURS),
+            ratio(times[name].median, times[TORCHS].median, name == OURS),
+            "1.0" if name == OURS else "",
+        ]
+        for name in peaks
+    ]
+
+
+def measure(quick: bool) -> dict[str, str]:
+    """The table, with the machine under it."""
+    effort = Effort(rounds=3, block=0.05) if quick else Effort(rounds=9, block=0.2)
+    with tempfile.TemporaryDirectory() as folder:
+        calls = works(Path(folder))
+        expected = calls[AUTOGRAD]()
+        for work in calls.values():
+            for found, wanted in zip(work(), expected, strict=True):
+                torch.testing.assert_close(found, wanted)
+        timelines = {name: timeline(work) for name, work in calls.items()}
+        times = {
+            name: t.scaled(1e3) for name, t in by_turns(calls, effort, time.process_time).items()
+        }
+    if not quick:
+        draw(timelines, PICTURE)
+    peaks = {name: max(held) for name, held in timelines.items()}
+    header = (
+        f"gradient of a transformer of {BLOCKS} blocks",
+        "peak, MiB",
+        "processor's ms",
+        "peak over torch's checkpoints",
+        "time over them",
+        "bar",
+    )
+    return {"benchmarks.md": f"{page.table(header, rows(peaks, times))}\n\n{machine.describe()}."}
+
+
+if __name__ == "__main__":
+    page.run(__doc__ or "", measure, "memory")
