@@ -12,7 +12,7 @@ import torch
 import torchlayers as tl
 from tests.opinfo.cases import Case, cases, full_name, ops
 from torchlayers.checkpoint_policies import nothing_saveable
-from torchlayers.errors import MemoryBudgetError
+from torchlayers.errors import MemoryBudgetError, RecomputationError
 from torchlayers.memory_budget import budgeted
 
 
@@ -33,6 +33,9 @@ def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
 
     return wrapper
 
+
+# With max_norm they scale rows of the weight in place; a checkpoint's arguments have to stay.
+WRITES_TO_ITS_ARGUMENT = {"nn.functional.embedding", "nn.functional.embedding_bag"}
 
 WAYS = {"checkpoint": checkpointed, "memory_budget": within_the_least}
 
@@ -65,6 +68,8 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
             if isinstance(plain, type):
                 continue  # refused without
             found = outcome(nest, WAYS[way](case.func), case)
+            if found is RecomputationError and full_name(op) in WRITES_TO_ITS_ARGUMENT:
+                continue
             assert not isinstance(found, type), (name, found)
             for ours, theirs in zip(found, plain, strict=True):
                 torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
