@@ -266,7 +266,7 @@ class _Listener:
     def _refuse_unknown(self, name: str) -> None:
         taps = [*self.met]
         paths = [path for path in self.paths if path]
-        there = ", ".join(map(repr, taps)) or "no taps"
+        there = ", ".join(map(repr, taps)) or "no tap"
         if paths:
             shown = ", ".join(map(repr, paths[:20])) + (", …" if len(paths) > 20 else "")
             there += f", and modules {shown}"
