@@ -367,11 +367,11 @@ REFUSED = {
     ),
     "none at all": (
         lambda net: tl.grad(plain, taps=["c"])(X),
-        "grad: no value is called 'c': there is no taps.",
+        "grad: no value is called 'c': there is no tap.",
     ),
     "unknown module": (
         lambda net: tl.intermediates(net, "2")(X),
-        "no value is called '2': there is no taps, and modules '0.layers.0', '0.layers.1', "
+        "no value is called '2': there is no tap, and modules '0.layers.0', '0.layers.1', "
         "'0.last', '0', '1'.",
     ),
     "twice": (lambda net: tl.intermediates(twice)(X), "two values are called 'a'"),
