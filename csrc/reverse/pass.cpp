@@ -1,6 +1,8 @@
 #include "reverse/pass.h"
 
 #include <ATen/ops/ones_like.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -14,6 +16,7 @@
 #include "core/trace.h"
 #include "reverse/nodes.h"
 #include "reverse/plan.h"
+#include "reverse/streams.h"
 #include "rules/rule.h"
 #include "values/wrapper.h"
 
@@ -42,8 +45,13 @@ class Numbered {
   uint64_t outer_;
 };
 
-void accumulate(at::Tensor& sum, at::Tensor gradient) {
-  sum = sum.defined() ? sum_of({sum, gradient}) : std::move(gradient);
+void accumulate(at::Tensor& sum, at::Tensor gradient, const OnStream& stream) {
+  if (sum.defined()) {
+    const c10::OptionalStreamGuard guard(stream);
+    sum = sum_of({sum, gradient});
+  } else {
+    sum = std::move(gradient);
+  }
 }
 
 // The cotangents as the pass starts with them; false where the engine has to look at them.
@@ -80,7 +88,7 @@ class Pass {
       if (plan_.has_nodes_of_torchs) {
         cotangent = batched_like(cotangent, output);
       }
-      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent));
+      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent), std::nullopt);
     }
     for (uint32_t i : plan_.order) {
       const Step& step = plan_.steps[i];
@@ -103,20 +111,29 @@ class Pass {
     }
   }
 
-  void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient) {
-    if (goal.kind == Goal::Input) {
-      accumulate(found_[goal.index], std::move(gradient));
-    } else if (goal.kind == Goal::Step) {
-      accumulate(
-          cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
-          std::move(gradient));
+  void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient, const OnStream& from) {
+    if (goal.kind == Goal::Nowhere) {
+      return;
     }
+    OnStream stream;
+    if (plan_.has_streams && gradient.defined()) {
+      stream = hand_over(
+          gradient, from, goal.kind == Goal::Step ? stream_of(*edge.function) : std::nullopt);
+    }
+    accumulate(
+        goal.kind == Goal::Input
+            ? found_[goal.index]
+            : cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
+        std::move(gradient),
+        stream);
   }
 
   void run(const Step& step) {
     const auto begin = cotangents_.begin() + step.first_cotangent;
     const auto end = begin + step.node->num_inputs();
     if (std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); })) {
+      const OnStream stream = plan_.has_streams ? stream_of(*step.node) : std::nullopt;
+      std::optional<c10::OptionalStreamGuard> guard(std::in_place, stream);
       if (step.rule != nullptr) {
         const auto is_wanted = [&](size_t i) { return plan_.leads_on(plan_.goal(step, i)); };
         step.rule->vjp(
@@ -127,9 +144,10 @@ class Pass {
             *step.node,
             variable_list(std::make_move_iterator(begin), std::make_move_iterator(end)));
       }
+      guard.reset();
       go_below(); // where they are added up
       for (size_t i = 0; i < gradients_.size(); ++i) {
-        deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]));
+        deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]), stream);
       }
     }
     if (!task_.retain_graph) {
@@ -193,6 +211,7 @@ std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {
     return std::nullopt;
   }
   trace_vjp("torchlayers", task.layer);
+  const c10::OptionalDeviceGuard device(plan.has_streams ? std::nullopt : plan.device());
   std::optional<at::AutoGradMode> grad_mode;
   if (task.layer == nullptr) {
     grad_mode.emplace(task.create_graph);

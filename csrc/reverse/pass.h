@@ -17,8 +17,8 @@ namespace torchlayers {
 // layer's backward phase. What each node saved is freed as the pass goes, unless the graph is
 // retained. The order is the engine's, so sums are added up alike.
 // A graph is not simple, and the engine runs all of it, where somebody watches or steers the
-// pass: hooks, retained gradients, anomaly mode, autograd.Functions in Python; where a device
-// has streams; where the order of recording is not that of the graph (several threads); where
+// pass: hooks, retained gradients, anomaly mode, autograd.Functions in Python; where the order of
+// recording is not that of the graph (several threads); where
 // an input was computed from another tensor; where a node of torch's own is in a graph that is
 // pulled back inside another backward of the engine's.
 
