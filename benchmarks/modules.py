@@ -35,6 +35,10 @@ class Case:
     x: Tensor
     by_hand: Callable[[Params, Tensor], Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        # As those that are given: torch multiplies by a tensor that requires grad in another way.
+        self.module.requires_grad_(False)
+
     def params(self) -> Params:
         """In the module's own memory: kernels take longer where it is aligned otherwise."""
         return {name: p.detach() for name, p in self.module.named_parameters()}

@@ -72,6 +72,7 @@ def call_module(
     settings: tuple[Any, ...],
     /,
 ) -> Any: ...
+def with_tensors_put_in(func: Callable[..., Any], /) -> Callable[..., Any]: ...
 def run_module(
     module: Module,
     func: Callable[..., Any],

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from torchlayers import _C, torch_compile, torch_func
+from torchlayers import _C, recomputed_modules, torch_compile, torch_func
 
 Named = dict[str, Tensor]
 # The place of an attribute: a dict, the key in it, and what to put there.
@@ -17,6 +17,8 @@ Setting = list[Any]
 
 _RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _ABSENT = object()
+
+recomputed_modules.follow_checkpoints()
 
 
 def functional_call(

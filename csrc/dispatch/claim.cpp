@@ -4,6 +4,7 @@
 #include <sstream>
 
 #include "core/keys.h"
+#include "dispatch/apart.h"
 #include "dispatch/data.h"
 #include "dispatch/fallbacks.h"
 #include "dispatch/typed/typed.h"
@@ -61,6 +62,7 @@ void claim_keys() {
   static auto* for_some =
       new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
   register_data(*for_some);
+  register_taken_apart(*for_some);
   register_typed();
 }
 

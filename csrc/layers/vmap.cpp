@@ -14,7 +14,6 @@
 #include "layers/vmap_writes.h"
 #include "rules/batching/batched_call.h"
 #include "rules/batching/in_place.h"
-#include "rules/batching/masked.h"
 #include "rules/batching/pointwise.h"
 #include "values/batched.h"
 #include "values/wrapper.h"
@@ -147,8 +146,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
     send_down(op, args);
     return;
   }
-  if (apply_rule(batched_call) || fill_by_mask(op, args, *this) ||
-      write_functional(op, args, *this)) {
+  if (apply_rule(batched_call) || write_functional(op, args, *this)) {
     return;
   }
   if (is_to_be_looked_into(op, args)) {

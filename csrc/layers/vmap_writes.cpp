@@ -73,6 +73,9 @@ Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
   if (changes_shape(op)) {
     return; // of the tensor that was given
   }
+  if (op.is_in_place) {
+    target_ = peek(args, 0, op.num_args).toTensor();
+  }
   if (inside_.any_written()) {
     stand_in(op, args);
   }
@@ -140,6 +143,10 @@ void Writes::give_back(const Operator& op, Args& results) const {
   if (stand_ins_.empty()) {
     return;
   }
+  if (target_.defined()) { // a batching rule may return another tensor of its numbers
+    peek(results, 0, op.num_returns) = target_;
+    return;
+  }
   change_tensors(results, op.num_returns, [&](const at::Tensor& result, size_t) {
     for (const auto& [shown, given] : stand_ins_) {
       if (result.is_same(shown)) {
@@ -196,7 +203,7 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
 
 NotedResults::NotedResults(const Operator& op, const Args& args, VmapLayer& layer)
     : op_(op), layer_(layer) {
-  if (op.num_args == 0 || makes_memory_its_own(op, args)) {
+  if (op.num_args == 0 || op.is_in_place || makes_memory_its_own(op, args)) {
     return;
   }
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
@@ -210,6 +217,9 @@ NotedResults::NotedResults(const Operator& op, const Args& args, VmapLayer& laye
 }
 
 void NotedResults::note(const Args& results) const {
+  if (op_.is_in_place) {
+    return;
+  }
   Inside& inside = *layer_.inside();
   visit_tensors(results, op_.num_returns, [&](const at::Tensor& result) {
     if (layer_.follows(result)) {

@@ -27,6 +27,7 @@ class Writes {
   VmapLayer& layer_;
   Inside& inside_;
   std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_; // and for what
+  at::Tensor target_;                                        // of an operator in place
 };
 
 // Runs sin(x, out=y) as y.copy_(sin(x)), and tells whether it did so: where something in it is

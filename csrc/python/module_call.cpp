@@ -27,15 +27,6 @@ py::object with_own_cache(py::object settings) {
   return settings + py::make_tuple(own);
 }
 
-// Of the dict, borrowed. Comparing keys may run a user's code, whose error is nobody's then.
-PyObject* item_if_any(PyObject* dict, PyObject* key) {
-  PyObject* value = PyDict_GetItemWithError(dict, key);
-  if (value == nullptr) {
-    PyErr_Clear();
-  }
-  return value;
-}
-
 // The settings of a call: (dict, key, value).
 template <class Visit>
 void for_each_setting(const py::object& settings, const Visit& visit) {
@@ -60,6 +51,10 @@ Call::Call(PyObject* module, PyObject* settings, bool tie_weights, bool strict)
   }
   if (plan_->is_parametrized()) {
     settings_ = with_own_cache(std::move(settings_));
+  }
+  if (plan_->is_sharded()) {
+    settings_ =
+        settings_ + imported("torchlayers.distributed.sharded", "hooks")(py::handle(module));
   }
 }
 
@@ -96,7 +91,8 @@ bool Call::take(PyObject* given) {
   return !has_unplanned_;
 }
 
-py::object Call::run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given) {
+py::object Call::run(
+    ternaryfunc call, PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given) {
   plan_replacements();
   refuse_another_thread();
   running().push_back({std::this_thread::get_id(), &dicts_, &replaced_});
@@ -106,7 +102,7 @@ py::object Call::run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject*
     put_all_back();
     throw;
   }
-  auto result = py::reinterpret_steal<py::object>(PyObject_Call(func, args, kwargs));
+  auto result = py::reinterpret_steal<py::object>(call(func, args, kwargs));
   PyObject *kind = nullptr, *error = nullptr, *trace = nullptr;
   PyErr_Fetch(&kind, &error, &trace);
   note_what_was_replaced();
@@ -181,6 +177,13 @@ void Call::add(PyObject* dict, PyObject* key, PyObject* before) {
 }
 
 void Call::plan_replacements() {
+  if (plan_->is_sharded()) { // its own are gathered too, and to be put back
+    for (size_t slot = 0; slot < values_.size(); ++slot) {
+      if (values_[slot] == nullptr && plan_->slots()[slot].kind == 0) {
+        values_[slot] = held_[slot];
+      }
+    }
+  }
   replaced_.reserve(given_.size());
   for (size_t slot = 0; slot < values_.size(); ++slot) {
     if (values_[slot] != nullptr) {

@@ -17,9 +17,10 @@ class Call {
   // False where a name is of no slot. Nothing is put in yet.
   bool take(PyObject* given);
 
-  // func(*args, **kwargs) with the tensors put in. What the function has replaced meanwhile is
-  // then in `given`.
-  pybind11::object run(PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given);
+  // call(func, args, kwargs), as PyObject_Call, with the tensors put in. What the function has
+  // replaced meanwhile is then in `given`.
+  pybind11::object run(
+      ternaryfunc call, PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given);
 
  private:
   struct Given {

@@ -29,6 +29,14 @@ PyObject* item(PyObject* dict, PyObject* key) {
   return value;
 }
 
+PyObject* item_if_any(PyObject* dict, PyObject* key) {
+  PyObject* value = PyDict_GetItemWithError(dict, key);
+  if (value == nullptr) {
+    PyErr_Clear();
+  }
+  return value;
+}
+
 std::string text_of(PyObject* name) {
   const auto bytes = py::reinterpret_steal<py::bytes>(
       PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));

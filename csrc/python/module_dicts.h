@@ -21,6 +21,9 @@ PyObject* interned(const char* text);
 // Of the dict, borrowed; nullptr where there is none.
 PyObject* item(PyObject* dict, PyObject* key);
 
+// The same, where comparing keys may run a user's code, whose error is nobody's then.
+PyObject* item_if_any(PyObject* dict, PyObject* key);
+
 std::string text_of(PyObject* name);
 
 // The dicts of a module that is there now, borrowed from it.

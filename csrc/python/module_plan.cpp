@@ -46,7 +46,7 @@ bool Plan::look_at(PyObject* module, AllDicts& dicts, Held& held) {
   for (size_t i = 0; i < nodes_.size(); ++i) {
     Node& node = nodes_[i];
     const auto own = Dicts::of(modules[i], node.places);
-    if (!own || !has_children(node, own->modules, modules) ||
+    if (!own || Py_TYPE(modules[i]) != node.type || !has_children(node, own->modules, modules) ||
         !has_slots(node.slots[0], own->tensors[0], held, has_others) ||
         !has_slots(node.slots[1], own->tensors[1], held, has_others)) {
       return false;
@@ -103,7 +103,9 @@ size_t Plan::add(PyObject* module, const std::string& prefix) {
   const size_t index = nodes_.size();
   added_.emplace(module, index);
   const bool is_rnn = PyObject_IsInstance(module, classes().rnn.ptr()) == 1;
-  nodes_.push_back({is_rnn, places, {}, {}});
+  PyTypeObject* type = Py_TYPE(module);
+  nodes_.push_back({type, is_rnn, places, {}, {}});
+  is_sharded_ |= PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), "_get_fsdp_state") != 0;
   is_parametrized_ |= PyObject_IsInstance(module, classes().parametrizations.ptr()) == 1;
   for (size_t kind = 0; kind < dicts->tensors.size(); ++kind) {
     PyObject *key = nullptr, *tensor = nullptr;
@@ -275,13 +277,6 @@ class Plans {
       raise(
           "functional_call: can't be used with nn.DataParallel, which copies its module to "
           "devices. Call it on the module inside, `.module`.");
-    }
-    if (PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(module)), "_get_fsdp_state")) {
-      raise(
-          "functional_call: a module of fully_shard gathers parameters of its own in its hooks, "
-          "and "
-          "would run with those. Call it on the module before it is sharded, with each parameter's "
-          "full_tensor(grad_placements=[Partial()]): gradients come back summed and sharded.");
     }
     if (PyObject_IsInstance(module, classes().distributed.ptr()) == 1) {
       const int is_error = PyErr_WarnEx(

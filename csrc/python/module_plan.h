@@ -36,6 +36,7 @@ using Held = c10::SmallVector<PyObject*, 16>;
 
 // A module, once, however often it stands in the tree.
 struct Node {
+  const void* type;        // of the module: compared alone
   bool keeps_flat_weights; // an RNN's list of its weights, which it makes anew where they change
   Dicts::Places places;
   std::vector<Child> children;
@@ -67,6 +68,10 @@ class Plan {
   bool is_parametrized() const {
     return is_parametrized_;
   }
+  // fully_shard gathers parameters in hooks.
+  bool is_sharded() const {
+    return is_sharded_;
+  }
   bool is_none(size_t slot) const {
     return slots_[slot].tensor == Py_None;
   }
@@ -97,6 +102,7 @@ class Plan {
   pybind11::dict names_; // slots by the names that were given
   std::vector<std::pair<pybind11::object, size_t>> last_given_;
   bool is_parametrized_ = false;
+  bool is_sharded_ = false;
 };
 
 // The module's, made where there is none. Shared, because another thread may plan anew meanwhile.

@@ -5,6 +5,7 @@
 
 #include "core/errors.h"
 #include "python/module_call.h"
+#include "python/module_forward.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -67,7 +68,7 @@ PyObject* call_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
         .release()
         .ptr();
   }
-  py::object result = call.run(module, args.ptr(), kwargs.ptr(), given.ptr());
+  py::object result = call.run(call_of, module, args.ptr(), kwargs.ptr(), given.ptr());
   if (runs_on_later(result.ptr())) {
     const auto later = in_python("resumed");
     result =
@@ -87,7 +88,8 @@ PyObject* run_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
     raise(
         "functional_call: the module was changed: it has not all tensors any more that are given.");
   }
-  return call.run(func, args, kwargs == Py_None ? nullptr : kwargs, given).release().ptr();
+  PyObject* keywords = kwargs == Py_None ? nullptr : kwargs;
+  return call.run(PyObject_Call, func, args, keywords, given).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -103,6 +105,22 @@ PyObject* unplanned_names(PyObject*, PyObject* const* given, Py_ssize_t) {
     }
   }
   return names.release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
+// with_tensors_put_in(func): func, with the tensors that are in modules now whenever it is called.
+PyObject* with_tensors_put_in(PyObject*, PyObject* const* given, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto func = borrowed(given[0]);
+  auto replacements = put_in_now();
+  if (replacements.empty()) {
+    return func.release().ptr();
+  }
+  const auto call = [func, replacements](const py::args& args, const py::kwargs& kwargs) {
+    const PutInAgain in_modules(replacements);
+    return func(*args, **kwargs);
+  };
+  return py::cpp_function(call).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
@@ -123,6 +141,7 @@ void bind_modules(pybind11::module_& m) {
       modules::fast<modules::call_module>("call_module"),
       modules::fast<modules::run_module>("run_module"),
       modules::fast<modules::unplanned_names>("unplanned_names"),
+      modules::fast<modules::with_tensors_put_in>("with_tensors_put_in"),
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
     throw pybind11::error_already_set();

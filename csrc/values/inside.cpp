@@ -4,6 +4,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "core/below.h"
 #include "core/errors.h"
@@ -59,16 +60,14 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
   }
 }
 
-} // namespace
-
-// The dead are looked for when the list is full, so that noting one more takes constant time.
-template <class List, class Dead>
-void Inside::make_place_in(List& list, const Dead& is_dead) {
-  if (list.size() == list.capacity()) {
-    std::erase_if(list, is_dead);
-    list.reserve(std::max<size_t>(16, 2 * list.size()));
-  }
+// The elements at the place, seen as this tensor is.
+Tensor seen_as(const Tensor& tensor, const Tensor& elements, const Place& place) {
+  Tensor view = at_places(as_dtype(elements, tensor.scalar_type()), place);
+  view = tensor.is_conj() ? view.conj() : view;
+  return tensor.is_neg() ? at::_neg_view(view) : view;
 }
+
+} // namespace
 
 void Inside::note(const Tensor& result, const Memories& given) {
   c10::StorageImpl* memory = memory_of(result);
@@ -89,28 +88,10 @@ void Inside::add_made(Made made) {
   made_.push_back(std::move(made));
 }
 
-void Inside::note_unrecorded(const Tensor& alias, bool is_detached) {
-  const std::lock_guard lock(mutex_);
-  make_place_in(unrecorded_, [](const Unrecorded& each) { return each.alias.expired(); });
-  unrecorded_.push_back({WeakTensor(alias.getIntrusivePtr()), is_detached});
-}
-
-const Inside::Unrecorded* Inside::unrecorded(const Tensor& alias) const {
-  const auto found = std::ranges::find_if(unrecorded_, [&](const Unrecorded& each) {
-    return each.alias._unsafe_get_target() == alias.unsafeGetTensorImpl();
-  });
-  return found == unrecorded_.end() ? nullptr : &*found;
-}
-
-void Inside::note_view(const Tensor& alias, const Tensor& of, bool is_detached) {
-  if (!is_detached && !any_unrecorded_ && at::GradMode::is_enabled()) {
-    return;
-  }
-  any_unrecorded_ = true;
-  const std::lock_guard lock(mutex_);
-  const Unrecorded* base = unrecorded(of);
-  if (is_detached || base != nullptr || !at::GradMode::is_enabled()) {
-    note_unrecorded(alias, is_detached || (base != nullptr && base->is_detached));
+void Inside::note_view(const Tensor& view, const Tensor& of, bool is_detached) {
+  if (roots_.are_to_know_of(is_detached)) {
+    const std::lock_guard lock(mutex_);
+    roots_.note_view(view, of, is_detached);
   }
 }
 
@@ -179,6 +160,27 @@ bool Inside::has_made(const Tensor& tensor) const {
                                    [&](const auto* memory) { return made_of(memory) != nullptr; });
 }
 
+const Tensor& Inside::elements_of(const Tensor& root, Moved& moved) {
+  const bool is_detached = roots_.is_detached(root);
+  const bool is_of_lower_vmap = at::functorch::maybeGetBatchedImpl(root) != nullptr;
+  const bool may_be_data = !is_of_lower_vmap && !root.is_inference() &&
+                           moved.root._unsafe_get_target() != root.unsafeGetTensorImpl();
+  if (!is_detached && !may_be_data) {
+    return moved.to;
+  }
+  std::erase_if(moved.others, [](const Line& each) { return each.root.expired(); });
+  for (const Line& line : moved.others) {
+    if (line.root._unsafe_get_target() == root.unsafeGetTensorImpl()) {
+      return line.to;
+    }
+  }
+  Tensor to = is_detached ? moved.to.detach() : moved.to.variable_data();
+  const Tensor alive = without_dead_wrappers(root);
+  take_history_of(alive, seen_as(alive, to, after(moved, find(alive).second)), is_detached);
+  moved.others.push_back({WeakTensor(root.getIntrusivePtr()), std::move(to)});
+  return moved.others.back().to;
+}
+
 Tensor Inside::find_shown(const Tensor& tensor) {
   const auto* batched_here = at::functorch::maybeGetBatchedImpl(tensor);
   if (batched_here != nullptr && batched_here->level() == layer_.level()) {
@@ -194,15 +196,14 @@ Tensor Inside::find_shown(const Tensor& tensor) {
     return {};
   }
   place = after(*moved, place);
+  const Tensor root = roots_.root_of(tensor);
   Tensor view;
   {
     const Below below(layer_, Modes::of_thread());
-    const Unrecorded* history = unrecorded(tensor);
-    const Recorded recorded(/*grad=*/history == nullptr || history->is_detached);
-    view = at_places(as_dtype(moved->to, tensor.scalar_type()), place);
-    view = tensor.is_conj() ? view.conj() : view;
-    view = tensor.is_neg() ? at::_neg_view(view) : view;
-    view = history != nullptr && history->is_detached ? view.detach() : view;
+    std::optional<Recorded> recorded(std::in_place, /*grad=*/true);
+    const Tensor& elements = elements_of(root, *moved);
+    recorded.emplace(/*grad=*/!roots_.is_unrecorded(tensor));
+    view = seen_as(tensor, elements, place);
   }
   Tensor stands_for = batched(std::move(view), /*dim=*/0, layer_);
   shown_.insert_or_assign(
@@ -244,7 +245,8 @@ void Inside::make_room(const Tensor& tensor) {
     }
     return extent;
   };
-  Moved moved{made->memory, extent_in(last.memory), {}};
+  const Tensor root = roots_.root_of(whole.defined() ? whole : tensor);
+  Moved moved{made->memory, extent_in(last.memory), {}, WeakTensor(root.getIntrusivePtr()), {}};
   {
     const Below below(layer_, Modes::of_thread());
     const Recorded recorded(/*grad=*/true);
@@ -252,9 +254,8 @@ void Inside::make_room(const Tensor& tensor) {
         whole.is_neg()) {
       // All that counts of the memory, from what autograd knows it by.
       const Extent all = extent_in(own.memory);
-      const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
       whole = stretched(
-          base.scalar_type() == tensor.scalar_type() ? base : tensor,
+          root.scalar_type() == tensor.scalar_type() ? root : tensor,
           {all.count},
           {all.unit},
           all.origin);
@@ -303,7 +304,7 @@ void Inside::clear() {
   made_.clear();
   moved_.clear();
   shown_.clear();
-  unrecorded_.clear();
+  roots_.clear();
 }
 
 } // namespace torchlayers

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/layer.h"
+#include "values/lines.h"
 #include "values/places.h"
 
 namespace torchlayers {
@@ -34,7 +35,8 @@ namespace torchlayers {
 // samples are one and the same tensor outside, and a batched write to it is refused. Where vmaps
 // nest, each notes for itself. Memory that a lower layer has moved is looked for under its new
 // storage as well (`trail`), for views made since have that one; the lower layer tells the layers
-// above, whose operator it is running, that what they made has moved.
+// above, whose operator it is running, that what they made has moved. What shares the memory and
+// not the history has an alias of the new memory to itself, detached. NOTE [Lines of history].
 
 class Inside {
  public:
@@ -51,7 +53,7 @@ class Inside {
 
   // A result of an operator that was given these.
   void note(const at::Tensor& result, const Memories& given);
-  // A view. Detached, or made where nobody records, it has no derivative of what is written later.
+  // NOTE [Lines of history]
   void note_view(const at::Tensor& view, const at::Tensor& of, bool is_detached);
 
   bool has_made(const at::Tensor& tensor) const;
@@ -78,27 +80,27 @@ class Inside {
     WeakTensor whole; // as it was made
     Extent extent;
   };
+  struct Line {
+    WeakTensor root;
+    at::Tensor to;
+  };
   struct Moved {
     WeakStorage from;
     Extent extent;
-    at::Tensor to; // of the layers below: (batch, count)
+    at::Tensor to;   // of the layers below: (batch, count)
+    WeakTensor root; // of its line
+    std::vector<Line> others;
   };
   struct Shown {
     WeakTensor alias;
     Place place; // where it was when it was asked for
     at::Tensor stands_for;
   };
-  struct Unrecorded {
-    WeakTensor alias;
-    bool is_detached;
-  };
 
   at::Tensor find_shown(const at::Tensor& tensor);
-  template <class List, class Dead>
-  static void make_place_in(List& list, const Dead& is_dead);
   void add_made(Made made);
-  void note_unrecorded(const at::Tensor& alias, bool is_detached);
-  const Unrecorded* unrecorded(const at::Tensor& alias) const;
+  // The moved memory as the line of this root knows it. Called below the layer, recording.
+  const at::Tensor& elements_of(const at::Tensor& root, Moved& moved);
 
   const Moved* moved_from(const c10::StorageImpl* memory) const;
   const Made* made_of(const c10::StorageImpl* memory) const;
@@ -113,12 +115,11 @@ class Inside {
 
   Layer& layer_;
   std::atomic<bool> any_written_{false};
-  std::atomic<bool> any_unrecorded_{false};
   mutable std::recursive_mutex mutex_; // the engine's threads use the layer too
   std::vector<Made> made_;
   std::unordered_map<const c10::StorageImpl*, Moved> moved_;
   std::unordered_map<const c10::TensorImpl*, Shown> shown_;
-  std::vector<Unrecorded> unrecorded_;
+  Roots roots_;
 };
 
 // Whether these tensors of the layer, or of those below it, do.

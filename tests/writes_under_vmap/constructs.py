@@ -92,8 +92,28 @@ WRITES: dict[str, Sample] = {
     ),
     "by a mask": lambda x: _with(torch.ones(3, **DOUBLE), lambda y: y.__setitem__(x > 0, 0.0)) * x,
     "a number by a mask": lambda x: (
-        _with(torch.ones(3, **DOUBLE), lambda y: y.__setitem__(x > 0, x.detach().sum())) * x
+        _with(torch.ones(3, **DOUBLE), lambda y: y.__setitem__(x > 0, x.sum())) * x
     ),
+    "one element by a mask": lambda x: _with(
+        x.clone(), lambda y: y.__setitem__(x > 0, x[:1].sin())
+    ),
+    "rows by a mask": lambda x: _with(
+        torch.ones(3, 2, **DOUBLE), lambda y: y.__setitem__(x > 0, x[:2])
+    ),
+    "columns by a mask": lambda x: _with(
+        torch.ones(2, 3, **DOUBLE), lambda y: y.__setitem__((slice(None), x > 0), x[:2, None])
+    ),
+    "a matrix by a mask": lambda x: _with(
+        torch.ones(2, 3, 3, 2, **DOUBLE),
+        lambda y: y.__setitem__((slice(None), x[:, None] > x), x[:2].expand(2, 1, 2)),
+    ),
+    "a part of it by a mask": lambda x: _with(
+        torch.ones(3, 2, **DOUBLE), lambda y: y.__setitem__((x > 0, 0), x.prod())
+    ),
+    "adding by a mask": lambda x: torch.ones(3, **DOUBLE).index_put_(
+        (x > 0,), x.sum(), accumulate=True
+    ),
+    "index_put by a mask": lambda x: torch.index_put(CAPTURED, (x > 0,), x.sum()),
     "masked_fill_": lambda x: torch.ones(2, 3, **DOUBLE).masked_fill_(x > 0, 3.0) * x,
     "masked_fill_ by a number": lambda x: torch.ones(3, **DOUBLE).masked_fill_(x > 0, x.sum()),
     "masked_scatter_": lambda x: torch.ones(3, **DOUBLE).masked_scatter_(x > 0, x * 2),

@@ -1,10 +1,8 @@
 """What a tensor that was made inside, and written to, is to the rest of the program."""
 
 import gc
-import operator
 import threading
 import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -129,33 +127,6 @@ def test_what_was_read_before_keeps_its_value_and_its_gradient() -> None:
     assert_close(tl.grad(lambda w: tl.vmap(lambda x: f(w, x))(X).sum())(Y[0]), expected)
 
 
-NOT_AN_OPERATOR = pytest.mark.xfail(
-    reason="nothing tells y.data from y, for it is no operator", raises=AssertionError, strict=True
-)
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize(
-    "detach",
-    [torch.detach, pytest.param(operator.attrgetter("data"), marks=NOT_AN_OPERATOR)],
-    ids=["detach", "data"],
-)
-def test_a_detached_one_shares_memory_and_no_history(
-    detach: Callable[[Tensor], Tensor], when: str
-) -> None:
-    def f(w: Tensor, x: Tensor) -> Tensor:
-        y = w * 2
-        detached = detach(y)
-        y[0] = x[0]
-        if when == "after":
-            detached = detach(y)
-        return (detached * w).sum() + y.sum()
-
-    by_loop = torch.func.grad(lambda w, batch: sum(f(w, x) for x in batch), (0, 1))(Y[0], X)
-    by_vmap = tl.grad(lambda w, b: tl.vmap(lambda x: f(w, x))(b).sum(), (0, 1))(Y[0], X)
-    assert_close(by_vmap, by_loop)
-
-
 def test_a_write_to_what_a_gradient_needs_is_an_error() -> None:
     def f(w: Tensor, x: Tensor) -> Tensor:
         y = torch.ones(3, dtype=w.dtype)
@@ -191,6 +162,17 @@ def test_in_modes() -> None:
 
 
 # What escapes, and what is refused
+
+
+def test_values_for_the_places_of_a_mask_are_refused() -> None:
+    def f(x: Tensor) -> Tensor:
+        y = zeros()
+        y[x > 0] = x[:2]
+        return y
+
+    for call in (tl.vmap(f), tl.vmap(tl.grad(lambda x: f(x).sum()))):
+        with pytest.raises(RuntimeError, match="a value of 2 elements for its places"):
+            call(X)
 
 
 def test_what_escapes_is_never_read_as_it_was() -> None:

@@ -142,6 +142,34 @@ def test_under_grad(f: Callable[..., Values]) -> None:
     same(by_b, expected[:, 1].view(2, 3, 3))
 
 
+def test_under_grad_in_nested_vmaps(f: Callable[..., Values]) -> None:
+    def weighed(*samples: Tensor) -> Tensor:
+        numbers = torch.cat([each.flatten() for each in f(*samples)] + [samples[0] * 0])
+        return (numbers * torch.arange(1.0, numbers.numel() + 1)).sum()
+
+    def by_loop(a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([weighed(x, y) for x in a for y in b]).sin().sum()
+
+    def by_vmap(a: Tensor, b: Tensor) -> Tensor:
+        return tl.vmap(lambda x: tl.vmap(lambda y: weighed(x, y))(b))(a).sin().sum()
+
+    def swapped(a: Tensor, b: Tensor) -> Tensor:
+        return tl.vmap(lambda y: tl.vmap(lambda x: weighed(x, y))(a))(b).sin().sum()
+
+    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
+    try:
+        expected = torch.autograd.grad(by_loop(a, b), (a, b), materialize_grads=True)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error) or "leaf" in str(error)
+        return
+    same(tl.grad(by_vmap, (0, 1))(A, B), expected)
+    same(tl.grad(swapped, (0, 1))(A, B), expected)
+    same(torch.autograd.grad(by_vmap(a, b), (a, b), materialize_grads=True), expected)
+    tangents = (A.flip(0), B.flip(0))
+    slope = sum((g * t).sum() for g, t in zip(expected, tangents, strict=True))
+    same(tl.jvp(by_vmap, (A, B), tangents)[1], slope)
+
+
 def test_the_programs_write() -> None:
     """Most of them write what depends on the samples."""
     runs = [program(seed)(A[0], B[0]) for seed in range(60)]

@@ -138,7 +138,7 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
             f"torchlayers: {api}: an axis is one dimension of a mesh, and this one has "
             f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
         )
-    _tell_autograd()
+    tell_autograd()
     key = str(mesh.get_group().group_name)
     name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else key
     if any(key in axis.keys for axis in _bound.spread):
@@ -151,7 +151,7 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
 
 
 @functools.cache
-def _tell_autograd() -> None:
+def tell_autograd() -> None:
     """Derivatives for plain autograd, which takes a moment, and samples need none."""
     importlib.import_module("torchlayers.distributed.autograd")
 

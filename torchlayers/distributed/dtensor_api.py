@@ -42,7 +42,7 @@ def _from_local(
     where = placed.written(placements)
     for dim, placement in enumerate(where if shape is None else ()):
         if placement[0] == "S":
-            whole[int(placement[1:])] *= mesh.size(dim)
+            whole[placed.dim_of(placement)] *= mesh.size(dim)
     of_gradient = placed.of_gradient(where, grad_placements)
     return placed.from_local(x, placed.key_of(mesh), where, of_gradient, whole)
 

@@ -12,6 +12,7 @@ import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchlayers import extend
 from torchlayers.distributed import dtensor
@@ -37,6 +38,8 @@ def written(placements: Sequence[Placement]) -> list[str]:
 def _written(placement: Placement) -> str:
     if type(placement) is Shard:
         return f"S{placement.dim}"
+    if type(placement) is _StridedShard:  # of parts of another mesh dimension's
+        return f"S{placement.dim}/{placement.split_factor}"
     if isinstance(placement, Replicate):
         return "R"
     if isinstance(placement, Partial):
@@ -53,8 +56,22 @@ def read(placements: Sequence[str]) -> list[Placement]:
 
 def _read(text: str) -> Placement:
     if text[0] == "S":
-        return Shard(int(text[1:]))
+        _, _, parts = text.partition("/")
+        return (
+            _StridedShard(dim_of(text), split_factor=int(parts)) if parts else Shard(dim_of(text))
+        )
     return Partial(text[1:]) if text[0] == "P" else Replicate()
+
+
+def dim_of(placement: str) -> int:
+    """Which dimension is sharded."""
+    return int(placement[1:].partition("/")[0])
+
+
+def _of_dim(placement: str, dim: int) -> str:
+    """The same of another dimension."""
+    _, stroke, parts = placement.partition("/")
+    return f"S{dim}{stroke}{parts}"
 
 
 def placements_of(x: Tensor) -> list[str]:
@@ -71,18 +88,18 @@ def placements_of(x: Tensor) -> list[str]:
 def _without(placement: str, batch: int) -> str:
     if placement[0] != "S":
         return placement
-    dim = int(placement[1:])
+    dim = dim_of(placement)
     if dim == batch:
         raise TransformError(
             "torchlayers: the samples of this vmap are spread over ranks, by a DTensor that is "
             "sharded along the batch: one sample can't be placed anew, or made local. Give vmap "
             "mesh=, which runs each rank's samples there."
         )
-    return f"S{dim - (dim > batch)}"
+    return _of_dim(placement, dim - (dim > batch))
 
 
 def _behind_a_batch(placements: list[str]) -> list[str]:
-    return [f"S{int(each[1:]) + 1}" if each[0] == "S" else each for each in placements]
+    return [_of_dim(each, dim_of(each) + 1) if each[0] == "S" else each for each in placements]
 
 
 def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
