@@ -72,6 +72,11 @@ gpu: $(VENV)/peers
 	$(BIN)/python -c "import torch, sys; torch.cuda.is_available() or sys.exit('There is no GPU here.')"
 	$(BIN)/python -m pytest --device cuda
 	$(BIN)/python -m examples.cuda_graph
+	$(BIN)/python -m benchmarks.first_table --device cuda
+	$(BIN)/python -m benchmarks.forward_mode --device cuda
+	$(BIN)/python -m benchmarks.reverse_mode --device cuda
+	$(BIN)/python -m benchmarks.batching --device cuda
+	$(BIN)/python -m benchmarks.workloads --device cuda
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

@@ -23,6 +23,7 @@ FILES = ABOUT_DEVICES | {
     "test_grad.py",
     "test_jacobian.py",
     "test_jvp.py",
+    "test_launches.py",
     "test_linearize.py",
     "test_vjp.py",
     "test_vmap.py",

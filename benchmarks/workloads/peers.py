@@ -123,7 +123,7 @@ def _jax(workload: Workload, compiled: bool) -> Work:
     jax = importlib.import_module("jax")
     operators = importlib.import_module("benchmarks.workloads.jax_operators")
     arguments = pytree.tree_map(
-        lambda tensor: jax.numpy.asarray(tensor.numpy()), workload.arguments
+        lambda tensor: jax.numpy.asarray(tensor.cpu().numpy()), workload.arguments
     )
     function = workload.program(jax, operators)
     if compiled:
@@ -134,7 +134,9 @@ def _jax(workload: Workload, compiled: bool) -> Work:
 def _tensors(result: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(result)
     return [
-        leaf.detach() if isinstance(leaf, torch.Tensor) else torch.from_numpy(numpy.array(leaf))
+        leaf.detach().cpu()
+        if isinstance(leaf, torch.Tensor)
+        else torch.from_numpy(numpy.array(leaf))
         for leaf in leaves
     ]
 

@@ -167,6 +167,11 @@ class Call {
 
   // The same memory, as the processor's.
   Tensor alias(const Tensor& tensor) {
+    if (tensor._is_zerotensor()) {
+      aliases_.emplace_back(
+          tensor, at::_efficientzerotensor(tensor.sizes(), tensor.options().device(at::kCPU)));
+      return aliases_.back().second;
+    }
     auto* ours = tensor.storage().unsafeGetStorageImpl();
     for (const auto& [storage, theirs] : storages_) {
       if (storage == ours) {
@@ -244,6 +249,9 @@ class Call {
       }
     }
     is_view = false;
+    if (result._is_zerotensor()) {
+      return at::_efficientzerotensor(result.sizes(), result.options().device(*device_));
+    }
     const c10::DeviceGuard guard(*device_);
     const size_t size = result.storage().nbytes();
     auto* allocator = c10::GetAllocator(kType);
