@@ -45,6 +45,7 @@ PAGES = {
     "docs/modules.md": 6,
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
+    "docs/taps.md": 9,
 }
 
 

@@ -21,7 +21,8 @@ pytestmark = [
 # By the reason.
 BY_REASON = {
     "autograd waits for a number, or for how many elements there are; this does not": (
-        "cumprod prod prod.dim_int max min median nanmedian index_fill.int_Tensor masked_fill.Tensor"
+        "cumprod prod prod.dim_int max min median nanmedian index_fill.int_Tensor "
+        "masked_fill.Tensor"
     ),
     "autograd writes over what it has just made; a rule, which is differentiated, makes another": (
         "_fft_c2c _fft_c2r _linalg_slogdet as_strided_scatter copysign.Scalar copysign.Tensor dist "
@@ -30,8 +31,8 @@ BY_REASON = {
     ),
     "another formula, which is right at more places, or sums in fewer steps": (
         "_linalg_eigh clamp.Tensor grid_sampler_2d_backward grid_sampler_3d_backward index_reduce "
-        "linalg_lu_factor_ex linalg_pinv.atol_rtol_tensor linalg_qr logcumsumexp lu_unpack mvlgamma "
-        "nan_to_num scatter_reduce.two segment_reduce sinc"
+        "linalg_lu_factor_ex linalg_pinv.atol_rtol_tensor linalg_qr logcumsumexp lu_unpack "
+        "mvlgamma nan_to_num scatter_reduce.two segment_reduce sinc"
     ),
     "a derivative's derivative, from the line that tangents have too": (
         "_prelu_kernel_backward binary_cross_entropy_with_logits elu_backward huber_loss_backward "

@@ -568,7 +568,7 @@ def root(x):
 
 @reverse
 def test_anomaly_detection_finds_nans(transform):
-    """In torch.func's words, and with the forward's traceback."""
+    """In torch.func's words, with the forward's traceback, and its line."""
 
     def found(tf):
         with (
@@ -581,9 +581,11 @@ def test_anomaly_detection_finds_nans(transform):
         assert "return x.sqrt()" in traces[0]
         return str(raised.value), traces[0].partition("\n")[0]
 
-    ours = found(tl)
-    assert ours == found(torch.func)
-    assert ours[0] == "Function 'SqrtBackward0' returned nan values in its 0th output."
+    (error, warned), (theirs, warned_by_torch) = found(tl), found(torch.func)
+    assert theirs == "Function 'SqrtBackward0' returned nan values in its 0th output."
+    line = r"test_modes\.py:\d+, `return x\.sqrt\(\)`"
+    assert re.fullmatch(re.escape(theirs) + rf" It is that of {line}\.", error)
+    assert warned == warned_by_torch
 
 
 @transforms

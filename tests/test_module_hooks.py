@@ -116,12 +116,170 @@ def test_a_hook_that_is_always_called_is_called_after_an_exception(transform):
     assert seen == [None]
 
 
-@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
-def test_backward_hooks_are_refused_in_grad(kind):
-    """torch's Function for them is made for plain autograd."""
-    net = nn.Linear(4, 4).double()
-    getattr(net, kind)(lambda *_: None)
-    with pytest.raises(RuntimeError, match="BackwardHookFunction is made for plain autograd"):
-        tl.grad(lambda x: tl.functional_call(net, {}, (x,)).sum())(X)
+def scaled(by):
+    return lambda module, *gradients: tuple(None if g is None else by * g for g in gradients[0])
+
+
+# For each kind: puts hooks on the modules of a network that change gradients.
+BACKWARD = {
+    "after": lambda net: [net[1].register_full_backward_hook(scaled(2))],
+    "before": lambda net: [net[1].register_full_backward_pre_hook(scaled(3))],
+    "both": lambda net: [
+        net[2].register_full_backward_pre_hook(scaled(3)),
+        net[2].register_full_backward_hook(scaled(5)),
+        net[1].register_full_backward_hook(scaled(2)),
+    ],
+    "on the first": lambda net: [net[0].register_full_backward_pre_hook(scaled(7))],
+    "on all": lambda net: [net.register_full_backward_hook(scaled(2))],
+    "on one that takes two": lambda net: [net[3].register_full_backward_hook(scaled(2))],
+    "not full": lambda net: [net[1].register_backward_hook(scaled(2))],
+    "for all modules": lambda net: [modules.register_module_full_backward_hook(scaled(2))],
+    "for all modules, before": lambda net: [
+        modules.register_module_full_backward_pre_hook(scaled(3))
+    ],
+}
+
+
+class Mix(nn.Module):
+    def forward(self, x, y, factor):
+        return x * y * factor, x + y, "nothing"
+
+
+class Net(nn.Sequential):
+    def forward(self, x):
+        x = self[2](self[1](self[0](x)))
+        product, _, _ = self[3](x, x.cos(), 2.0)
+        return product
+
+
+@pytest.fixture(params=BACKWARD)
+def watched(request):
+    torch.manual_seed(0)
+    net = Net(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Mix()).double()
+    handles = BACKWARD[request.param](net)
+    yield net
+    for handle in handles:
+        handle.remove()
+
+
+def squares(net, params, x):
+    return tl.functional_call(net, params, (x,)).square().sum()
+
+
+def plainly(net, x):
+    """Gradients by the parameters and by x."""
+    x = x.clone().requires_grad_()
+    params = dict(net.named_parameters())
+    gradients = torch.autograd.grad(net(x).square().sum(), [*params.values(), x])
+    return dict(zip(params, gradients[:-1], strict=True)), gradients[-1]
+
+
+def test_backward_hooks_under_grad(watched):
+    with tl.trace() as events:
+        found = tl.grad(lambda p, x: squares(watched, p, x), (0, 1))(given(watched), X)
+    torch.testing.assert_close(found, plainly(watched, X))
+    assert {event.op for event in events if event.step == "pull_back"} == {"torchlayers"}
+
+
+def test_backward_hooks_under_vmap_of_grad(watched):
+    ours = tl.grad(lambda p, x: squares(watched, p, x), (0, 1))
+    found = tl.vmap(ours, (None, 0))(given(watched), X)
+    for i, x in enumerate(X):
+        params, by_x = plainly(watched, x)
+        torch.testing.assert_close({name: g[i] for name, g in found[0].items()}, params)
+        torch.testing.assert_close(found[1][i], by_x)
+
+
+def jacobian_of_gradients(net, x, step=1e-6):
+    """Of the gradient by x that the hooks have made, by finite differences of plain autograd's."""
+    columns = []
+    for e in torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape):
+        ahead, behind = (plainly(net, x + sign * step * e)[1] for sign in (1, -1))
+        columns.append((ahead - behind).flatten() / (2 * step))
+    return torch.stack(columns, 1)
+
+
+SECOND = {
+    "grad": (lambda g: tl.grad(lambda x: (g(x) * X.cos()).sum())(X), lambda j, v: v @ j),
+    "vjp": (lambda g: tl.vjp(g, X)[1](X.cos())[0], lambda j, v: v @ j),
+    "jvp": (lambda g: tl.jvp(g, (X,), (X.cos(),))[1], lambda j, v: j @ v),
+    "jacrev": (lambda g: tl.jacrev(g)(X), lambda j, v: j),
+    "jacfwd": (lambda g: tl.jacfwd(g)(X), lambda j, v: j),
+}
+
+
+@pytest.mark.parametrize(("second", "of_jacobian"), SECOND.values(), ids=SECOND)
+def test_second_derivatives_with_backward_hooks(watched, second, of_jacobian):
+    found = second(tl.grad(lambda x: squares(watched, given(watched), x)))
+    expected = of_jacobian(jacobian_of_gradients(watched, X), X.cos().flatten())
+    torch.testing.assert_close(found.flatten(), expected.flatten(), rtol=1e-6, atol=1e-6)
+
+
+def noting(log, name):
+    def hook(module, *gradients):
+        flat = [g for part in gradients for g in part]
+        log.append((name, [g if g is None else g.detach() + 0 for g in flat]))
+
+    return hook
+
+
+def test_backward_hooks_are_called_as_in_plain_autograd():
+    def logged(run):
+        log = []
+        torch.manual_seed(0)
+        net = Net(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), Mix()).double()
+        for i, module in enumerate(net):
+            module.register_full_backward_hook(noting(log, i))
+            module.register_full_backward_pre_hook(noting(log, f"{i}, before"))
+        run(net)
+        return log
+
+    ours = logged(lambda net: tl.grad(lambda x: squares(net, given(net), x))(X))
+    plain = logged(lambda net: plainly(net, X))
+    assert [name for name, _ in ours] == [name for name, _ in plain]
+    for (_, our), (_, their) in zip(ours, plain, strict=True):
+        assert [g is None for g in our] == [g is None for g in their]
+        for mine, other in zip(our, their, strict=True):
+            if other is not None:
+                torch.testing.assert_close(mine + 0, other)
+
+
+def test_a_backward_hook_is_named_as_torchs():
+    names = []
+
+    class Looks(nn.Module):
+        def forward(self, x):
+            names.append((x.grad_fn.name(), type(x.grad_fn).__name__))
+            return x.sin()
+
+    module = Looks()
+    module.register_full_backward_hook(lambda *_: None)
+    tl.grad(lambda x: module(x).sum())(X)
+    assert names == [("BackwardHookFunctionBackward",) * 2]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        lambda f, x: tl.vmap(f)(x),
+        lambda f, x: tl.jvp(f, (x,), (X,))[0],
+        lambda f, x: tl.grad(lambda y: (y * f(x)).sum())(x),
+    ],
+    ids=["vmap", "jvp", "grad"],
+)
+def test_backward_hooks_see_the_innermost_level_alone(inner):
+    """torch asks there whether a gradient is needed, and it is needed further out."""
+    called = []
+    module = nn.Tanh()
+    module.register_full_backward_hook(lambda *_: called.append(True))
+    found = tl.grad(lambda x: inner(module, x).sum())(X)
+    torch.testing.assert_close(found, 1 - X.tanh() ** 2)
+    assert not called
+
+
+def test_a_module_with_backward_hooks_may_not_write_to_its_argument():
+    module = nn.ReLU(inplace=True)
+    module.register_full_backward_hook(lambda *_: None)
+    with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+        tl.grad(lambda x: module(x * 2).sum())(X)
     assert tl.current_stack() == ()
-    torch.testing.assert_close(tl.vmap(net)(X), net(X))

@@ -421,3 +421,15 @@ def test_torch_func_refuses_one_value_written_by_a_mask(call):
     """As an index, a mask has another number of places in each sample."""
     with pytest.raises(RuntimeError):
         call(torch.func)
+
+
+def test_tensors_are_made_after_a_batched_one():
+    def f(x):
+        made = x.new(2).zero_() + x.new([1.0, 2.0]) + x.new_tensor([3.0, 4.0])
+        return made * x
+
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    torch.testing.assert_close(tl.vmap(f)(x), torch.stack([f(row) for row in x]))
+    assert (
+        tl.vmap(lambda x: x.new_tensor([1], dtype=torch.int32) + x.long())(x).dtype == torch.int64
+    )

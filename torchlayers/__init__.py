@@ -50,6 +50,8 @@ from torchlayers.names import partition as partition
 from torchlayers.seeded import recomputation as recomputation
 from torchlayers.seeded import seeded as seeded
 from torchlayers.stack import current_stack as current_stack
+from torchlayers.taps import intermediates as intermediates
+from torchlayers.taps import tap as tap
 from torchlayers.trace import trace as trace
 from torchlayers.vmap import vmap as vmap
 
@@ -80,6 +82,7 @@ __all__ = [
     "hessian",
     "hvp",
     "install",
+    "intermediates",
     "jacfwd",
     "jacrev",
     "jvp",
@@ -97,6 +100,7 @@ __all__ = [
     "seeded",
     "stack_module_state",
     "switch",
+    "tap",
     "trace",
     "uninstall",
     "vjp",

@@ -59,14 +59,14 @@ def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch_compile.is_tracing():  # torch.func's transforms refuse hooks there
             return func(*args, **kwargs)
-        if policy is everything_saveable or not torch.is_grad_enabled() or _is_recording():
+        if policy is everything_saveable or not torch.is_grad_enabled() or is_recording():
             return func(*args, **kwargs)
         return _Region(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
 
     return transformed(func, wrapper)
 
 
-def _is_recording() -> bool:
+def is_recording() -> bool:
     """Whether a program is recorded to be compiled.
 
     A recomputation would be recorded too, and draw random numbers of its own in every call.
@@ -154,10 +154,10 @@ class _Region:
 
     @staticmethod
     def _hooks(hooks: "_Hooks") -> saved_tensors_hooks:
-        return _Adopted(hooks, hooks.unpack)
+        return AdoptedHooks(hooks, hooks.unpack)
 
 
-class _Adopted(saved_tensors_hooks):
+class AdoptedHooks(saved_tensors_hooks):
     """Hooks that have been put on their stack by the time that the block begins."""
 
     def __enter__(self) -> None:

@@ -49,6 +49,18 @@ def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None)
         )
 
 
+def budgets(
+    api: str, chunk_size: ChunkSize, memory_budget: int | float | None
+) -> tuple[int | float | None, int | None]:
+    """A memory budget as the function's, or as that of a chunk where one is to be found."""
+    if chunk_size != "auto":
+        check_chunk_size(api, chunk_size, None)
+        return memory_budget, None
+    of_chunk: Any = memory_budget
+    check_chunk_size(api, chunk_size, of_chunk)
+    return None, of_chunk
+
+
 def run(
     work: Callable[[int, int], Result],
     total: int,

@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlayers import random
 from torchlayers.errors import TransformError, location
 from torchlayers.random.arguments import broadcast
+from torchlayers.random.discrete import counts
 
 Draw = Callable[..., Any]
 
@@ -29,7 +30,7 @@ def find(
             f"Leave the generator out, or draw outside.{location()}"
         )
     whole = f"{name}.{overload}" if overload else name
-    if function := _DRAWS.get(whole):
+    if function := _DRAWS.get(whole) or _written_out(name, overload):
         return function
     if _draws_nothing(name, overload, args, kwargs):
         return None
@@ -38,6 +39,19 @@ def find(
         "an operator that has one (torch.rand, randn, randint, bernoulli, multinomial, dropout, "
         f"…) or with torchlayers.random.{location()}"
     )
+
+
+def _written_out(name: str, overload: str) -> Draw | None:
+    """Of an overload that writes to out=, by the one that does not."""
+    base = overload.removesuffix("out").removesuffix("_")
+    draw = _DRAWS.get(f"{name}.{base}" if base else name)
+    if not overload.endswith("out") or draw is None:
+        return None
+
+    def written(key: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+        return out.copy_(draw(key, *args, **kwargs))
+
+    return written
 
 
 def _draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -266,6 +280,16 @@ def _dirichlet(key: Tensor, alpha: Tensor, generator: None = None) -> Tensor:
     return random.dirichlet(_on(key, alpha.device), alpha)
 
 
+def _poisson(key: Tensor, rate: Tensor, generator: None = None) -> Tensor:
+    return counts("poisson", _on(key, rate.device), rate.shape, rate=rate).to(rate.dtype)
+
+
+def _binomial(key: Tensor, count: Tensor, prob: Tensor, generator: None = None) -> Tensor:
+    size = broadcast([count.shape, prob.shape])
+    numbers = counts("binomial", _on(key, count.device), size, count=count, prob=prob)
+    return numbers.to(count.dtype)
+
+
 def _in_place(name: str) -> str:
     base, _, overload = name.partition(".")
     return f"{base}_.{overload}" if overload else f"{base}_"
@@ -321,5 +345,7 @@ _NAMED: dict[str, Draw] = {
     "rrelu_with_noise": _leaky,
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,
+    "poisson": _poisson,
+    "binomial": _binomial,
 }
 _DRAWS = {f"aten::{name}": draw for name, draw in _NAMED.items()}

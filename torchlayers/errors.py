@@ -20,6 +20,7 @@ __all__ = [
     "DimensionError",
     "DtypeError",
     "FunctionError",
+    "MemoryBudgetError",
     "MissingDerivativeError",
     "NotScalarError",
     "NotTensorError",
@@ -28,6 +29,7 @@ __all__ = [
     "RecomputationError",
     "RuleError",
     "StructureError",
+    "TapError",
     "TransformError",
 ]
 
@@ -53,6 +55,17 @@ class NotScalarError(TransformError):
         Traceback (most recent call last):
         torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a tensor without
         dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.
+    """
+
+
+class TapError(TransformError):
+    """A function has no value of a name that a transform was asked for, or has two.
+
+    Example:
+        >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.TapError: torchlayers: intermediates: no value is called 'b': there is
+        'a'.
     """
 
 
@@ -115,6 +128,23 @@ class DataDependentError(TransformError):
         torch.where or torch.cond in place of a branch, name an argument that decides in
         static_argnums, or leave that part outside.
     """
+
+
+class MemoryBudgetError(TransformError):
+    """A function can't be differentiated within a memory budget; `least` bytes would do.
+
+    Example:
+        >>> def f(x):
+        ...     return x.sin().exp().sum()
+        >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
+        Traceback (most recent call last):
+        torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
+        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
+    """
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 class DtypeError(TransformError, ValueError):
@@ -257,6 +287,31 @@ def location() -> str:
             return _quoted(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def line_of_node(metadata: dict[str, Any]) -> str:
+    """``file.py:7, `source line```: the user's line that a node was recorded for, or "".
+
+    Args:
+        metadata: what anomaly mode keeps of the node. What a pass has recorded, and not a line
+            of the user's in it, is told of what the pass ran.
+    """
+    entries = metadata.get("traceback_", [])
+    parent = metadata.get("parent_")
+    if parent is not None and not (entries and _is_users_entry(entries[-1])):
+        return line_of_node(parent.metadata)
+    for entry in reversed(entries):
+        if _is_users_entry(entry):
+            place, _, line = entry.strip().partition("\n")
+            number = place.partition(", line ")[2].partition(",")[0]
+            filename = os.path.basename(place.split('"')[1])
+            return f"{filename}:{number}" + (f", `{line.splitlines()[0].strip()}`" if line else "")
+    return ""
+
+
+def _is_users_entry(entry: str) -> bool:
+    """Of a formatted traceback."""
+    return is_users(entry.split('"')[1])
 
 
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:

@@ -25,8 +25,10 @@ from torchlayers.errors import (
     TransformError,
     instead,
 )
+from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
+from torchlayers.taps import Names, refuse_budget, with_taps, with_values
 
 
 class Grad(NamedTuple):
@@ -83,7 +85,12 @@ class Grad(NamedTuple):
 
 
 def grad(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -93,17 +100,23 @@ def grad(
         argnums: which positional arguments to differentiate by, counted as Python counts; or
             which entries of one that is a dict: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, to differentiate by too.
+        memory_budget: how much func may keep for its gradient, and compute again, at once
+            (docs/memory.md): in bytes, or as a fraction, up to 1.0, of what it keeps without.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
         the chosen arguments, each of its argument's shape and dtype (a tuple of them where
         argnums is one); with has_aux ``(gradients, aux)``. An argument that func does not
-        use has a gradient of zeros.
+        use has a gradient of zeros. With taps there stands ``(gradients, {name: gradient})`` for
+        gradients.
     Raises:
         NotScalarError: func returned something else than a real tensor without dimensions.
         NotTensorError: a chosen argument holds something else than tensors.
         DtypeError: a chosen tensor is neither floating-point nor complex.
         ArgnumsError: argnums fits the arguments not.
         OutputError: has_aux, and func did not return a pair.
+        TapError: func has no value of a name among taps, or two.
+        MemoryBudgetError: the memory budget is too small. The message says what is the least.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
         tensor(1.)
@@ -113,9 +126,14 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if taps is not None:
+        refuse_budget("grad", memory_budget)
+        transform = partial(grad, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad", transform, func, taps, has_aux)
     if not are_numbers(argnums):
-        return by_names("grad", partial(grad, has_aux=has_aux), func, argnums)
-    given = Grad("grad", func, argnums, has_aux)
+        transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad", transform, func, argnums)
+    given = Grad("grad", budgeted("grad", func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -128,7 +146,12 @@ def grad(
 
 
 def grad_and_value(
-    func: Callable[..., Any], argnums: Argnums = 0, has_aux: bool = False
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    memory_budget: int | float | None = None,
+    taps: Names | None = None,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -143,9 +166,16 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if taps is not None:
+        refuse_budget("grad_and_value", memory_budget)
+        transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
+        return with_taps("grad_and_value", transform, func, taps, True)
     if not are_numbers(argnums):
-        return by_names("grad_and_value", partial(grad_and_value, has_aux=has_aux), func, argnums)
-    given = Grad("grad_and_value", func, argnums, has_aux)
+        transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
+        return by_names("grad_and_value", transform, func, argnums)
+    given = Grad(
+        "grad_and_value", budgeted("grad_and_value", func, memory_budget), argnums, has_aux
+    )
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if torch_compile.is_tracing():
@@ -157,7 +187,13 @@ def grad_and_value(
     return transformed(func, wrapper)
 
 
-def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
+def vjp(
+    func: Callable[..., Any],
+    *primals: Any,
+    has_aux: bool = False,
+    memory_budget: int | float | None = None,
+    taps: Names | None = None,
+) -> Any:
     """Vector-Jacobian product: func's value, and the function that pulls cotangents back.
 
     Args:
@@ -165,6 +201,9 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
             ``(that, aux)`` with has_aux.
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
+        memory_budget: as for :func:`grad`.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values are outputs too:
+            the output is then ``(output, {name: value})``, and so are the cotangents.
     Returns:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
         retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
@@ -177,6 +216,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         DtypeError: a primal is neither floating-point nor complex.
         StructureError: the cotangents are not like the output.
         CallError: retain_graph or create_graph is neither a bool nor None.
+        TapError: func has no value of a name among taps, or two.
     Example:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
@@ -184,10 +224,14 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     Source: torch.func.vjp.
     """
+    if taps is not None:
+        refuse_budget("vjp", memory_budget)
+        func = with_values("vjp", func, has_aux, taps)
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    recorded, output, aux = _C.call_vjp(Grad("vjp", func, None, has_aux), primals, False)
+    given = Grad("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
+    recorded, output, aux = _C.call_vjp(given, primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -201,6 +245,10 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
         try:
+            if _function_modes():  # control flow may show other cotangents
+                from torchlayers.surroundings import seen
+
+                cotangents = seen(cotangents)
             return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
         except TransformError:
             raise
@@ -210,6 +258,9 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
     return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
+
+
+_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:

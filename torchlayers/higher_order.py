@@ -3,7 +3,8 @@
 They dispatch in Python, by the highest active key that they don't fall through. While our
 layers are active that would be our front key. Falling through it, they reach torch.func's,
 whose rules work on our layers too, because every layer is mirrored in torch.func's stack.
-Those of autograd.Function have rules of ours: see autograd_function.
+Those of autograd.Function and of control flow have rules of ours: see autograd_function, and
+control_flow/torchs.py.
 """
 
 import torch

@@ -34,6 +34,7 @@ from torchlayers.jacobian_rows import (
     split_columns,
 )
 from torchlayers.jvp import Jvp
+from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
 
@@ -47,7 +48,7 @@ def jacrev(
     *,
     has_aux: bool = False,
     chunk_size: ChunkSize = None,
-    memory_budget: int | None = None,
+    memory_budget: int | float | None = None,
     progress: bool = False,
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
@@ -66,8 +67,9 @@ def jacrev(
         chunk_size: how many rows of the Jacobian at a time, to save memory: an int, None for
             all at once, or "auto" for as many as the memory budget allows. With 1, the rows
             are computed in a plain loop, without vmap and its limits.
-        memory_budget: with "auto", the bytes that one chunk may take at its peak, rows already
-            computed not counted. None is half of what is free on the device.
+        memory_budget: how much func may keep, as for :func:`torchlayers.grad`; with "auto", the
+            bytes that one chunk may take at its peak, rows already computed not counted. None is
+            half of what is free on the device then.
         progress: show a progress bar over the chunks (needs tqdm).
         mesh: spreads the rows over the ranks of a DeviceMesh of one dimension, which call it with
             the same arguments: each has its part of an output's first dimension, as torch.chunk
@@ -90,13 +92,13 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
-    chunks.check_chunk_size(_api, chunk_size, memory_budget)
+    of_func, memory_budget = chunks.budgets(_api, chunk_size, memory_budget)
     if not are_numbers(argnums):
         transform = partial(
             jacrev,
             has_aux=has_aux,
             chunk_size=chunk_size,
-            memory_budget=memory_budget,
+            memory_budget=memory_budget or of_func,
             progress=progress,
             mesh=mesh,
             out=out,
@@ -105,7 +107,7 @@ def jacrev(
             _api=_api,
         )
         return by_names(_api, transform, func, argnums)
-    given = Grad(_api, func, argnums, has_aux)
+    given = Grad(_api, budgeted(_api, func, of_func), argnums, has_aux)
     spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
 
     def traced(*args: Any) -> Any:
@@ -203,7 +205,8 @@ def jacfwd(
         randomness: what random operators do, as for :func:`torchlayers.vmap`.
         chunk_size: how many columns of the Jacobian at a time, to save memory: an int, None for
             all at once, or "auto" for as many as the memory budget allows.
-        memory_budget, progress: as for :func:`jacrev`.
+        memory_budget: with "auto", as for :func:`jacrev`.
+        progress: as for :func:`jacrev`.
         mesh, out, check: as for :func:`jacrev`; spread are the columns, by an argument's first
             dimension.
     Returns:
@@ -335,7 +338,7 @@ def hessian(
     argnums: Argnums = 0,
     *,
     chunk_size: ChunkSize = None,
-    memory_budget: int | None = None,
+    memory_budget: int | float | None = None,
     progress: bool = False,
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
@@ -373,11 +376,12 @@ def hessian(
             check=check,
         )
         return by_names("hessian", transform, func, argnums)
+    of_func, of_chunk = chunks.budgets("hessian", chunk_size, memory_budget)
     forward_over_reverse = jacfwd(
-        jacrev(func, argnums, _api="hessian"),
+        jacrev(func, argnums, memory_budget=of_func, _api="hessian"),
         argnums,
         chunk_size=chunk_size,
-        memory_budget=memory_budget,
+        memory_budget=of_chunk,
         progress=progress,
         mesh=mesh,
         out=out,

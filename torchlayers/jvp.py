@@ -5,13 +5,14 @@ layer's level; the function runs on the duals, and its results are split again i
 values and tangents. csrc/python/call_jvp.cpp does it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
 from torchlayers import _C, torch_compile, torch_func, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
+from torchlayers.taps import with_tangents
 
 
 def jvp(
@@ -21,6 +22,7 @@ def jvp(
     *,
     strict: bool = False,
     has_aux: bool = False,
+    taps: Mapping[str, Any] | None = None,
 ) -> Any:
     """Jacobian-vector product: func's value, and its derivative along the tangents.
 
@@ -32,6 +34,8 @@ def jvp(
         strict: refuse an output that does not depend on the primals, instead of giving it
             a tangent of zeros.
         has_aux: func returns a second value, which is passed through.
+        taps: tangents by the names of :func:`torchlayers.tap` and paths of modules, which the
+            values there have besides those that come from the primals.
     Returns:
         ``(output, output_tangents)``, both in the structure of func's output; with has_aux
         ``(output, output_tangents, aux)``.
@@ -43,6 +47,8 @@ def jvp(
             independent of the primals.
         DtypeError: a primal or tangent is neither floating-point nor complex, or func can't
             compute with their two dtypes.
+        TapError: func has no value of a name among taps, or two; or a tangent is not like its
+            value.
     Example:
         >>> jvp(torch.sin, (torch.tensor(0.0),), (torch.tensor(2.0),))
         (tensor(0.), tensor(2.))
@@ -50,6 +56,8 @@ def jvp(
     Source: torch.func.jvp; forward accumulation as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 3.
     """
+    if taps is not None:
+        func = with_tangents("jvp", func, taps)
     if torch_compile.is_tracing():
         return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     given = Jvp("jvp", func, None, has_aux, strict)

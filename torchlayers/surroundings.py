@@ -1,21 +1,51 @@
 """What a function's results depend on besides its arguments, for calling it once more."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from torchlayers import tree
 from torchlayers.seeded import Draws
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
 
+class Around(TorchFunctionMode):
+    """A mode that shows a function other tensors than it would see without it."""
+
+    is_covered: bool  # by one inside it, which asks it
+
+    def sample(self, x: Tensor) -> Tensor:
+        """The tensor as it is seen."""
+        raise NotImplementedError
+
+    def as_now(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes contexts, inside which functions see what they see now."""
+        raise NotImplementedError
+
+
+def innermost() -> Around | None:
+    """The one that was entered last. It asks those around it."""
+    modes = reversed(_function_modes())
+    return next((mode for mode in modes if isinstance(mode, Around)), None)
+
+
+def seen(values: Any) -> Any:
+    """The values as a function sees them here."""
+    around = innermost()
+    return values if around is None else tree.map_tensors(around.sample, values)
+
+
 class Surroundings:
-    """The random state, draws by keys, autocast and the default device, as they were then."""
+    """What a function sees, the random state, draws by keys, autocast and the default device."""
 
     def __init__(self) -> None:
+        self.seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
         self.random: dict[str, Any] | None = _random_states()
         self.draws: Draws | None = Draws()
         self.autocast = _autocast()
@@ -37,6 +67,8 @@ class Surroundings:
     def again(self) -> Iterator[None]:
         """Inside, all of that is as it was; afterwards as it is now."""
         with ExitStack() as stack:
+            for again in self.seen:
+                stack.enter_context(again())
             for device, (is_on, dtype, caches) in self.autocast.items():
                 if _autocast().get(device) != (is_on, dtype, caches):
                     stack.enter_context(torch.autocast(device, dtype, is_on, caches))
@@ -101,7 +133,13 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
 
 
 def _default_device() -> Any:
+    return next(
+        (mode for mode in reversed(_function_modes()) if isinstance(mode, DeviceContext)), None
+    )
+
+
+def _function_modes() -> list[Any]:
+    """Those that are active, the outermost first."""
     if _torch._C._len_torch_function_stack() == 0:
-        return None
-    modes = reversed(_torch.overrides._get_current_function_mode_stack())
-    return next((mode for mode in modes if isinstance(mode, DeviceContext)), None)
+        return []
+    return _torch.overrides._get_current_function_mode_stack()  # type: ignore[no-any-return]

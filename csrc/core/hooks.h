@@ -5,9 +5,14 @@
 #include <ATen/core/operator_name.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "core/operator.h"
+
+namespace torch::autograd {
+struct Node;
+} // namespace torch::autograd
 
 namespace torchlayers {
 
@@ -34,6 +39,10 @@ struct Hooks {
       [](const Operator&, Args&, const std::string&, const std::function<at::Tensor()>&) {
         return false;
       };
+  // Lets ranks that hold different parts of a tensor draw numbers of their own, until what is
+  // returned is gone. Null where there is no need.
+  std::shared_ptr<void> (*draw_apart)(const at::Tensor& tensor) =
+      [](const at::Tensor&) -> std::shared_ptr<void> { return nullptr; };
   // The rank that this process has in a process group, or in one of this name.
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;
@@ -43,6 +52,13 @@ struct Hooks {
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
+  // Whether a hook on the node asks torch's engine about the pass that it runs in.
+  bool (*needs_engine)(torch::autograd::Node& node) = [](torch::autograd::Node&) { return false; };
+  // "train.py:41, `loss.log()`" for the user's line that the node was recorded for, which anomaly
+  // mode keeps; or "".
+  std::string (*line_of_node)(torch::autograd::Node& node) = [](torch::autograd::Node&) {
+    return std::string();
+  };
   // Lets the saved-tensor hooks that are on run where they belong. NOTE [Where a hook runs].
   void (*adopt_saved_hooks)() = [] {};
   // A tensor made inside a vmap has been written to: it is to print as what it stands for.

@@ -7,6 +7,7 @@
 #include "dispatch/apart.h"
 #include "dispatch/data.h"
 #include "dispatch/fallbacks.h"
+#include "dispatch/retained.h"
 #include "dispatch/typed/typed.h"
 
 namespace torchlayers {
@@ -63,6 +64,7 @@ void claim_keys() {
       new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
   register_data(*for_some);
   register_taken_apart(*for_some);
+  allow_to_retain_gradients();
   register_typed();
 }
 

@@ -7,7 +7,6 @@
 #include "dispatch/fallbacks.h"
 #include "dispatch/hidden.h"
 #include "layers/function.h"
-#include "values/batched.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -56,28 +55,6 @@ void refuse_captured(const Operator& op, const Args& args) {
   });
 }
 
-// Whether a tensor that one of our vmaps batched is among the arguments, where no layer of ours is
-// active. Throws, unless torch means to call the operator past the batch.
-bool holds_escaped(const Operator& op, const Args& args) {
-  bool any = false;
-  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-    if (batched == nullptr || number_of(*batched) == 0) {
-      return;
-    }
-    any = true;
-    if (!thread_keys().excluded().has(DispatchKey::FuncTorchBatched)) {
-      raise(
-          "a tensor batched by vmap (level {}) has escaped from inside a function being vmapped: "
-          "it was used by {} outside that transform. Return it from the function instead of "
-          "keeping it.",
-          batched->level(),
-          op.name());
-    }
-  });
-  return any;
-}
-
 } // namespace
 
 // NOTE [Stepping aside]
@@ -89,7 +66,7 @@ bool holds_escaped(const Operator& op, const Args& args) {
 // away for a while, as Dynamo does, and knows nothing of our keys: they go with it.
 void step_aside(
     const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::DispatchKey key, Args* args) {
-  if (any_layer() || holds_escaped(Operator::of(handle), *args)) {
+  if (any_layer()) {
     handle.redispatchBoxed(keys.remove(key), args);
     return;
   }

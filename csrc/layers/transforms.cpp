@@ -11,6 +11,7 @@
 #include "core/trace.h"
 #include "layers/grad.h"
 #include "reverse/pass.h"
+#include "reverse/watched.h"
 #include "values/batched.h"
 #include "values/inside.h"
 #include "values/tangent.h"
@@ -70,7 +71,8 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   return dual;
 }
 
-std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& dual, int64_t level) {
+std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& given, int64_t level) {
+  const at::Tensor dual = without_dead_wrappers(given);
   const auto* wrapper = wrapper_of(dual);
   // Whoever else holds the value is to see another tensor returned.
   if (wrapper != nullptr && wrapper->level() == level && wrapper->value().use_count() == 1) {
@@ -100,8 +102,12 @@ std::vector<at::Tensor> vjp(
   for (size_t i = 0; i < cotangents.size(); ++i) {
     given.push_back(batched_like(cotangents[i], without_dead_wrappers(outputs[i])));
   }
-  return torch::autograd::grad(
+  auto gradients = torch::autograd::grad(
       outputs, inputs, given, retain_graph, create_graph, /*allow_unused=*/true);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    gradients[i] = call_hooks_of_accumulated(inputs[i], std::move(gradients[i]));
+  }
+  return gradients;
 }
 
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
@@ -121,7 +127,7 @@ at::Tensor shown_at(const at::Tensor& tensor, int64_t level) {
 
 at::Tensor remove_batch_dim(
     const at::Tensor& given, int64_t level, const c10::SymInt& batch_size, int64_t out_dim) {
-  const at::Tensor tensor = shown_at(given, level);
+  const at::Tensor tensor = shown_at(without_dead_wrappers(given), level);
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (const Layer* layer = layer_at(level)) {
     check_not_escaped(tensor, *layer);

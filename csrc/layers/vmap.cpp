@@ -6,6 +6,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
+#include "core/hooks.h"
 #include "core/keys.h"
 #include "core/recording.h"
 #include "core/stack.h"
@@ -64,6 +65,17 @@ bool is_to_be_looked_into(const Operator& op, const Args& args) {
          !may_be_looped(op, args);
 }
 
+// While it lives, ranks that hold different samples of a DTensor draw numbers of their own.
+std::shared_ptr<void> drawing_apart(const Operator& op, const Args& args) {
+  std::shared_ptr<void> apart;
+  visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
+    if (!apart && holder_of(tensor).key_set().has(DispatchKey::Python)) {
+      apart = hooks.draw_apart(tensor);
+    }
+  });
+  return apart;
+}
+
 } // namespace
 
 const char* randomness_name(Randomness randomness) {
@@ -120,8 +132,14 @@ void VmapLayer::run(const Operator& op, Args& args) {
   if (op.reads_number) {
     refuse_to_read_number(op, args, *this);
   }
-  if (draws_ && op.is_random && draws_->run(op, args, *this)) {
-    return;
+  std::shared_ptr<void> apart;
+  if (op.is_random) {
+    if (draws_ && draws_->run(op, args, *this)) {
+      return;
+    }
+    if (randomness_ == Randomness::Different) {
+      apart = drawing_apart(op, args);
+    }
   }
   Args given; // for an error: torch's rule may put the batch in the place of a sample
   try {

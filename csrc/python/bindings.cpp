@@ -4,6 +4,12 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <ATen/FunctionalTensorWrapper.h>
+
+#include <algorithm>
+#include <bitset>
+#include <string_view>
+
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -11,7 +17,8 @@
 #include "graph/bindings.h"
 #include "layers/draws.h"
 #include "layers/function.h"
-
+#include "layers/module_hook.h"
+#include "layers/taps.h"
 #include "layers/transforms.h"
 
 #include "python/bindings.h"
@@ -74,6 +81,16 @@ at::Tensor shown(const at::Tensor& tensor) {
   return tensor;
 }
 
+template <class Is>
+bool any_on_stack(const Is& is) {
+  const auto layers = layers_on_stack();
+  return std::any_of(layers.begin(), layers.end(), is);
+}
+
+bool is_functionalize(const Layer* layer) {
+  return layer != nullptr && std::string_view(layer->kind()) == "functionalize";
+}
+
 // A guard that lives from the beginning of a `with` block to its end.
 template <class Guard>
 void bind_guard(py::module_& m, const char* name, const char* doc) {
@@ -97,10 +114,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     throw py::import_error(error.what_without_backtrace());
   }
   supply_hooks();
+  supply_hooks_on_nodes();
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);
+  bind_budget(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
@@ -170,6 +189,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("seen_from", wrap_pybind_function(&seen_from));
+  m.def("sample_of", wrap_pybind_function(&sample_of));
+  m.def("held_at", wrap_pybind_function(&held_at));
+  m.def("behind_one_node", wrap_pybind_function(&behind_one_node));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
@@ -191,6 +214,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
     return concerns(tensor, levels, below);
+  });
+  // Whether it is batched at this level, and samples of those levels have none of their own of it.
+  m.def("is_batched_alone", [](const at::Tensor& tensor, int64_t level, uint64_t levels) {
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+    return batched != nullptr && batched->level() == level &&
+           (batched_levels(batched->value()) & std::bitset<64>(levels)).none() &&
+           !at::functionalization::impl::isFunctionalTensor(holder_of(batched->value()));
+  });
+  m.def("any_functionalize", [] { return any_on_stack(is_functionalize); });
+  m.def("is_plain_stack", [] {
+    return !any_on_stack([](const Layer* layer) { // torch.func's, or one that wraps what is batched
+      return layer == nullptr || is_functionalize(layer);
+    });
   });
 
   m.def("start_recording", &start_recording);

@@ -16,8 +16,12 @@ void bind_operators(pybind11::module_& m);
 
 // Saved-tensor hooks, called as they should be under layers.
 void bind_saved_hooks(pybind11::module_& m);
+// What is kept within a memory budget.
+void bind_budget(pybind11::module_& m);
 
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
+// The same about hooks on nodes.
+void supply_hooks_on_nodes();
 
 } // namespace torchlayers

@@ -2,10 +2,13 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/util/ScopeExit.h>
 
+#include <algorithm>
+
 #include "layers/grad.h"
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -23,6 +26,18 @@ struct Recorded {
 };
 
 enum class PullsBack { Later, AtOnceIfScalar, AtOnce };
+
+// Gradients that are DTensors lie as their arguments do.
+Leaves placed_as(const Tensors& inputs, const Tensors& gradients, Leaves results) {
+  const bool are_plain = std::none_of(gradients.begin(), gradients.end(), [](const at::Tensor& g) {
+    return g.defined() && holder_of(g).key_set().has(c10::DispatchKey::Python);
+  });
+  if (are_plain) {
+    return results;
+  }
+  const auto place = imported("torchlayers.distributed.dtensor", "gradients_as_arguments");
+  return place(results, inputs).cast<Leaves>();
+}
 
 // The gradients by what is tracked: zeros where no output depends on it. Of the outputs those are
 // pulled back that have a cotangent, or an only one inside the layer where none are given.
@@ -69,7 +84,7 @@ Leaves pull_back(
     results.push_back(
         gradients[i].defined() ? object_of(gradients[i]) : zeros_like(object_of(inputs[i])));
   }
-  return results;
+  return placed_as(inputs, gradients, std::move(results));
 }
 
 py::object tracked(py::handle leaf, int64_t level, const Replaced& replaced) {
@@ -117,6 +132,11 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
       }
     } else if (outputs.leaves.empty() || !outputs.all_tensors(is_differentiable)) {
       given.refuse("refuse_outputs", output);
+    }
+    for (auto& leaf : outputs.leaves) {
+      if (const auto* wrapper = wrapper_of(tensor_of(leaf)); wrapper && !wrapper->is_alive()) {
+        leaf = object_of(without_dead_wrappers(tensor_of(leaf)));
+      }
     }
     recorded.outputs = outputs.tensors();
     const at::Tensor& value = recorded.outputs.front();

@@ -126,6 +126,19 @@ bool draw_in_python(
   return true;
 }
 
+std::shared_ptr<void> draw_apart(const at::Tensor& tensor) {
+  const py::gil_scoped_acquire gil;
+  py::object end = imported("torchlayers.distributed.drawing", "begin_apart")(tensor);
+  if (end.is_none()) {
+    return nullptr;
+  }
+  return {end.release().ptr(), [](void* end) {
+            const py::gil_scoped_acquire gil;
+            const auto call = py::reinterpret_steal<py::object>(static_cast<PyObject*>(end));
+            call();
+          }};
+}
+
 int64_t rank_in_group(const c10::IValue& group) {
   const py::gil_scoped_acquire gil;
   return py::module_::import("torchlayers.decompositions.collectives")
@@ -174,6 +187,7 @@ void supply_hooks() {
   hooks.release_dual_level = [] { DualLevel::instance().release(); };
   hooks.decompose = &decompose_in_python;
   hooks.draw = &draw_in_python;
+  hooks.draw_apart = &draw_apart;
   hooks.rank_in_group = &rank_in_group;
   hooks.met_subclass = &met_subclass;
   hooks.name_type_of_nodes = &name_type;

@@ -13,6 +13,7 @@
 #include "python/module_dicts.h"
 #include "reverse/pass.h"
 #include "values/history.h"
+#include "values/shell.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {

@@ -4,6 +4,12 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include "core/torch_versions.h"
+
 namespace torchlayers {
 
 // The tensor whose gradients this node accumulates; null if it is another kind of node.
@@ -15,6 +21,18 @@ void change_defined(std::vector<at::Tensor>& tensors, const Change& change) {
     if (tensor.defined()) {
       tensor = change(tensor);
     }
+  }
+}
+
+// A node as torch makes its own.
+template <class NodeType, class... Arguments>
+NodePointer<NodeType> make_node(Arguments&&... arguments) {
+  if constexpr (std::is_same_v<NodePointer<NodeType>, std::shared_ptr<NodeType>>) {
+    return std::shared_ptr<NodeType>(
+        new NodeType(std::forward<Arguments>(arguments)...),
+        [](NodeType* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<NodeType>(std::forward<Arguments>(arguments)...);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "reverse/packed.h"
 
 #include <ATen/EmptyTensor.h>
+#include <c10/util/ScopeExit.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "core/args.h"
@@ -10,6 +11,8 @@
 namespace torchlayers {
 namespace {
 
+thread_local bool packing_result = false;
+
 const at::Tensor& stand_in() {
   static const auto* tensor = new at::Tensor(at::detail::empty_cpu({0}, at::kByte));
   return *tensor;
@@ -17,7 +20,11 @@ const at::Tensor& stand_in() {
 
 } // namespace
 
-void Packed::pack(const at::Tensor& tensor) {
+bool packs_result() {
+  return packing_result;
+}
+
+void Packed::pack(const at::Tensor& tensor, bool is_result) {
   // A number that stands in an expression is its node's alone, here and in torch.
   hooks_.push_back(
       tensor.unsafeGetTensorImpl()->is_wrapped_number()
@@ -30,6 +37,8 @@ void Packed::pack(const at::Tensor& tensor) {
   const int64_t before = version();
   {
     at::NoGradGuard no_grad;
+    const auto outside = std::exchange(packing_result, is_result);
+    const auto put_back = c10::make_scope_exit([&] { packing_result = outside; });
     hooks_.back()->call_pack_hook(tensor);
   }
   if (version() != before) {

@@ -10,10 +10,14 @@
 
 namespace torchlayers {
 
+// Whether the tensor that a hook is called with on this thread is a result of the operator that
+// saves it; else it is an argument, and the operator has not run yet.
+bool packs_result();
+
 class Packed {
  public:
   // Calls the hooks that are on with a tensor that is saved. NOTE [Where a hook runs].
-  void pack(const at::Tensor& tensor);
+  void pack(const at::Tensor& tensor, bool is_result);
 
   // Lets go of those that hooks have packed: of the tensors among these values, in the order of
   // `pack`.

@@ -3,7 +3,6 @@
 #include <ATen/ops/ones_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,9 +13,11 @@
 #include "core/below.h"
 #include "core/recording.h"
 #include "core/trace.h"
+#include "reverse/anomaly.h"
 #include "reverse/nodes.h"
 #include "reverse/plan.h"
 #include "reverse/streams.h"
+#include "reverse/watched.h"
 #include "rules/rule.h"
 #include "values/wrapper.h"
 
@@ -78,7 +79,11 @@ bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
 class Pass {
  public:
   Pass(const VjpTask& task, const Plan& plan)
-      : task_(task), plan_(plan), cotangents_(plan.num_cotangents), found_(task.inputs.size()) {}
+      : task_(task),
+        plan_(plan),
+        cotangents_(plan.num_cotangents),
+        found_(task.inputs.size()),
+        waiting_for_(plan.edges_to_inputs) {}
 
   std::vector<at::Tensor> run(std::vector<at::Tensor> given) {
     go_below();
@@ -90,16 +95,43 @@ class Pass {
       }
       deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent), std::nullopt);
     }
+    finish_inputs(plan_.root_goals);
     for (uint32_t i : plan_.order) {
       const Step& step = plan_.steps[i];
       if (step.is_needed) {
-        run(step);
+        is_anomaly_mode() ? run_in_anomaly_mode(step) : run(step);
+        finish_inputs(plan_.goals_of(step));
       }
     }
     return std::move(found_);
   }
 
  private:
+  using Cotangents = variable_list::iterator;
+
+  // While it lives, the user's code runs: at the layer's level, which is not in its backward phase
+  // meanwhile, as the code may differentiate on its own.
+  class UsersTurn {
+   public:
+    explicit UsersTurn(Pass& pass) : layer_(pass.task_.layer) {
+      pass.below_.reset();
+      grad_mode_.emplace(pass.task_.create_graph);
+      backwards_ = layer_ != nullptr ? layer_->leave_backward() : 0;
+    }
+    ~UsersTurn() {
+      if (layer_ != nullptr) {
+        layer_->return_to_backward(backwards_);
+      }
+    }
+    UsersTurn(const UsersTurn&) = delete;
+    UsersTurn& operator=(const UsersTurn&) = delete;
+
+   private:
+    Layer* layer_;
+    int backwards_;
+    std::optional<at::AutoGradMode> grad_mode_;
+  };
+
   at::Tensor value_of(const at::Tensor& tensor) const {
     return task_.layer != nullptr ? unwrap(tensor, task_.layer->level())
                                   : without_dead_wrappers(tensor);
@@ -108,6 +140,32 @@ class Pass {
   void go_below() {
     if (task_.layer != nullptr && !below_) {
       below_.emplace(*task_.layer, Modes{task_.create_graph, Modes::of_thread().forward_grad});
+    }
+  }
+
+  at::Tensor at_level(const at::Tensor& value) const {
+    return task_.layer != nullptr && value.defined()
+               ? wrap(value, *task_.layer, /*is_immutable=*/false)
+               : value;
+  }
+  variable_list at_level(Cotangents begin, Cotangents end) const {
+    variable_list tensors;
+    tensors.reserve(static_cast<size_t>(end - begin));
+    std::transform(begin, end, std::back_inserter(tensors), [&](const at::Tensor& value) {
+      return at_level(value);
+    });
+    return tensors;
+  }
+
+  // What hooks have made of cotangents or gradients, in the place of these.
+  void take_from_hooks(const variable_list& made, Cotangents values) {
+    go_below();
+    for (const at::Tensor& tensor : made) {
+      at::Tensor& value = *values++;
+      at::Tensor found = tensor.defined() ? value_of(tensor) : tensor;
+      value = plan_.has_nodes_of_torchs && found.defined() && value.defined()
+                  ? batched_like(found, value)
+                  : std::move(found);
     }
   }
 
@@ -131,32 +189,107 @@ class Pass {
   void run(const Step& step) {
     const auto begin = cotangents_.begin() + step.first_cotangent;
     const auto end = begin + step.node->num_inputs();
-    if (std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); })) {
-      const OnStream stream = plan_.has_streams ? stream_of(*step.node) : std::nullopt;
-      std::optional<c10::OptionalStreamGuard> guard(std::in_place, stream);
-      if (step.rule != nullptr) {
-        const auto is_wanted = [&](size_t i) { return plan_.leads_on(plan_.goal(step, i)); };
-        step.rule->vjp(
-            at::ArrayRef<at::Tensor>(&*begin, &*begin + (end - begin)), is_wanted, gradients_);
-        std::fill(begin, end, at::Tensor());
+    const bool is_reached =
+        std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); });
+    const OnStream stream = plan_.has_streams ? stream_of(*step.node) : std::nullopt;
+    {
+      const c10::OptionalStreamGuard guard(stream);
+      if (C10_UNLIKELY(is_watched(*step.node))) {
+        run_watched(step, begin, end, is_reached);
+      } else if (is_reached) {
+        run_node(step, begin, end);
       } else {
-        gradients_ = run_node(
-            *step.node,
-            variable_list(std::make_move_iterator(begin), std::make_move_iterator(end)));
+        gradients_.clear();
       }
-      guard.reset();
-      go_below(); // where they are added up
-      for (size_t i = 0; i < gradients_.size(); ++i) {
-        deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]), stream);
-      }
+    }
+    go_below(); // where they are added up
+    for (size_t i = 0; i < gradients_.size(); ++i) {
+      deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]), stream);
     }
     if (!task_.retain_graph) {
       step.node->release_variables();
     }
   }
 
+  void run_in_anomaly_mode(const Step& step) {
+    const Inducing inducing(*step.node);
+    try {
+      run(step);
+    } catch (...) {
+      say_where_it_was_called(*step.node);
+      throw;
+    }
+  }
+
+  void run_node(const Step& step, Cotangents begin, Cotangents end) {
+    if (step.rule != nullptr) {
+      const auto is_wanted = [&](size_t i) { return plan_.leads_on(plan_.goal(step, i)); };
+      go_below();
+      step.rule->vjp(
+          at::ArrayRef<at::Tensor>(&*begin, &*begin + (end - begin)), is_wanted, gradients_);
+      std::fill(begin, end, at::Tensor());
+    } else {
+      gradients_ = run_node_of_torchs(
+          *step.node, variable_list(std::make_move_iterator(begin), std::make_move_iterator(end)));
+    }
+    if (is_anomaly_mode()) {
+      check_for_nan(*step.node, gradients_);
+    }
+  }
+
+  // The hooks may register others, or remove themselves.
+  void run_watched(const Step& step, Cotangents begin, Cotangents end, bool is_reached) {
+    Node& node = *step.node;
+    variable_list cotangents;
+    {
+      const UsersTurn turn(*this);
+      cotangents = at_level(begin, end);
+      call_hooks_before(node, cotangents);
+    }
+    take_from_hooks(cotangents, begin);
+    if (is_reached) {
+      run_node(step, begin, end);
+    } else {
+      gradients_.assign(node.num_outputs(), at::Tensor());
+    }
+    if (!node.post_hooks().empty()) {
+      variable_list gradients;
+      {
+        const UsersTurn turn(*this);
+        gradients = at_level(gradients_.begin(), gradients_.end());
+        call_hooks_after(node, gradients, cotangents);
+      }
+      take_from_hooks(gradients, gradients_.begin());
+    }
+  }
+
+  // Of those that these lead to. An input is finished as soon as all is there that leads to it, as
+  // in the engine.
+  void finish_inputs(at::ArrayRef<Goal> goals) {
+    if (C10_LIKELY(waiting_for_.empty())) {
+      return;
+    }
+    for (const Goal& goal : goals) {
+      if (goal.kind == Goal::Input && --waiting_for_[goal.index] == 0) {
+        finish(task_.inputs[goal.index], found_[goal.index]);
+      }
+    }
+  }
+
+  void finish(const at::Tensor& input, at::Tensor& gradient) {
+    Node& leaf = *torch::autograd::impl::gradient_edge(input).function;
+    if (is_watched_leaf(leaf)) {
+      at::Tensor made;
+      {
+        const UsersTurn turn(*this);
+        made = call_hooks_of_leaf(leaf, at_level(gradient));
+      }
+      gradient = made.defined() ? value_of(made) : made;
+    }
+  }
+
   // torch's own, at the layer's level.
-  variable_list run_node(Node& node, variable_list&& inputs) {
+  variable_list run_node_of_torchs(Node& node, variable_list&& inputs) {
     below_.reset();
     const Layer* layer = task_.layer;
     if (layer != nullptr) {
@@ -182,7 +315,8 @@ class Pass {
   const Plan& plan_;
   std::vector<at::Tensor> cotangents_;
   std::vector<at::Tensor> found_;
-  variable_list gradients_; // of the step that runs
+  std::vector<uint32_t> waiting_for_; // edges to each input; empty where no hook is
+  variable_list gradients_;           // of the step that runs
   std::optional<Below> below_;
 };
 
@@ -203,7 +337,7 @@ at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
 
 std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {
   std::vector<at::Tensor> given;
-  if (torch::autograd::AnomalyMode::is_enabled() || !start(task, given)) {
+  if (!start(task, given)) {
     return std::nullopt;
   }
   Plan plan;

@@ -16,11 +16,12 @@ namespace torchlayers {
 // the layer itself has nothing more to do. A node of torch's own in between is run in the
 // layer's backward phase. What each node saved is freed as the pass goes, unless the graph is
 // retained. The order is the engine's, so sums are added up alike.
-// A graph is not simple, and the engine runs all of it, where somebody watches or steers the
-// pass: hooks, retained gradients, anomaly mode, autograd.Functions in Python; where the order of
-// recording is not that of the graph (several threads); where
-// an input was computed from another tensor; where a node of torch's own is in a graph that is
-// pulled back inside another backward of the engine's.
+// Hooks on nodes and tensors, and anomaly mode, are part of it (watched.h, anomaly.h): hooks run at
+// the layer's level, as user's code, in the engine's order.
+// A graph is not simple, and the engine runs all of it, where a hook asks the engine about its
+// pass; where there are autograd.Functions in Python; where the order of recording is not that of
+// the graph (several threads); where an input was computed from another tensor; where a node of
+// torch's own is in a graph that is pulled back inside another backward of the engine's.
 
 struct VjpTask {
   const std::vector<at::Tensor>& outputs;

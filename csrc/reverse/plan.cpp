@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/hooks.h"
 #include "reverse/nodes.h"
+#include "reverse/watched.h"
 
 namespace torchlayers {
 namespace {
@@ -13,18 +15,14 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-bool is_watched(Node& node) {
-  return !node.pre_hooks().empty() || !node.post_hooks().empty() ||
-         !node.tensor_pre_hooks().empty() || !node.retains_grad_hooks().empty();
-}
-
 } // namespace
 
 bool Plan::make(const VjpTask& task) {
   for (size_t i = 0; i < task.inputs.size(); ++i) {
     leaves_.push_back(torch::autograd::impl::gradient_edge(task.inputs[i]));
     const Edge& edge = leaves_.back();
-    if (!edge.is_valid() || leaf_of(*edge.function) == nullptr || is_watched(*edge.function)) {
+    if (!edge.is_valid() || leaf_of(*edge.function) == nullptr ||
+        !admit(*edge.function, is_watched_leaf(*edge.function))) {
       return false;
     }
     look_at_streams(*edge.function);
@@ -51,7 +49,15 @@ bool Plan::make(const VjpTask& task) {
     return false;
   }
   mark_needed();
+  if (is_watched_) {
+    count_edges_to(task.inputs.size());
+  }
   return true;
+}
+
+bool Plan::admit(Node& node, bool is_watched) {
+  is_watched_ = is_watched_ || is_watched;
+  return !is_watched || !hooks.needs_engine(node);
 }
 
 bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
@@ -65,14 +71,12 @@ bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
     of_edges.push_back(found->second);
     return true;
   }
-  if (is_watched(*node)) {
-    return false;
-  }
   look_at_streams(*node);
   Goal goal;
   if (leaf_of(*node) == nullptr) {
     auto* rule = rule_node_of(*node);
-    if (rule == nullptr && (is_inside_engine_ || is_python_function(*node))) {
+    if ((rule == nullptr && (is_inside_engine_ || is_python_function(*node))) ||
+        !admit(*node, is_watched(*node))) {
       return false;
     }
     has_nodes_of_torchs = has_nodes_of_torchs || rule == nullptr;
@@ -116,6 +120,23 @@ void Plan::mark_needed() {
     Step& step = steps[*i];
     for (size_t edge = 0; edge < step.node->num_outputs() && !step.is_needed; ++edge) {
       step.is_needed = leads_on(goal(step, edge));
+    }
+  }
+}
+
+void Plan::count_edges_to(size_t num_inputs) {
+  edges_to_inputs.resize(num_inputs);
+  const auto count = [this](at::ArrayRef<Goal> of_edges) {
+    for (const Goal& goal : of_edges) {
+      if (goal.kind == Goal::Input) {
+        ++edges_to_inputs[goal.index];
+      }
+    }
+  };
+  count(root_goals);
+  for (const Step& step : steps) {
+    if (step.is_needed) {
+      count(goals_of(step));
     }
   }
 }

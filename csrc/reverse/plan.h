@@ -37,6 +37,9 @@ struct Plan {
   const Goal& goal(const Step& step, size_t edge) const {
     return goals[step.first_goal + edge];
   }
+  at::ArrayRef<Goal> goals_of(const Step& step) const {
+    return {goals.data() + step.first_goal, step.node->num_outputs()};
+  }
   bool leads_on(const Goal& goal) const {
     return goal.kind == Goal::Input || (goal.kind == Goal::Step && steps[goal.index].is_needed);
   }
@@ -54,20 +57,26 @@ struct Plan {
   uint32_t num_cotangents = 0;
   bool has_nodes_of_torchs = false;
   bool has_streams = false; // others than the one that is current. NOTE [Streams].
+  // How many edges of what is run lead to each input; empty where there is no hook.
+  std::vector<uint32_t> edges_to_inputs;
 
  private:
+  // False where the engine has to run because of a hook on the node.
+  bool admit(torch::autograd::Node& node, bool is_watched);
   // Notes where an edge leads, and that its node is to be run. False if it must not be.
   bool reach(const torch::autograd::Edge& edge, std::vector<Goal>& of_edges);
   void look_at_streams(const torch::autograd::Node& node);
   // The last recorded first. False if that is not the graph's order.
   bool sort();
   void mark_needed();
+  void count_edges_to(size_t num_inputs);
   uint64_t recorded(uint32_t step) const {
     return steps[step].node->sequence_nr();
   }
 
   // torch's own nodes then ask the engine's task what of theirs is wanted, which is another's.
   const bool is_inside_engine_ = torch::autograd::get_current_graph_task_id() != -1;
+  bool is_watched_ = false;
   OneStream stream_;
   std::vector<torch::autograd::Edge> leaves_; // which nobody else may hold
   ska::flat_hash_map<torch::autograd::Node*, Goal> goals_of_nodes_;

@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "core/stack.h"
+#include "reverse/anomaly.h"
 #include "reverse/node_names.h"
 #include "reverse/nodes.h"
 #include "values/wrapper.h"
@@ -84,6 +85,9 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
     }
   }
   set_next_edges(std::move(edges));
+  if (C10_UNLIKELY(is_anomaly_mode())) {
+    Inducing::tell(*this);
+  }
   visit_tensors(args, op.num_args, [this](const at::Tensor& tensor, size_t i) {
     if (reads_.args[i]) {
       save_version(tensor);
@@ -97,7 +101,7 @@ void RuleNode::pack_args(const Args& args) {
   versions_.clear(); // what the hooks keep may be a copy
   visit_tensors(args, op_.num_args, [this](const at::Tensor& tensor, size_t i) {
     if (reads_.args[i]) {
-      packed_->pack(tensor);
+      packed_->pack(tensor, /*is_result=*/false);
     }
   });
 }
@@ -129,7 +133,7 @@ void RuleNode::save_results(Args results, const Args& wrapped) {
   drop_unread(results_, reads_.results);
   visit_tensors(wrapped, results_.size(), [this](const at::Tensor& result, size_t i) {
     if (reads_.results[i]) {
-      packed_ != nullptr ? packed_->pack(result) : save_version(result);
+      packed_ != nullptr ? packed_->pack(result, /*is_result=*/true) : save_version(result);
     }
   });
   if (packed_ != nullptr) {

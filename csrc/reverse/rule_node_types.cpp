@@ -7,6 +7,7 @@
 
 #include "core/hooks.h"
 #include "reverse/node_names.h"
+#include "reverse/nodes.h"
 #include "reverse/rule_node.h"
 
 namespace torchlayers {
@@ -30,13 +31,7 @@ constexpr int kNumbers = 512;
 template <size_t Number>
 NodePointer<RuleNode> make(
     const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
-  using Numbered = NumberedNode<Number>;
-  if constexpr (std::is_same_v<NodePointer<Numbered>, std::shared_ptr<Numbered>>) {
-    return std::shared_ptr<Numbered>(
-        new Numbered(op, rule, args, layer), [](Numbered* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<Numbered>(op, rule, args, layer);
-  }
+  return make_node<NumberedNode<Number>>(op, rule, args, layer);
 }
 
 struct NodeType {

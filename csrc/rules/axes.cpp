@@ -61,13 +61,17 @@ void check_all_are_at(
   }
 }
 
-// What an operator of ours comes to. Where the backend fails (a rank that is dead or late), the
-// error names ours.
+// What an operator of ours comes to; `alike` is a tensor that all ranks have alike, where x is
+// none. Where the backend fails (a rank that is dead or late), the error names ours.
 Tensor over_ranks(
-    const char* ours, const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
+    const char* ours,
+    const char* name,
+    const Tensor& x,
+    std::initializer_list<c10::IValue> rest,
+    const Tensor& alike = Tensor()) {
   try {
     if (comparing_ranks > 0 && !x.is_meta()) { // a recording has no numbers to compare
-      check_all_are_at(ours, name, x, *(rest.end() - 1));
+      check_all_are_at(ours, name, alike.defined() ? alike : x, *(rest.end() - 1));
     }
     return collective(name, x, rest);
   } catch (c10::Error& error) {
@@ -139,7 +143,8 @@ Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::stri
     received[sources[rank]] = 1;
   }
   const Tensor rows = x.unsqueeze(0).narrow(0, 0, to >= 0 ? 1 : 0);
-  const Tensor result = over_ranks("ppermute", "all_to_all_single", rows, {received, sent, axis});
+  const Tensor result =
+      over_ranks("ppermute", "all_to_all_single", rows, {received, sent, axis}, x);
   return sources[rank] >= 0 ? result.squeeze(0) : at::zeros_like(x);
 }
 

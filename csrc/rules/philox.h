@@ -16,7 +16,14 @@ using Words = std::array<uint32_t, 4>;
 Words block(Words counter, std::array<uint32_t, 2> key);
 
 // What a block is drawn for, its counter's third word: the same key serves each, and no two meet.
-enum Use : uint32_t { kNumbers = 0, kChildren = 1, kFolded = 2, kGamma = 3 };
+enum Use : uint32_t {
+  kNumbers = 0,
+  kChildren = 1,
+  kFolded = 2,
+  kGamma = 3,
+  kPoisson = 4,
+  kBinomial = 5
+};
 
 // NOTE [Numbers of a key]
 // A key is an int64, of which the generator's two key words are the lower and the upper half. The

@@ -16,8 +16,10 @@
 #include "core/errors.h"
 #include "rules/batching/families.h"
 #include "rules/batching/pointwise.h"
+#include "rules/counts.h"
 #include "rules/families.h"
 #include "rules/forms.h"
+#include "rules/gamma_slopes.h"
 #include "rules/philox.h"
 #include "rules/random.h"
 #include "rules/random_of_tensors.h"
@@ -133,11 +135,28 @@ void check_data(const Tensor& data) {
   }
 }
 
-void check_gamma(const Tensor& key, const Tensor& alpha) {
+// A parameter of each number: its shape begins with the key's.
+void check_parameter(const Tensor& key, const Tensor& parameter) {
   check_keys(key);
-  check_dtype("gamma", alpha.scalar_type());
   TORCH_INTERNAL_ASSERT(
-      alpha.dim() >= key.dim() && alpha.sym_sizes().slice(0, key.dim()) == key.sym_sizes());
+      parameter.dim() >= key.dim() && parameter.sym_sizes().slice(0, key.dim()) == key.sym_sizes());
+}
+
+void check_gamma(const Tensor& key, const Tensor& alpha) {
+  check_parameter(key, alpha);
+  check_dtype("gamma", alpha.scalar_type());
+}
+
+void check_poisson(const Tensor& key, const Tensor& rate) {
+  check_parameter(key, rate);
+  TORCH_INTERNAL_ASSERT(rate.scalar_type() == at::kDouble);
+}
+
+void check_binomial(const Tensor& key, const Tensor& count, const Tensor& prob) {
+  check_parameter(key, count);
+  TORCH_INTERNAL_ASSERT(
+      count.scalar_type() == at::kDouble && prob.scalar_type() == at::kDouble &&
+      count.sym_sizes() == prob.sym_sizes());
 }
 
 Tensor fold_in_on_processor(const Tensor& key, const Tensor& data) {
@@ -164,21 +183,50 @@ Tensor at_least_smallest(const Tensor& x) {
   return x.clamp_min(smallest);
 }
 
-Tensor gamma_on_processor(const Tensor& key, const Tensor& alpha) {
-  check_gamma(key, alpha);
+// `draw` makes number i of a key, for each number of `like`, a tensor of doubles.
+template <class Draw>
+Tensor one_by_one(const Tensor& key, const Tensor& like, const Draw& draw) {
   const Tensor keys = key.contiguous();
-  const Tensor shapes = alpha.to(at::kDouble).contiguous();
-  Tensor out = at::empty_like(shapes);
+  Tensor out = at::empty_like(like, at::MemoryFormat::Contiguous);
   const auto* key_of = keys.const_data_ptr<int64_t>();
-  const auto* shape_of = shapes.const_data_ptr<double>();
   auto* into = out.mutable_data_ptr<double>();
   const int64_t of_each = out.numel() / std::max<int64_t>(keys.numel(), 1);
   at::parallel_for(0, out.numel(), 1024, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      into[i] = philox::gamma(key_of[i / of_each], i % of_each, shape_of[i]);
+      into[i] = draw(key_of[i / of_each], i % of_each, i);
     }
   });
+  return out;
+}
+
+Tensor gamma_on_processor(const Tensor& key, const Tensor& alpha) {
+  check_gamma(key, alpha);
+  const Tensor shapes = alpha.to(at::kDouble).contiguous();
+  const auto* shape_of = shapes.const_data_ptr<double>();
+  const Tensor out = one_by_one(key, shapes, [&](int64_t key, int64_t place, int64_t i) {
+    return philox::gamma(key, place, shape_of[i]);
+  });
   return at_least_smallest(out.to(alpha.scalar_type()));
+}
+
+Tensor poisson_on_processor(const Tensor& key, const Tensor& rate) {
+  check_poisson(key, rate);
+  const Tensor rates = rate.contiguous();
+  const auto* rate_of = rates.const_data_ptr<double>();
+  return one_by_one(key, rates, [&](int64_t key, int64_t place, int64_t i) {
+    return counts::poisson(key, place, rate_of[i]);
+  });
+}
+
+Tensor binomial_on_processor(const Tensor& key, const Tensor& count, const Tensor& prob) {
+  check_binomial(key, count, prob);
+  const Tensor numbers = count.contiguous();
+  const Tensor probs = prob.contiguous();
+  const auto* count_of = numbers.const_data_ptr<double>();
+  const auto* prob_of = probs.const_data_ptr<double>();
+  return one_by_one(key, numbers, [&](int64_t key, int64_t place, int64_t i) {
+    return counts::binomial(key, place, count_of[i], prob_of[i]);
+  });
 }
 
 // ---- on any device
@@ -214,6 +262,16 @@ Tensor gamma_of_tensors(const Tensor& key, const Tensor& alpha) {
                             : at_least_smallest(random_of_tensors::gamma(key, alpha));
 }
 
+Tensor poisson_of_tensors(const Tensor& key, const Tensor& rate) {
+  check_poisson(key, rate);
+  return rate.numel() == 0 ? at::empty_like(rate) : counts::poisson(key, rate);
+}
+
+Tensor binomial_of_tensors(const Tensor& key, const Tensor& count, const Tensor& prob) {
+  check_binomial(key, count, prob);
+  return count.numel() == 0 ? at::empty_like(count) : counts::binomial(key, count, prob);
+}
+
 // ---- on none
 
 Tensor bits_of_meta(
@@ -240,13 +298,29 @@ Tensor gamma_of_meta(const Tensor& key, const Tensor& alpha) {
   return at::empty_like(alpha);
 }
 
+Tensor poisson_of_meta(const Tensor& key, const Tensor& rate) {
+  check_poisson(key, rate);
+  return at::empty_like(rate);
+}
+
+Tensor binomial_of_meta(const Tensor& key, const Tensor& count, const Tensor& prob) {
+  check_binomial(key, count, prob);
+  return at::empty_like(count);
+}
+
 constexpr std::array kSchemas{
     "random_bits(Tensor key, SymInt[] size, ScalarType dtype, int use=0) -> Tensor",
     "random_uniform(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor",
     "random_normal(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor",
     "random_fold_in(Tensor key, Tensor data) -> Tensor",
-    // alpha's shape begins with the key's.
+    // The parameters' shape begins with the key's.
     "random_gamma(Tensor key, Tensor alpha) -> Tensor",
+    // Of doubles.
+    "random_poisson(Tensor key, Tensor rate) -> Tensor",
+    "random_binomial(Tensor key, Tensor count, Tensor prob) -> Tensor",
+    // How _standard_gamma_grad changes with the shape and with the number.
+    "gamma_slope_by_shape(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
+    "gamma_slope_by_number(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
     // The same, always of operators on tensors: what a compiler is shown.
     "random_bits_of_tensors(Tensor key, SymInt[] size, ScalarType dtype, int use=0) -> Tensor",
     "random_uniform_of_tensors(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor",
@@ -266,6 +340,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CPU, library) {
   library.impl("random_normal", normal_on_processor);
   library.impl("random_fold_in", fold_in_on_processor);
   library.impl("random_gamma", gamma_on_processor);
+  library.impl("random_poisson", poisson_on_processor);
+  library.impl("random_binomial", binomial_on_processor);
 }
 
 TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
@@ -274,6 +350,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("random_normal", normal_of_tensors);
   library.impl("random_fold_in", fold_in_of_tensors);
   library.impl("random_gamma", gamma_of_tensors);
+  library.impl("random_poisson", poisson_of_tensors);
+  library.impl("random_binomial", binomial_of_tensors);
 }
 
 TORCH_LIBRARY_IMPL(torchlayers, CompositeImplicitAutograd, library) {
@@ -281,6 +359,8 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeImplicitAutograd, library) {
   library.impl("random_uniform_of_tensors", uniform_of_tensors);
   library.impl("random_normal_of_tensors", normal_of_tensors);
   library.impl("random_fold_in_of_tensors", fold_in_of_tensors);
+  library.impl("gamma_slope_by_shape", gamma_slope_by_shape);
+  library.impl("gamma_slope_by_number", gamma_slope_by_number);
 }
 
 TORCH_LIBRARY_IMPL(torchlayers, Meta, library) {
@@ -289,6 +369,8 @@ TORCH_LIBRARY_IMPL(torchlayers, Meta, library) {
   library.impl("random_normal", uniform_of_meta);
   library.impl("random_fold_in", fold_in_of_meta);
   library.impl("random_gamma", gamma_of_meta);
+  library.impl("random_poisson", poisson_of_meta);
+  library.impl("random_binomial", binomial_of_meta);
 }
 
 // ---- batching: a batch of keys is more of them in front
@@ -297,8 +379,13 @@ bool of_keys(BatchedCall& call, size_t) {
   return call.is_batched(0) && call.run();
 }
 
-// random_gamma(key, alpha)
-bool gamma_of_keys(BatchedCall& call, size_t) {
+// A recurrent network asks it of its input, on the way to the draws of its dropout.
+bool of_device(BatchedCall& call, size_t) {
+  return call.run();
+}
+
+// random_gamma(key, alpha), and what else takes a parameter of each number
+bool of_keys_and_parameters(BatchedCall& call, size_t) {
   if (!call.any_batched()) {
     return false;
   }
@@ -316,21 +403,28 @@ Tensor fold_in(const Tensor& key, const Tensor& data) {
 }
 
 void add_random(Table& rules) {
-  for (const char* name : {"bits", "uniform", "normal", "fold_in"}) {
+  for (const char* name : {"bits", "uniform", "normal", "fold_in", "poisson", "binomial"}) {
     rules[std::string("torchlayers::random_") + name].constant();
   }
   // By how its distribution changes with its shape. NOTE [Gamma numbers].
   rules["torchlayers::random_gamma"].terms(TERM(1, t * at::_standard_gamma_grad(c[1], y)));
+  rules["_standard_gamma_grad"].terms(
+      TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),
+      TERM(1, t * gamma_slope_by_number(c[0], c[1], y)));
 }
 
 void add_batched_random(BatchingTable& rules) {
   rules.add(
       {"torchlayers::random_bits", "torchlayers::random_uniform", "torchlayers::random_normal"},
       {of_keys});
+  rules.add({"cudnn_is_acceptable"}, {of_device});
   rules.add({"torchlayers::random_fold_in"}, {line_up});
-  rules.add({"torchlayers::random_gamma"}, {gamma_of_keys});
   rules.add(
-      {"_standard_gamma_grad"}, {line_up, /*has_one_shape=*/1}); // its kernel does not broadcast
+      {"torchlayers::random_gamma", "torchlayers::random_poisson", "torchlayers::random_binomial"},
+      {of_keys_and_parameters});
+  rules.add(
+      {"_standard_gamma_grad", "_dirichlet_grad"},
+      {line_up, /*has_one_shape=*/1}); // their kernels do not broadcast
 }
 
 } // namespace torchlayers

@@ -27,7 +27,9 @@ Tensor upper(const Tensor& x) {
   return lower(shifted(x, 32));
 }
 
-TensorWords after_rounds(const Tensor& place, Use use, int64_t attempt, const Tensor& key) {
+} // namespace
+
+TensorWords words(const Tensor& place, Use use, int64_t attempt, const Tensor& key) {
   const auto constant = [&](int64_t number) { return at::full({}, number, place.options()); };
   TensorWords counter{lower(place), upper(place), constant(use), constant(attempt)};
   std::array<Tensor, 2> keys{lower(key), upper(key)};
@@ -43,6 +45,8 @@ TensorWords after_rounds(const Tensor& place, Use use, int64_t attempt, const Te
   }
   return counter;
 }
+
+namespace {
 
 SymInt product(c10::SymIntArrayRef size) {
   SymInt count = 1;
@@ -60,8 +64,7 @@ Tensor of_blocks(
   const SymInt count = product(size);
   const SymInt blocks = (count + (of_block - 1)) / of_block;
   const Tensor places = at::arange(c10::Scalar(blocks), key.options());
-  const std::vector<Tensor> numbers =
-      make(after_rounds(places, use, /*attempt=*/0, key.unsqueeze(-1)));
+  const std::vector<Tensor> numbers = make(words(places, use, /*attempt=*/0, key.unsqueeze(-1)));
   c10::SymDimVector shape(key.sym_sizes());
   shape.insert(shape.end(), size.begin(), size.end());
   return at::stack(numbers, -1).flatten(-2).narrow_symint(-1, 0, count).reshape_symint(shape);
@@ -219,8 +222,8 @@ Tensor normal(const Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype)
 }
 
 Tensor folded(const Tensor& key, const Tensor& data) {
-  const TensorWords words = after_rounds(data, philox::kFolded, 0, key);
-  return words[0].bitwise_or(at::bitwise_left_shift(words[1], at::Scalar(32)));
+  const TensorWords made = words(data, philox::kFolded, 0, key);
+  return made[0].bitwise_or(at::bitwise_left_shift(made[1], at::Scalar(32)));
 }
 
 // NOTE [Gamma numbers]
@@ -237,18 +240,18 @@ Tensor gamma(const Tensor& key, const Tensor& alpha) {
   Tensor result = at::full_like(shape, std::numeric_limits<double>::quiet_NaN());
   Tensor is_open = is_shape;
   for (int64_t attempt = 0; is_open.any().item<bool>(); ++attempt) {
-    const TensorWords words = after_rounds(places, philox::kGamma, attempt, keys);
-    const Tensor x = box_muller(kDouble, {words[0], none}, {words[1], none})[0];
+    const TensorWords drawn = words(places, philox::kGamma, attempt, keys);
+    const Tensor x = box_muller(kDouble, {drawn[0], none}, {drawn[1], none})[0];
     const Tensor root = c * x + 1;
     const Tensor v = root * root * root;
     const Tensor bound = x * x / 2 + d - d * v + d * v.log();
     const Tensor is_taken = is_open.logical_and(v.gt(0)).logical_and(
-        positive(kDouble, words[2], words[3]).log().lt(bound));
+        positive(kDouble, drawn[2], drawn[3]).log().lt(bound));
     result = at::where(is_taken, d * v, result);
     is_open = is_open.logical_and(is_taken.logical_not());
   }
-  const TensorWords words = after_rounds(places, philox::kGamma, 0xffffffff, keys);
-  const Tensor boost = positive(kDouble, words[2], words[3]).pow(shape.reciprocal());
+  const TensorWords last = words(places, philox::kGamma, 0xffffffff, keys);
+  const Tensor boost = positive(kDouble, last[2], last[3]).pow(shape.reciprocal());
   return at::where(is_small, result * boost, result).reshape(alpha.sizes()).to(alpha.dtype());
 }
 

@@ -5,9 +5,15 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include <array>
+
 #include "rules/philox.h"
 
 namespace torchlayers::random_of_tensors {
+
+// The words of a key's block, int64s of which the lower half is the word.
+std::array<at::Tensor, 4> words(
+    const at::Tensor& place, philox::Use use, int64_t attempt, const at::Tensor& key);
 
 at::Tensor bits(
     const at::Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype, philox::Use use);

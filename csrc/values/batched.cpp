@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "core/hooks.h"
-#include "core/keys.h"
 #include "core/stack.h"
 
 namespace torchlayers {
@@ -31,9 +30,9 @@ at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
   if (value.key_set().has(c10::DispatchKey::Python)) {
     hooks.met_subclass(value);
   }
-  // With the front's key, which reaches us where no layer is active too. NOTE [Whose batch].
+  // No key of ours: x.new_tensor takes the keys of x apart for its device, and knows torch's alone.
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |
-                    c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, kFront});
+                    c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched);
   return at::detail::make_tensor<OurBatch>(keys, std::move(value), dim, layer);
 }
 

@@ -14,8 +14,6 @@ namespace torchlayers {
 // return is made ours on its way out of the layer. What never comes out that way (a tensor kept
 // from the middle of a batching rule, or made by torch's own Python functions) has the size of its
 // batch for its one sign.
-// Outside all layers our keys are not included, so ours carries the front's key itself: used there,
-// it has escaped, and the front says so.
 
 // The batched tensor of this value, of the layer, which is on this thread's stack.
 at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer);

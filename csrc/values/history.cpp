@@ -2,10 +2,9 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <optional>
-
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/placed.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -22,23 +21,6 @@ const at::Tensor& lowered(const at::Tensor& tensor, int64_t level) {
     return tensor;
   }
   return lowered(wrapper->value(), level);
-}
-
-at::Tensor batched_again(
-    const at::Tensor& value, int64_t dim, const at::functorch::DynamicLayer& entry) {
-  const Layer* layer = owner_of(entry);
-  return layer != nullptr ? batched(value, dim, *layer)
-                          : at::functorch::makeBatched(value, dim, entry.layerId());
-}
-
-// A plain tensor's numbers at that place. A mode that is on is not to see a detach.
-at::Tensor placed(const at::Tensor& tensor, const torch::autograd::Edge& place) {
-  const bool is_subclass = tensor.key_set().has(c10::DispatchKey::Python);
-  std::optional<c10::impl::ExcludeDispatchKeyGuard> no_modes;
-  if (!is_subclass) {
-    no_modes.emplace(c10::DispatchKey::Python);
-  }
-  return torch::autograd::make_variable(tensor, place);
 }
 
 } // namespace
@@ -113,35 +95,6 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
     impl::set_gradient_edge(tensor, level.place);
   }
   return tensor;
-}
-
-at::Tensor without_graphs(const at::Tensor& tensor) {
-  if (const auto* wrapper = wrapper_of(tensor)) {
-    if (!wrapper->is_alive()) {
-      return without_graphs(wrapper->value());
-    }
-    const int64_t level = *wrapper->level();
-    const auto& entry = mirror()[static_cast<size_t>(level - 1)];
-    at::Tensor result =
-        at::functorch::makeTensorWrapper(without_graphs(wrapper->value()), entry.interpreter());
-    if (const at::Tensor tangent = tangent_of(tensor, level); tangent.defined()) {
-      give_tangent(result, without_graphs(tangent));
-    }
-    return result;
-  }
-  if (const auto* batched = maybeGetBatchedImpl(tensor)) {
-    const auto& entry = mirror()[static_cast<size_t>(batched->level() - 1)];
-    return batched_again(without_graphs(batched->value()), batched->bdim(), entry);
-  }
-  const at::Tensor& tangent = tensor._fw_grad(kDualLevel);
-  if (!tensor.requires_grad() && !tangent.defined()) {
-    return tensor;
-  }
-  at::Tensor result = placed(tensor, {});
-  if (tangent.defined()) {
-    result._set_fw_grad(without_graphs(tangent), kDualLevel, /*is_inplace_op=*/false);
-  }
-  return result;
 }
 
 } // namespace torchlayers

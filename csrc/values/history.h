@@ -40,7 +40,4 @@ class History {
   std::vector<Level> levels_; // the innermost transform's first
 };
 
-// The same numbers and tangents, without a place in any graph. No operator runs.
-at::Tensor without_graphs(const at::Tensor& tensor);
-
 } // namespace torchlayers

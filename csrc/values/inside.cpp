@@ -9,7 +9,9 @@
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/hooks.h"
+#include "core/recording.h"
 #include "values/batched.h"
+#include "values/copy.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -262,7 +264,10 @@ void Inside::make_room(const Tensor& tensor) {
     }
     const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
     moved.to = room(moved.extent.count, tensor);
-    at_places(moved.to, after(moved, from)).copy_(whole);
+    const Tensor old = at_places(moved.to, after(moved, from));
+    if (!nothing_is_below() || !copy_at_once(old, whole)) {
+      old.copy_(whole);
+    }
   }
   bump_versions(whole);
   bump_versions(tensor);

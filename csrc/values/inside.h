@@ -62,7 +62,8 @@ class Inside {
   }
   // The batched tensor that it stands for; undefined where it was not written to.
   at::Tensor shown(const at::Tensor& tensor) {
-    return any_written() ? find_shown(tensor) : at::Tensor();
+    const bool may_be = any_written() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+    return may_be ? find_shown(tensor) : at::Tensor();
   }
 
   // Moves its memory, which was made inside, for a value of each sample to be written.

@@ -1,5 +1,7 @@
 """scan, associative_scan and map: slices, their order, and what is refused."""
 
+import math
+
 import pytest
 import torch
 from torch.utils._pytree import tree_map
@@ -12,6 +14,7 @@ from torchlayers.errors import (
     StructureError,
     TransformError,
 )
+from torchlayers.memory import PeakMemory
 
 X = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
 
@@ -224,9 +227,13 @@ def test_a_scan_of_many_steps_is_differentiated_as_a_loop_is():
     tree_map(torch.testing.assert_close, ours(c), loop(c))
 
 
-@pytest.mark.parametrize("checkpoint", [True, 1, 4, 7, 99])
+RECOMPUTED = [{"checkpoint": n} for n in (True, 1, 4, 7, 99)]
+RECOMPUTED += [{"snapshots": n} for n in (1, 2, 3, 99)]
+
+
+@pytest.mark.parametrize("recomputed", RECOMPUTED, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_recomputed_steps_give_the_same(checkpoint, reverse):
+def test_recomputed_steps_give_the_same(recomputed, reverse):
     xs, w = torch.randn(7, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
 
     def f(c, w, **options):
@@ -238,7 +245,7 @@ def test_recomputed_steps_give_the_same(checkpoint, reverse):
         return (last["c"] * 2).sum() + (ys * xs).sum()
 
     def kept(c, w):
-        return f(c, w, checkpoint=checkpoint)
+        return f(c, w, **recomputed)
 
     c = torch.randn(3, dtype=torch.float64)
     torch.testing.assert_close(kept(c, w), f(c, w))
@@ -267,3 +274,43 @@ def test_recomputed_steps_run_again_in_reverse_mode():
 def test_a_negative_number_of_steps():
     with pytest.raises(TransformError, match="a number of steps, got -1"):
         tl.scan(running, X[0], X, checkpoint=-1)
+
+
+def steps_in_all(steps, snapshots):
+    """How often steps run, by Griewank and Walther's formula, and the last one when it is saved."""
+    repetitions = 0
+    while math.comb(snapshots + repetitions, snapshots) < steps:
+        repetitions += 1
+    return repetitions * steps - math.comb(snapshots + repetitions, snapshots + 1) + steps
+
+
+@pytest.mark.parametrize("steps", [1, 2, 10, 64])
+@pytest.mark.parametrize("snapshots", [1, 2, 3, 6, 100])
+def test_steps_run_again_as_often_as_binomial_checkpointing_has_it(steps, snapshots):
+    calls = []
+
+    def step(c, _):
+        calls.append(1)
+        return c.sin(), None
+
+    def f(c):
+        return tl.scan(step, c, length=steps, snapshots=snapshots)[0]
+
+    def peak(f):
+        with PeakMemory() as memory:
+            found = tl.grad(lambda c: f(c).sum())(c)
+        return memory.peak / c.nbytes, found
+
+    c = torch.linspace(0, 1, 1000)
+    plain, wanted = peak(lambda c: tl.scan(lambda c, _: (c.sin(), None), c, length=steps)[0])
+    calls.clear()
+    most, found = peak(f)
+    assert torch.equal(found, wanted)
+    assert len(calls) <= steps_in_all(steps, snapshots)
+    assert most <= min(plain - steps + snapshots, plain) + 3
+
+
+def test_snapshots_that_are_none():
+    for options in ({"snapshots": 0}, {"snapshots": 2, "checkpoint": True}):
+        with pytest.raises(TransformError, match="snapshots must be at least 1, and stands in"):
+            tl.scan(running, X[0], X, **options)

@@ -95,6 +95,9 @@ COLLECTIVES = {
     "reduce_scatter": Collective(
         lambda x: reduce_scatter(x, "sum", 0, world()), lambda x: blocks(x).sum(1)
     ),
+    "reduce_scatter, the mean": Collective(
+        lambda x: reduce_scatter(x, "avg", 0, world()), lambda x: blocks(x).mean(1)
+    ),
     "reduce_scatter in dim 1": Collective(
         lambda x: reduce_scatter(x, "sum", 1, world()),
         lambda x: torch.stack(x.sum(0).chunk(x.shape[0], 1)),

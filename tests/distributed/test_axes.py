@@ -284,4 +284,58 @@ def test_what_does_not_fit_is_refused_in_words(call, error, words):
         tl.vmap(call, axis_name="i")(torch.ones(2, 3))
 
 
+TIES = [
+    torch.tensor([[1.0, 3.0, 0.0], [3.0, 3.0, -0.0], [3.0, 2.0, 0.0], [3.0, 3.0, -1.0]]),
+    torch.tensor([[torch.nan, 3.0], [1.0, torch.inf], [2.0, torch.inf], [2.0, 0.0]]),
+]
+
+
+def largest_of_all(x):
+    return weighted_by_column(x.amax(0).expand_as(x))
+
+
+def weighted_by_column(y):
+    return (y * torch.arange(1.0, y.shape[-1] + 1)).sum()
+
+
+@pytest.mark.parametrize("x", TIES, ids=["ties", "nan and inf"])
+def test_equal_ones_share_the_gradient_of_pmax(x):
+    def of_samples(x):
+        return weighted_by_column(tl.vmap(lambda x: pmax(x, "i"), axis_name="i")(x))
+
+    expected = torch.func.grad(largest_of_all)(x)
+    torch.testing.assert_close(tl.grad(of_samples)(x), expected, equal_nan=True)
+    tangents = tl.jvp(of_samples, (x,), (x.cos(),))[1]
+    expected = torch.func.jvp(largest_of_all, (x,), (x.cos(),))[1]
+    torch.testing.assert_close(tangents, expected, equal_nan=True)
+
+
+def test_the_shares_of_ties_are_the_mean_of_the_slopes_on_both_sides():
+    def of_samples(x):
+        return weighted_by_column(tl.vmap(lambda x: pmax(x, "i"), axis_name="i")(x)[:1])
+
+    two = torch.tensor([[1.0, 3.0], [3.0, 3.0]], dtype=torch.float64)
+    gradient, step = tl.grad(of_samples)(two), 1e-6
+    for i in range(2):
+        for j in range(2):
+            away = torch.zeros_like(two)
+            away[i, j] = step
+            slope = (of_samples(two + away) - of_samples(two - away)) / (2 * step)
+            torch.testing.assert_close(gradient[i, j], slope)
+
+
+@case
+def equal_ones_on_several_ranks_share_the_gradient_of_pmax():
+    for x in TIES:
+        x = x[: dist.get_world_size()].double()
+        own = x[dist.get_rank()]
+        expected = torch.func.grad(largest_of_all)(x)[dist.get_rank()]
+        with mesh():
+            found = tl.grad(lambda x: weighted_by_column(pmax(x, "i")))(own)
+            torch.testing.assert_close(found, expected, equal_nan=True)
+            leaf = own.clone().requires_grad_()
+            weighted_by_column(pmax(leaf, "i")).backward()
+            torch.testing.assert_close(leaf.grad, expected, equal_nan=True)
+
+
 test_over_ranks = over_ranks(__name__)

@@ -112,4 +112,25 @@ def gradients_of_samples_in_chunks():
     same(found, F.grad(loss)(x), Shard(0))
 
 
+@case
+def different_samples_draw_differently_on_all_ranks():
+    x = on_ranks(torch.zeros(8, 3) + 0.5, Shard(0))
+    for draw in (torch.rand_like, torch.randn_like, lambda x: x.clone().uniform_()):
+        for options in ({}, {"chunk_size": 2}):
+            drawn = [
+                tl.vmap(draw, randomness="different", **options)(x).full_tensor() for _ in range(2)
+            ]
+            assert torch.cat(drawn).unique().numel() == 2 * 24
+    drawn = tl.vmap(torch.bernoulli, randomness="different")(x.redistribute(placements=[Shard(1)]))
+    assert drawn.full_tensor().unique().tolist() == [0, 1]
+    # What all ranks draw alike they still do, and so they do afterwards.
+    same_on_all = tl.vmap(torch.rand_like, randomness="different")(
+        on_ranks(torch.ones(4), Replicate())
+    )
+    for each in (same_on_all.to_local(), torch.rand(3)):
+        total = each.clone()
+        dist.all_reduce(total)
+        close(total, each * dist.get_world_size())
+
+
 test_over_ranks = over_ranks(__name__)

@@ -127,6 +127,56 @@ def a_sharded_batch_can_not_be_placed_sample_by_sample():
         tl.vmap(lambda x: x.to_local())(placed(rows(), Shard(0)))
 
 
+@case
+def gradients_lie_as_their_arguments():
+    """Also those that come as parts of a sum; and a plain number has a plain one."""
+    x, scale = rows(), torch.tensor(1.5)
+
+    def f(s, w, x):
+        return ((x * w).sum() * s).sin() + (w * s).sum()
+
+    expected = F.grad(f, (0, 1, 2))(scale, x.cos(), x)
+    product = F.jvp(F.grad(lambda s: f(s, x.cos(), x)), (scale,), (scale,))[1]
+
+    def placed_loss(s, w, x):
+        value = f(s, w, x)
+        return value.full_tensor() if hasattr(value, "full_tensor") else value
+
+    for placement in PLACEMENTS:
+        batch = placed(x, placement)
+        for lies in PLACEMENTS:
+            given = placed(scale, Replicate()), placed(x.cos(), lies), batch
+            found = tl.grad(placed_loss, (0, 1, 2))(*given)
+            for each, other, argument in zip(found, expected, given, strict=True):
+                same(each, other, argument.placements[0])
+            _, pull = tl.vjp(placed_loss, *given)
+            same(pull(torch.tensor(1.0))[0], expected[0], Replicate())
+
+            def of_scale(s, given=given):
+                return placed_loss(s, *given[1:])
+
+            same(tl.hvp(of_scale, given[:1], given[:1])[0], product, Replicate())
+            several = placed(torch.stack([scale, scale]), Replicate())
+            same(tl.vmap(tl.grad(of_scale))(several), expected[0].expand(2), Replicate())
+            found = tl.grad(of_scale)(scale)
+            assert not isinstance(found, DTensor)
+            close(found, expected[0])
+
+
+@case
+def gradients_that_come_as_parts_are_summed_in_one_collective():
+    batch = placed(rows(), Shard(0))
+    weights = {name: placed(rows() * scale, Replicate()) for scale, name in enumerate("abc", 1)}
+
+    def f(w):
+        return ((batch @ w["a"] @ w["b"]) @ w["c"]).sin().sum().full_tensor()
+
+    with counting() as sent:
+        found = tl.grad(f)(weights)
+    assert all(each.placements == (Replicate(),) for each in found.values())
+    assert sent.names.count("psum_invariant_each") == 1
+
+
 # ---- parallelize_module
 
 

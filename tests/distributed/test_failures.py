@@ -9,11 +9,14 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as fc
 
 import torchlayers as tl
 from tests.distributed.processes import Ranks, case, over_ranks
+from tests.distributed.samples import all_gather as gather_single
+from tests.distributed.samples import joined, reduce_scatter
 from tests.distributed.test_vmap import loss, mesh, numbers, samples, spread, weight
-from torchlayers.distributed import all_gather, checking, psum, psum_scatter
+from torchlayers.distributed import all_gather, checking, ppermute, psum, psum_scatter
 from torchlayers.errors import TransformError
 
 TIMEOUT = 4  # seconds, of the process group
@@ -171,6 +174,48 @@ def named_collectives_in_another_order_or_of_other_sizes():
     with mesh(), checking():
         gradient = tl.grad(lambda x: psum(x.sin(), "dp").sum())(x)
     torch.testing.assert_close(gradient, dist.get_world_size() * x.cos())
+
+
+@case
+def collectives_of_torch_in_another_order_or_of_other_sizes():
+    """What gloo would abort the process for."""
+    size, group = dist.get_world_size(), dist.group.WORLD
+    x, longer = numbers(2 * size, 3), numbers(2 * size + is_faulty(), 3)
+    uneven = [2] * size if not is_faulty() else [1, 3, *[2] * (size - 2)]
+    wrong = (
+        lambda x: fc.all_reduce(longer * x.sum(), "sum", group),
+        lambda x: fc.all_reduce(x, "max" if is_faulty() else "sum", group),
+        lambda x: (gather if is_faulty() else scatter)(x, group),
+        lambda x: fc.all_to_all_single(x, [2] * size, uneven, group),
+        lambda x: joined(fc.all_reduce_coalesced([x, longer], "sum", group)),
+    )
+    for call in wrong:
+        of_samples = tl.vmap(call)
+        gradient = tl.grad(lambda x, call=call: call(x).sum())
+        for run, given in ((call, x), (gradient, x), (of_samples, torch.stack([x, x]))):
+            with checking(), pytest.raises(TransformError, match=r"of '.*' differ"):
+                run(given)
+        works_alone()
+    with checking():
+        gradient = tl.grad(lambda x: fc.all_reduce(x.sin(), "sum", group).sum())(x)
+        exchanged = fc.all_to_all_single(x, None, None, group)
+    torch.testing.assert_close(gradient, size * x.cos())
+    assert exchanged.shape == x.shape
+
+
+def gather(x, group):
+    return gather_single(x, 0, group)
+
+
+def scatter(x, group):
+    return reduce_scatter(x, "sum", 0, group)
+
+
+@case
+def what_few_are_sent_is_no_difference():
+    with mesh(), checking():
+        found = ppermute(torch.ones(2) + dist.get_rank(), "dp", [(0, 1)])
+    assert found.tolist() == [1.0 if dist.get_rank() == 1 else 0.0] * 2
 
 
 test_over_ranks = over_ranks(__name__)

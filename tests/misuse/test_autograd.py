@@ -46,12 +46,6 @@ AUTOGRAD = [
         "You are attempting to call Tensor.requires_grad_()",
     ),
     Misuse(
-        "retain_grad in grad",
-        lambda tf: tf.grad(lambda x: (x * 2).retain_grad())(X),
-        RuntimeError,
-        "You are attempting to call Tensor.retain_grad()",
-    ),
-    Misuse(
         "retain_grad in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).retain_grad())(BATCH),
         RuntimeError,

@@ -69,9 +69,7 @@ ESCAPED = [
         "used outside all",
         lambda tf: kept(tf, BATCH) + 1,
         RuntimeError,
-        "torchlayers: a tensor batched by vmap (level 1) has escaped from inside a function being "
-        "vmapped: it was used by aten::add.Tensor outside that transform. Return it from the "
-        "function instead of keeping it.",
+        "Either your tensor may have escaped from inside a function being vmapped",
     ),
 ]
 

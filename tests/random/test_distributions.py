@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from scipy import stats
@@ -171,6 +172,43 @@ def test_gamma_numbers_are_differentiable_by_their_shape(a):
     plain = alpha.clone().requires_grad_()
     f(plain).sum().backward()
     close(plain.grad)
+
+
+def twice_implicit(a, x):
+    """The second derivative of the number of this shape that keeps its share of the numbers."""
+    with mpmath.workdps(40):
+        share = mpmath.gammainc(a, 0, x, regularized=True)
+        step = mpmath.mpf("1e-6")
+
+        def moved(a):
+            return mpmath.findroot(lambda t: mpmath.gammainc(a, 0, t, regularized=True) - share, x)
+
+        return float((moved(a + step) - 2 * mpmath.mpf(x) + moved(a - step)) / step**2)
+
+
+@pytest.mark.parametrize("a", [0.4, 1.0, 3.0, 50.0])
+def test_gamma_numbers_are_differentiable_twice(a):
+    alpha = torch.full((8,), a, dtype=torch.float64)
+    numbers = random.gamma(K, alpha)
+    known = numbers > 0.01  # where mpmath finds the root
+    expected = torch.tensor([twice_implicit(a, x) for x in numbers[known].tolist()]).double()
+
+    def slope(alpha):
+        return tl.grad(lambda alpha: random.gamma(K, alpha).sum())(alpha)
+
+    def pushed(alpha):
+        return tl.jvp(lambda alpha: random.gamma(K, alpha), (alpha,), (torch.ones_like(alpha),))[1]
+
+    def close(found):  # torch's first derivative has four digits
+        torch.testing.assert_close(found[known], expected, rtol=2e-3, atol=1e-4)
+
+    close(tl.grad(lambda alpha: slope(alpha).sum())(alpha))
+    close(tl.jvp(pushed, (alpha,), (torch.ones_like(alpha),))[1])
+    each = tl.vmap(tl.grad(tl.grad(lambda a, e: (random.gamma(K, a.expand(8)) * e).sum())))
+    close(each(alpha, torch.eye(8, dtype=torch.float64)))
+    plain = alpha.clone().requires_grad_()
+    (first,) = torch.autograd.grad(random.gamma(K, plain).sum(), plain, create_graph=True)
+    close(torch.autograd.grad(first.sum(), plain)[0])
 
 
 def test_other_numbers_are_differentiable_by_their_parameters():

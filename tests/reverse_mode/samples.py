@@ -64,6 +64,10 @@ OWN: dict[str, Sample] = {
         lambda g: A.embedding_dense_backward(g, PLACES[0], 4, 2, False),
         [values(2, 2, 3)],
     ),
+    "_standard_gamma_grad": (
+        lambda shape, number: A._standard_gamma_grad(shape.abs() + 1, number.abs() / 20 + 0.1),
+        [X, Y],
+    ),
     "fractional_max_pool2d_backward": (
         lambda g: A.fractional_max_pool2d_backward(
             g, IMAGE, [2, 2], [2, 2], A.fractional_max_pool2d(IMAGE, [2, 2], [2, 2], HALVES[0])[1]

@@ -4,6 +4,7 @@ Where a predicate is a number, its branch is taken, and loops run in Python: the
 operators. Where it is batched, ``samples`` runs each branch on a batch of its own.
 """
 
+from torchlayers.control_flow import torchs as torchs
 from torchlayers.control_flow.associative_scan import associative_scan as associative_scan
 from torchlayers.control_flow.cond import cond as cond
 from torchlayers.control_flow.fori_loop import fori_loop as fori_loop

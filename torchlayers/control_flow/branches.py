@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
-from torchlayers.control_flow.samples import Batch, numbers, quietly, run_inside
+from torchlayers.control_flow.samples import Batch, beside, numbers, quietly, run_inside
 from torchlayers.control_flow.structure import check_alike
 from torchlayers.seeded import Apart
 
@@ -32,7 +32,8 @@ def run(
         operands: what the branches are called with.
         batched: ``"select"`` or ``"gather"``.
     """
-    taken = sorted({*numbers(which)})
+    with quietly():
+        taken = [i for i, count in enumerate(numbers(which.bincount())) if count]
     if len(taken) <= 1:  # all samples take the same
         return run_one(branches[taken[0] if taken else 0][1], operands)
     with quietly(), Apart() as draws:
@@ -56,7 +57,7 @@ def _run_each(
     batched: str,
     draws: Apart,
 ) -> Any:
-    name_of_first, first, spec = "", None, None
+    name_of_first, spec = "", None
     rows: list[Any] = []
     order = []
     for i in taken:
@@ -69,17 +70,18 @@ def _run_each(
             leaves, its_spec = run_inside(branch, operands, batch, index=index)
         else:
             leaves, its_spec = run_inside(branch, operands, batch, taken=takes)
-        samples = tree.unflatten([_sample(leaf) for leaf in leaves], its_spec)
         if spec is None:
-            name_of_first, first, spec = name, samples, its_spec
+            name_of_first, spec = name, its_spec
             rows = [[leaf] for leaf in leaves]
             continue
-        check_alike(api, first, name_of_first, samples, name)
+        first = [held[0] for held in rows]
+        if its_spec != spec or [*map(_kind, leaves)] != [*map(_kind, first)]:
+            check_alike(api, _sample(first, spec), name_of_first, _sample(leaves, its_spec), name)
         for held, leaf in zip(rows, leaves, strict=True):
             if batched == "gather":
                 held.append(leaf)
             elif leaf is not None:
-                held[0] = torch.where(_beside(takes, leaf), leaf, held[0])
+                held[0] = torch.where(beside(takes, leaf), leaf, held[0])
     assert spec is not None
     if order:
         back = torch.cat(order).argsort()
@@ -87,10 +89,10 @@ def _run_each(
     return tree.unflatten([leaf if leaf is None else batch.hide(leaf) for (leaf,) in rows], spec)
 
 
-def _sample(rows: Tensor | None) -> Any:
+def _kind(rows: Tensor | None) -> Any:
+    return None if rows is None else (rows.dtype, rows.shape[1:])
+
+
+def _sample(leaves: Sequence[Tensor | None], spec: tree.TreeSpec) -> Any:
     """What a sample has, as errors tell of it."""
-    return None if rows is None else rows[0]
-
-
-def _beside(takes: Tensor, leaf: Tensor) -> Tensor:
-    return takes.view(-1, *(1,) * (leaf.dim() - 1))
+    return tree.unflatten([rows if rows is None else rows[0] for rows in leaves], spec)

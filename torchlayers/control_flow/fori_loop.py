@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import tree
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.errors import TransformError
@@ -51,7 +50,7 @@ def fori_loop(
         kept = Carry("fori_loop", init, "body_fn")
         carry = init
         for i in range(lower, upper):
-            carry = tree.unflatten(kept.leaves(body_fn(i, carry)), kept.spec)
+            carry = kept.checked(body_fn(i, carry))
         return carry
     device = (lower if isinstance(lower, Tensor) else upper).device  # type: ignore[union-attr]
     first, end = (torch.as_tensor(bound, device=device).reshape(()) for bound in (lower, upper))

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import _C, torch_compile, tree
-from torchlayers.control_flow.samples import base_of, quietly
+from torchlayers.control_flow.samples import RULES, base_of, quietly
 from torchlayers.control_flow.structure import check_alike
 from torchlayers.errors import DataDependentError, location
 
@@ -122,7 +122,11 @@ class _Outside(TorchFunctionMode):
         kwargs = kwargs or {}
         seen = tree.map_all_tensors(self.sample, args)
         options = tree.map_all_tensors(self.sample, [*kwargs.values()])
-        return self.own(func(*seen, **dict(zip(kwargs, options, strict=True))))
+        named = dict(zip(kwargs, options, strict=True))
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return self.own(rule(*seen, **named))
+        return self.own(func(*seen, **named))
 
 
 class _Masked(_Outside):

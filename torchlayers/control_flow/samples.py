@@ -9,18 +9,20 @@ captures is brought over where it is first used, which the branch's operators te
 branch never meets a tensor of which it has other samples than it runs on.
 """
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C, tree
 from torchlayers.errors import TransformError, location
-from torchlayers.stack import current_stack
+from torchlayers.surroundings import Around, innermost
+from torchlayers.surroundings import seen as seen
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -30,6 +32,9 @@ _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
 
+# torch's own operators of control flow, with what they do here (torchs.py). They call functions,
+# which a mode that is asked about the operator has to see too.
+RULES: dict[Any, Callable[..., Any]] = {}
 
 # While it lives, no Inside looks at operators: they are ours.
 quietly: Any = _torch._C.DisableTorchFunction
@@ -50,13 +55,15 @@ def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     if _functorch.is_batchedtensor(x):
         level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
         value, levels = _in_sight(_functorch.get_unwrapped(x))
-        return value.movedim(len(levels) + dim, len(levels)), (*levels, level)
+        if dim != 0:
+            value = value.movedim(len(levels) + dim, len(levels))
+        return value, (*levels, level)
     if _functorch.is_gradtrackingtensor(x):
         return _in_sight(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x):
         _torch._sync(x)
         return _in_sight(_torch._from_functional_tensor(x))
-    return x.detach(), ()
+    return x.detach() if x.requires_grad else x, ()
 
 
 def base_of(x: Tensor) -> Tensor:
@@ -82,11 +89,7 @@ def is_at(x: Tensor, levels: int, below: int) -> bool:
     if _C.concerns(_C.shown(x), levels, below):
         return True
     # A functionalize's wrapper hides the levels below it.
-    return _has_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
-
-
-def _has_functionalize() -> bool:
-    return any(layer and layer[0] == "functionalize" for layer in _C.current_stack())
+    return _C.any_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
 
 
 class Rows(NamedTuple):
@@ -99,28 +102,21 @@ class Rows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The samples of these levels. ``token`` is a tensor that is batched at each of them."""
+    """The samples of these levels.
+
+    Args:
+        number: how many there are.
+        mask: the levels, a bit each.
+        token: a tensor that is batched at each of them.
+        randomness: of a vmap of these samples.
+    """
 
     levels: tuple[int, ...]
     sizes: tuple[int, ...]
+    number: int
+    mask: int
     token: Tensor
-
-    @property
-    def number(self) -> int:
-        return math.prod(self.sizes)
-
-    @property
-    def mask(self) -> int:
-        return sum(1 << level for level in self.levels)
-
-    @property
-    def randomness(self) -> str:
-        """Of a vmap of these samples: numbers that differ are drawn at the levels' own vmaps.
-
-        Those that it draws too, for operators that are batched by it, are sorted out in sample.
-        """
-        kinds = [layer.metadata.get("randomness") for layer in current_stack()]
-        return "different" if "different" in kinds else "same"
+    randomness: str
 
     def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
         """All samples of x in a row, or those that the index names, in a first dimension."""
@@ -140,11 +136,22 @@ class Batch(NamedTuple):
 
 def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
     """The batch of a tensor that in_sight has found to be batched."""
-    with quietly():
-        return Batch(levels, tuple(values.shape[: len(levels)]), x.detach())
+    sizes = tuple(values.shape[: len(levels)])
+    mask = sum(1 << level for level in levels)
+    return Batch(levels, sizes, math.prod(sizes), mask, x, _randomness())
 
 
-class Inside(TorchFunctionMode):
+def _randomness() -> str:
+    """Of a vmap of samples: numbers that differ are drawn at the levels' own vmaps.
+
+    Those that it draws too, for operators that are batched by it, are sorted out in sample.
+    """
+    layers = _C.current_stack()
+    is_any = any(layer and layer[2].get("randomness") == "different" for layer in layers)
+    return "different" if is_any else "same"
+
+
+class Inside(Around):
     """What is seen by a function that runs under a vmap of a batch's samples, or of some.
 
     It is made inside that vmap, and entered around the function alone.
@@ -194,7 +201,22 @@ class Inside(TorchFunctionMode):
         """
         self.taken = None if taken is None else _C.add_batch_dim(taken, 0)
         self.stand_in = stand_in
-        self._guarded.clear()
+        self._guarded = {}
+
+    def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        guards = self.taken, self.stand_in, self._guarded
+
+        @contextlib.contextmanager
+        def again() -> Iterator[None]:
+            now = self.taken, self.stand_in, self._guarded
+            self.taken, self.stand_in, self._guarded = guards
+            try:
+                with self:
+                    yield
+            finally:
+                self.taken, self.stand_in, self._guarded = now
+
+        return again
 
     def guarded(self, x: Any) -> Any:
         """x, a tensor of this vmap, as it is seen."""
@@ -206,9 +228,11 @@ class Inside(TorchFunctionMode):
 
     def sample(self, x: Tensor) -> Tensor:
         """A tensor as it is seen: one that comes from outside is brought over."""
+        if _C.is_batched_alone(x, self.level, self.mask):  # one that the function has made
+            return x
         if (found := self._guarded.get(id(x))) is not None:
             return found[1]
-        with quietly():
+        with quietly(), _unhooked():
             return self._looked_up(x)
 
     def _looked_up(self, x: Tensor) -> Tensor:
@@ -249,17 +273,17 @@ class Inside(TorchFunctionMode):
     def rows(self, x: Any) -> Tensor:
         """What a function returned, in rows."""
         if not isinstance(x, Tensor):
-            x = torch.as_tensor(x, device=self.token.device)
+            x = torch.as_tensor(x, device=self.batch.token.device)
         x = _C.shown_at(self.sample(x), self.level)
         value, dim = _functorch._unwrap_batched(x, self.level)
         if dim is None:
             return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
-        return value.movedim(dim, 0)  # type: ignore[no-any-return]
+        return value if dim == 0 else value.movedim(dim, 0)  # type: ignore[no-any-return]
 
     def _is_batched(self, x: Tensor) -> bool:
         if _C.batched_levels(x) >> self.level & 1:
             return True
-        return _has_functionalize() and self.level in in_sight(x)[1]
+        return _C.any_functionalize() and self.level in in_sight(x)[1]
 
     def _has_made(self, x: Tensor) -> bool:
         """Whether the branch has made it, of nothing of which samples have their own.
@@ -278,6 +302,8 @@ class Inside(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.is_covered:  # by one inside it, which asks this one
             return func(*args, **kwargs)
+        if func in _OF_THE_TENSOR:
+            return func(*args, **{name: self._of_the_tensor(name, kwargs[name]) for name in kwargs})
         seen = tree.map_all_tensors(self.sample, args)
         options = dict(
             zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
@@ -286,7 +312,13 @@ class Inside(TorchFunctionMode):
             self._refuse(func)
         if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
             self._refuse(func)
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return rule(*seen, **options)
         return func(*seen, **options)
+
+    def _of_the_tensor(self, name: str, value: Any) -> Any:
+        return value if name == "inputs" else tree.map_all_tensors(self.sample, [value])[0]
 
     def _refuse(self, func: Any) -> None:
         raise TransformError(
@@ -296,18 +328,35 @@ class Inside(TorchFunctionMode):
         )
 
 
-def innermost() -> Inside | None:
-    """The vmap of samples around us that was entered last."""
-    for mode in reversed(_torch.overrides._get_current_function_mode_stack()):
-        if isinstance(mode, Inside):
-            return mode
-    return None
+def _unhooked() -> contextlib.AbstractContextManager[Any]:
+    """Inside, hooks of saved tensors see none.
+
+    What is brought over is kept, so a part of a function that is run once more, and saves what it
+    saved before, does not bring it over again.
+    """
+    if _torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_same, _same)
 
 
-def seen(values: Any) -> Any:
-    """The values as they are seen here: what comes from outside a branch is brought over."""
-    inside = innermost()
-    return values if inside is None else tree.map_tensors(inside.sample, values)
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+# What is asked of a tensor itself, whose graph another would not be in: torch.func's grad does it.
+_OF_THE_TENSOR = {
+    Tensor.requires_grad_,
+    Tensor.backward,
+    Tensor.retain_grad,
+    Tensor.register_hook,
+    torch.autograd.grad,
+    torch.autograd.backward,
+    *(
+        access
+        for name in ("requires_grad", "is_leaf", "grad", "grad_fn")
+        for access in (getattr(Tensor, name).__get__, getattr(Tensor, name).__set__)
+    ),
+}
 
 
 @functools.cache
@@ -330,7 +379,7 @@ def _dim(x: Tensor, level: int) -> int:
 
 def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
-    if not _is_plain_stack():
+    if not _C.is_plain_stack():  # operators of ours know no way through others' layers
         return _reveal(x, token, levels)  # type: ignore[no-any-return]
     for level in reversed(levels):
         x = _ops.samples_to_dim.default(x, 0, f"#{level}")
@@ -339,16 +388,11 @@ def _revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
 
 def _hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
-    if not _is_plain_stack():
+    if not _C.is_plain_stack():  # operators of ours know no way through others' layers
         return _hide(rows, token, levels)  # type: ignore[no-any-return]
     for place, level in reversed([*enumerate(levels)]):
         rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
     return rows
-
-
-def _is_plain_stack() -> bool:
-    """Whether operators of ours know their way: through no layer of torch.func's."""
-    return all(layer and layer[0] != "functionalize" for layer in _C.current_stack())
 
 
 class _Moved(torch.autograd.Function):
@@ -443,14 +487,33 @@ def run_inside(
     """
     count = batch.number if index is None else len(index)
     given, spec = tree.flatten(seen(tuple(operands)))
-    given = [batch.rows(leaf, index) for leaf in given]
+    stand_in = 0 if taken is None else first_of(taken)
+    rows = [batch.rows(leaf, index) for leaf in given]
+    if taken is not None:
+        rows = [_guarded(leaf, taken, stand_in) for leaf in rows]
     with _C.vmap_entry(count, batch.randomness) as level:
         inside = Inside(batch, level, count, index)
         if taken is not None:
-            inside.guard(taken, int(taken.byte().argmax()))
-        samples = [
-            inside.guarded(leaf.shown()) if isinstance(leaf, Rows) else leaf for leaf in given
-        ]
+            inside.guard(taken, stand_in)
+        samples = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in rows]
         results = inside.call(func, *tree.unflatten(samples, spec))
         leaves, spec = tree.flatten(results)
         return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec
+
+
+def first_of(flags: Tensor) -> int:
+    """The first that is true."""
+    return numbers(flags.view(torch.uint8).argmax())  # type: ignore[no-any-return]
+
+
+def _guarded(leaf: Any, taken: Tensor, stand_in: int) -> Any:
+    """What Inside.guarded makes of samples, before they are any."""
+    if not isinstance(leaf, Rows):
+        return leaf
+    rows = leaf.values
+    return Rows(torch.where(beside(taken, rows), rows, rows[stand_in].detach()))
+
+
+def beside(flags: Tensor, rows: Tensor) -> Tensor:
+    """A flag for each of the rows, to be broadcast with them."""
+    return flags.view(-1, *(1,) * (rows.dim() - 1))

@@ -21,6 +21,7 @@ def scan(
     reverse: bool = False,
     *,
     checkpoint: bool | int = False,
+    snapshots: int | None = None,
 ) -> tuple[Any, Any]:
     """``carry, y = f(carry, x)`` for each x in xs, the ys stacked.
 
@@ -35,11 +36,14 @@ def scan(
         checkpoint: what reverse mode keeps. False: all that f's operators save. True, or a number
             of steps: the carry before every so many steps (True: about the root of the length),
             from which they run again, by :func:`torchlayers.checkpoint`.
+        snapshots: in place of checkpoint, how many carries reverse mode keeps at once: those from
+            which the fewest steps run again, by Griewank and Walther's binomial schedule.
     Returns:
         The last carry, and the ys. Where there are no slices, f runs once on zeros to tell their
         shapes.
     Raises:
-        TransformError: xs is None and so is length, or checkpoint is negative.
+        TransformError: xs is None and so is length, checkpoint is negative, or snapshots is less
+            than 1, or given beside checkpoint.
         OutputError: f does not return a pair.
         DimensionError: xs have different lengths, or none.
         StructureError: f returns a carry of another structure, shape or dtype.
@@ -51,7 +55,7 @@ def scan(
         >>> torchlayers.scan(lambda x, _: (2 * x, None), torch.tensor(1.0), length=10)
         (tensor(1024.), None)
 
-    Source: jax.lax.scan.
+    Source: jax.lax.scan; Griewank and Walther, "Algorithm 799: Revolve" (2000).
     """
     check_function("scan", "f", f)
     slices = Slices("scan", xs, length)
@@ -59,9 +63,17 @@ def scan(
         raise TransformError(
             f"torchlayers: scan: checkpoint must be a bool or a number of steps, got {checkpoint}."
         )
+    if snapshots is not None:
+        if snapshots < 1 or checkpoint:
+            raise TransformError(
+                "torchlayers: scan: snapshots must be at least 1, and stands in place of "
+                f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
+            )
+        return _binomial(f, init, slices, reverse, snapshots)
     if checkpoint and slices.length:
         size = math.isqrt(slices.length) if checkpoint is True else checkpoint
-        return _in_parts(f, init, slices.parts(size), reverse)
+        full, rest = divmod(slices.length, size)
+        return _in_parts(f, init, slices.parts([size] * full + [rest] * (rest > 0)), reverse)
     return _run(f, init, slices, reverse)
 
 
@@ -83,6 +95,42 @@ def _in_parts(
     return carry, joined("scan", found)
 
 
+def _binomial(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    slices: Slices,
+    reverse: bool,
+    snapshots: int,
+) -> tuple[Any, Any]:
+    """Keeps the carry for the first part, whose steps run again when the rest has been reversed.
+
+    Then it has as many snapshots as there are now, its first carry among them; the rest has one
+    less.
+    """
+    if slices.length < 2:
+        return _run(f, carry, slices, reverse)
+    first = _first_part(slices.length, snapshots)
+    lengths = [first, slices.length - first]
+    parts = slices.parts([*reversed(lengths)])[::-1] if reverse else slices.parts(lengths)
+
+    def run(carry: Any, xs: Any) -> tuple[Any, Any]:
+        return _binomial(f, carry, Slices("scan", xs, first), reverse, snapshots)
+
+    carry, ys = checkpointed(run)(carry, parts[0].whole())
+    carry, more = _binomial(f, carry, parts[1], reverse, max(snapshots - 1, 1))
+    return carry, joined("scan", [more, ys] if reverse else [ys, more])
+
+
+def _first_part(length: int, snapshots: int) -> int:
+    """How many steps to run from a snapshot before the next one is taken."""
+    repetitions = 1  # of each step, at most
+    while math.comb(snapshots + repetitions, snapshots) < length:
+        repetitions += 1
+    rest = math.comb(snapshots - 1 + repetitions, repetitions)  # that the others are enough for
+    shortest = math.comb(snapshots + repetitions - 2, snapshots) if repetitions > 1 else 0
+    return min(max(length - rest, shortest, 1), length - 1)
+
+
 def _run(
     f: Callable[[Any, Any], tuple[Any, Any]], init: Any, slices: Slices, reverse: bool
 ) -> tuple[Any, Any]:
@@ -95,7 +143,7 @@ def _run(
     ys = []
     for x in reversed(slices.all()) if reverse else slices.all():
         carry, y = _pair(f(carry, x))
-        kept.leaves(carry)
+        kept.checked(carry)
         ys.append(y)
     if reverse:
         ys.reverse()

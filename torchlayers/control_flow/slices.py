@@ -71,13 +71,11 @@ class Slices:
     def whole(self) -> Any:
         return None if self.spec is None else tree.unflatten(self.leaves, self.spec)
 
-    def parts(self, size: int) -> list["Slices"]:
-        """The same, so many slices in each but the last."""
-        starts = range(0, self.length, size)
-        lengths = [min(size, self.length - start) for start in starts]
+    def parts(self, lengths: list[int]) -> list["Slices"]:
+        """The same, so many slices in each."""
         if self.spec is None or not self.leaves:
             return [Slices(self.api, self.whole(), length) for length in lengths]
-        rows = zip(*(leaf.split(size) for leaf in self.leaves), strict=True)
+        rows = zip(*(leaf.split(lengths) for leaf in self.leaves), strict=True)
         return [Slices(self.api, tree.unflatten(list(row), self.spec), None) for row in rows]
 
     def of_zeros(self) -> Any:

@@ -13,6 +13,7 @@ from torchlayers.control_flow.samples import (
     Inside,
     Rows,
     batch_of,
+    first_of,
     in_sight,
     numbers,
     quietly,
@@ -102,7 +103,7 @@ def _loop(
                 continue
             if not numbers(values):
                 return carry
-        carry = tree.unflatten(kept.leaves(body_fn(carry)), kept.spec)
+        carry = kept.checked(body_fn(carry))
 
 
 def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
@@ -139,11 +140,11 @@ class _Loop:
             inside = Inside(self.batch, level, count)
             leaves = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in given]
             alive, goes_on = self.alive, False
-            while not goes_on and alive.any():
-                if alive.all():
+            while not goes_on and (left := numbers(alive.count_nonzero())):
+                if left == count:
                     leaves = self.trip(leaves, inside)
                 else:
-                    inside.guard(alive, int(alive.byte().argmax()))
+                    inside.guard(alive, first_of(alive))
                     new = self.trip([inside.guarded(leaf) for leaf in leaves], inside)
                     leaves = [_held(inside.taken, *pair) for pair in zip(new, leaves, strict=True)]
                     inside.guard(None)
@@ -157,7 +158,7 @@ class _Loop:
         rows = [self.in_rows(leaf) for leaf in tree.leaves(carry)]
         ended: list[tuple[Tensor, list[Any]]] = []
         while len(index) and not goes_on:
-            if not alive.all():
+            if not numbers(alive.all()):
                 stay, end = alive.nonzero().squeeze(1), (~alive).nonzero().squeeze(1)
                 ended.append((index[end], [_picked(leaf, end) for leaf in rows]))
                 index, rows = index[stay], [_picked(leaf, stay) for leaf in rows]
@@ -166,7 +167,7 @@ class _Loop:
             with _C.vmap_entry(len(index), self.batch.randomness) as level:
                 inside = Inside(self.batch, level, len(index), index)
                 leaves = [leaf if leaf is None else inside.show(leaf) for leaf in rows]
-                while alive.all() and not goes_on:
+                while numbers(alive.all()) and not goes_on:
                     leaves = self.trip(leaves, inside)
                     alive, goes_on = self.ask(leaves, alive, inside)
                 rows = [leaf if leaf is None else inside.rows(leaf) for leaf in leaves]

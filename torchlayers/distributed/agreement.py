@@ -32,14 +32,14 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     digest = hashlib.blake2b(text, digest_size=16).digest()
     numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
     with _disable_current_modes():
-        everybodys = _gathered(
+        everybodys = gathered(
             api, torch.tensor([[len(text), *numbers]], device=device), axis
         ).tolist()
         if all(each == everybodys[0] for each in everybodys):
             return
         longest = max(length for length, *_ in everybodys)
         padded = torch.tensor([[*text, *[0] * (longest - len(text))]], dtype=torch.uint8)
-        texts = _gathered(api, padded.to(device), axis).tolist()
+        texts = gathered(api, padded.to(device), axis).tolist()
     found = [
         json.loads(bytes(each[:length]))
         for each, (length, *_) in zip(texts, everybodys, strict=True)
@@ -61,7 +61,8 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     )
 
 
-def _gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
+def gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
+    """All ranks' rows."""
     try:
         pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
         gathered: Tensor = _collectives.wait_tensor(pending)

@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
+
 from torchlayers import _C
 from torchlayers.errors import AxisError
 from torchlayers.stack import current_stack
@@ -51,12 +53,14 @@ def bound(axis: Axis) -> Iterator[None]:
         _bound.axes.pop()
 
 
-def checking() -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
     """Inside, each collective along ranks first makes sure that all ranks are at the same one.
 
-    What is compared is its name, and its tensor's dtype and shape: in another small collective,
-    which costs as much as a small one does. Without it the backends take for granted that they fit;
-    where they don't, they hang until the timeout, abort the process, or return what was in memory.
+    That goes for those of named axes and for torch's functional ones. What is compared is the
+    collective's name, and its tensors' dtypes and shapes: in another small collective, which costs
+    as much as a small one does. Without it the backends take for granted that they fit; where they
+    don't, they hang until the timeout, abort the process, or return what was in memory.
 
     Returns:
         A context manager. Inside, where ranks differ, all of them raise a RuntimeError.
@@ -66,7 +70,12 @@ def checking() -> contextlib.AbstractContextManager[None]:
         ...     torchlayers.vmap(lambda x: psum(x, "batch"), axis_name="batch")(torch.ones(3))
         tensor([3., 3., 3.])
     """
-    return _C.ComparingRanks()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        comparing: Any = importlib.import_module("torchlayers.distributed.comparing")
+        with _C.ComparingRanks(), comparing.Comparing():
+            yield
+    else:
+        yield
 
 
 class SpreadOver:

@@ -1,6 +1,7 @@
 """What transforms ask of DTensors."""
 
 import copy
+import importlib
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -31,6 +32,15 @@ def under_levels(tensor: Tensor) -> Tensor:
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
+
+
+def gradients_as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+    """Those that are DTensors brought to where their arguments lie."""
+    if not any(is_dtensor_below(each) for each in gradients):
+        return gradients  # of another class
+    placed: Any = importlib.import_module("torchlayers.distributed.placed")
+    found: list[Tensor] = placed.as_arguments(gradients, arguments)
+    return found
 
 
 def spec_of(

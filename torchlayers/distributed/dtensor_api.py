@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.distributed import dtensor
+from torchlayers.distributed.sync_batch_norm import sync_batch_norm
 from torchlayers.errors import NotTensorError
 
 if TYPE_CHECKING:
@@ -71,11 +72,12 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("torch.distributed.tensor._api", "_FromTorchTensor"): _from_local,
     ("torch.distributed.tensor._api", "_ToTorchTensor"): _to_local,
     ("torch.distributed.tensor._redistribute", "Redistribute"): _redistribute,
+    ("torch.nn.modules._functions", "SyncBatchNorm"): sync_batch_norm,
 }
 
 
 def instead_of(function: Any) -> Callable[..., Any] | None:
-    """What runs inside a transform instead of one of DTensor's Functions; None for any other."""
+    """What runs inside a transform instead of a Function that torch has made for ranks; or None."""
     return _FUNCTIONS.get((function.__module__, function.__name__))
 
 

@@ -19,6 +19,7 @@ from torchlayers.distributed import dtensor
 from torchlayers.errors import TransformError
 
 _functorch: Any = torch._C._functorch
+_ops: Any = torch.ops.torchlayers
 
 # A mesh as an operator's argument: by the names of its groups.
 _meshes: dict[str, DeviceMesh] = {}
@@ -85,12 +86,16 @@ def placements_of(x: Tensor) -> list[str]:
     return written(x.placements)
 
 
+class _SpreadSamples(TransformError):
+    """A vmap's samples are on different ranks."""
+
+
 def _without(placement: str, batch: int) -> str:
     if placement[0] != "S":
         return placement
     dim = dim_of(placement)
     if dim == batch:
-        raise TransformError(
+        raise _SpreadSamples(
             "torchlayers: the samples of this vmap are spread over ranks, by a DTensor that is "
             "sharded along the batch: one sample can't be placed anew, or made local. Give vmap "
             "mesh=, which runs each rank's samples there."
@@ -123,9 +128,20 @@ def _at(x: Any, mesh: str, placements: list[str]) -> Any:
 
 def local_of(x: Any, placements: list[Placement]) -> Tensor:
     """What this rank holds of a DTensor that is brought to these placements."""
+    share = 1
     if list(x.placements) != placements:
-        x = x.redistribute(x.device_mesh, placements)
-    return _arrived(x._local_tensor)
+        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out equally.
+        dealt = [
+            dim
+            for dim, (now, wanted) in enumerate(zip(x.placements, placements, strict=True))
+            if now != wanted and wanted == Partial()
+        ]
+        for dim in dealt:
+            share *= x.device_mesh.size(dim)
+        reachable = [Replicate() if i in dealt else each for i, each in enumerate(placements)]
+        x = x.redistribute(x.device_mesh, reachable)
+    local = _arrived(x._local_tensor)
+    return local if share == 1 else local / share
 
 
 def _from_local(
@@ -240,3 +256,38 @@ from_local: Any = _operator(
     ),
     of_plain=_from_local,
 )
+
+
+# ---- gradients
+
+
+def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+    """Gradients brought to where their arguments lie: parts of sums are summed, in one collective.
+
+    That of a plain tensor, which stands for a replicated one, is plain.
+    """
+    placed = [*gradients]
+    parts: dict[tuple[str, torch.dtype], list[int]] = {}
+    for i, (gradient, argument) in enumerate(zip(gradients, arguments, strict=True)):
+        if not dtensor.is_dtensor_below(gradient):
+            continue
+        below: Any = dtensor.under_levels(gradient)
+        mesh = below.device_mesh
+        is_plain = not dtensor.is_dtensor_below(argument)
+        try:
+            where = placements_of(gradient)
+            wanted = ["R"] * mesh.ndim if is_plain else of_gradient(placements_of(argument))
+        except _SpreadSamples:  # a sample's gradient is where the sample is
+            continue
+        if (where, wanted) == (["Psum"], ["R"]):
+            parts.setdefault((key_of(mesh), gradient.dtype), []).append(i)
+        elif is_plain:
+            placed[i] = to_local(gradient, key_of(mesh), wanted, wanted)
+        elif where != wanted:
+            placed[i] = redistributed(gradient, key_of(mesh), wanted)
+    for (key, _), places in parts.items():
+        local = [to_local(gradients[i], key, ["Psum"], ["R"]) for i in places]
+        for i, total in zip(places, _ops.psum_invariant_each.default(local, key), strict=True):
+            is_plain = not dtensor.is_dtensor_below(arguments[i])
+            placed[i] = total if is_plain else from_local(total, key, ["R"], ["R"], [*total.shape])
+    return placed

@@ -7,7 +7,6 @@ them has the other as its transpose: so gradients are those of the function on o
 
 import contextlib
 import functools
-import hashlib
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
-from torchlayers.distributed import agreement, axes, dtensor
+from torchlayers.distributed import agreement, axes, drawing, dtensor
 from torchlayers.distributed.axes import Axis
 from torchlayers.errors import TransformError
 
@@ -217,7 +216,7 @@ class Spread:
         if is_checked:
             stack.enter_context(axes.checking())
         if randomness == "different":
-            stack.enter_context(_drawing_apart(self.rank))
+            stack.enter_context(drawing.apart(self.rank))
         return stack
 
     # ---- after it
@@ -310,22 +309,3 @@ def _nodes(tensor: Any) -> Iterator[Any]:
         if not _functorch.is_functorch_wrapped_tensor(tensor):
             return
         tensor = _functorch.get_unwrapped(tensor)
-
-
-@contextlib.contextmanager
-def _drawing_apart(rank: int) -> Iterator[None]:
-    """Inside, each rank draws numbers of its own; afterwards ranks that drew alike do so again.
-
-    Seeds come of the generator's state, without an operator, which layers would see.
-    """
-    state = torch.get_rng_state().numpy().tobytes()
-    torch.manual_seed(_seed(state, rank))
-    try:
-        yield
-    finally:
-        torch.manual_seed(_seed(state, -1))
-
-
-def _seed(state: bytes, rank: int) -> int:
-    digest = hashlib.blake2b(state + str(rank).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1

@@ -24,9 +24,11 @@ from torchlayers.random.continuous import student_t as student_t
 from torchlayers.random.continuous import truncated_normal as truncated_normal
 from torchlayers.random.continuous import uniform as uniform
 from torchlayers.random.discrete import bernoulli as bernoulli
+from torchlayers.random.discrete import binomial as binomial
 from torchlayers.random.discrete import categorical as categorical
 from torchlayers.random.discrete import choice as choice
 from torchlayers.random.discrete import permutation as permutation
+from torchlayers.random.discrete import poisson as poisson
 from torchlayers.random.discrete import randint as randint
 from torchlayers.random.keys import bits as bits
 from torchlayers.random.keys import fold_in as fold_in
@@ -36,6 +38,7 @@ from torchlayers.random.keys import split as split
 __all__ = [
     "bernoulli",
     "beta",
+    "binomial",
     "bits",
     "categorical",
     "cauchy",
@@ -51,6 +54,7 @@ __all__ = [
     "multivariate_normal",
     "normal",
     "permutation",
+    "poisson",
     "randint",
     "split",
     "student_t",

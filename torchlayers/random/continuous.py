@@ -185,7 +185,7 @@ def gamma(
         key: a key.
         a: the shape parameter, above zero: a number, or a tensor that broadcasts to the shape. The
             result is differentiable by it, by how the distribution changes with it (implicit
-            reparameterisation), once.
+            reparameterisation).
         shape: of the result; that of a if None.
         dtype: that of a, or torch's default dtype, if None.
     Returns:
@@ -317,6 +317,24 @@ def _open(u: Tensor) -> Tensor:
     return (u + info.eps / 4).clamp(max=1 - info.eps / 2)
 
 
+class _Slope(torch.autograd.Function):
+    """How a gamma number moves with its shape."""
+
+    @staticmethod
+    def forward(alpha: Tensor, number: Tensor) -> Tensor:
+        return torch._standard_gamma_grad(alpha, number)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        ops: Any = torch.ops.torchlayers
+        by_shape, by_number = ops.gamma_slope_by_shape, ops.gamma_slope_by_number
+        return cotangent * by_shape(*ctx.saved_tensors), cotangent * by_number(*ctx.saved_tensors)
+
+
 @functools.cache
 def _register_gamma() -> None:
     """For plain autograd, outside every transform: as csrc/rules/random.cpp has it."""
@@ -325,6 +343,6 @@ def _register_gamma() -> None:
         ctx.save_for_backward(inputs[1], output)
 
     def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
-        return None, cotangent * torch._standard_gamma_grad(*ctx.saved_tensors)
+        return None, cotangent * _Slope.apply(*ctx.saved_tensors)  # type: ignore[no-untyped-call]
 
     torch.library.register_autograd("torchlayers::random_gamma", backward, setup_context=keep)

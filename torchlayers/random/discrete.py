@@ -14,6 +14,7 @@ from torchlayers.random.arguments import (
     drawn,
     expanded,
     of_shape,
+    operator_for,
     shape_of,
 )
 from torchlayers.random.continuous import gumbel
@@ -76,6 +77,80 @@ def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tenso
     shape = shape_of("bernoulli", shape, p)
     dtype = p.dtype if isinstance(p, Tensor) and p.is_floating_point() else None
     return of_shape("bernoulli", drawn("uniform", "bernoulli", key, shape, dtype) < p, shape)
+
+
+def poisson(
+    key: Tensor, rate: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """Numbers of the Poisson distribution.
+
+    Args:
+        key: a key.
+        rate: the mean, zero or above: a number, or a tensor that broadcasts to the shape.
+        shape: of the result; that of rate if None.
+        dtype: of the result.
+    Returns:
+        A tensor of this shape and dtype; -1 where rate is no rate. It has no derivative.
+    Example:
+        >>> x = poisson(torchlayers.random.key(0), torch.tensor([0.0, 3.0, 1000.0]))
+        >>> x[0], x.dtype
+        (tensor(0), torch.int64)
+
+    Source: jax.random.poisson; W. Hoermann, "The transformed rejection method for generating
+    Poisson random variables" (1993).
+    """
+    return _counted("poisson", key, shape, dtype, rate=rate)
+
+
+def binomial(
+    key: Tensor,
+    count: Number,
+    prob: Number,
+    shape: Shape | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Numbers of the binomial distribution: how many of ``count`` trials succeed.
+
+    Args:
+        key: a key.
+        count: how many trials: a number, or a tensor that broadcasts to the shape.
+        prob: the probability that one succeeds, likewise.
+        shape: of the result; that of the parameters if None.
+        dtype: of the result.
+    Returns:
+        A tensor of this shape and dtype; -1 where these are no count and probability. It has no
+        derivative.
+    Example:
+        >>> binomial(torchlayers.random.key(0), 10, torch.tensor([0.0, 1.0]))
+        tensor([ 0, 10])
+
+    Source: jax.random.binomial; W. Hoermann, "The generation of binomial random variates" (1993).
+    """
+    return _counted("binomial", key, shape, dtype, count=count, prob=prob)
+
+
+def _counted(
+    api: str, key: Tensor, shape: Shape | None, dtype: torch.dtype, **parameters: Number
+) -> Tensor:
+    check_key(f"random.{api}", key)
+    shape = shape_of(api, shape, *parameters.values())
+    numbers = counts(api, key, shape, **parameters)
+    return torch.where(numbers.isnan(), -1, numbers).to(dtype)
+
+
+def counts(api: str, key: Tensor, shape: Shape, **parameters: Number) -> Tensor:
+    """Of doubles; nan where there is no such distribution."""
+    given = [
+        expanded(
+            api,
+            name,
+            torch.as_tensor(value, dtype=torch.float64, device=key.device).detach(),
+            as_tuple(shape),
+        )
+        for name, value in parameters.items()
+    ]
+    numbers: Tensor = operator_for(f"random_{api}", key)(key, *given)
+    return numbers
 
 
 def categorical(key: Tensor, logits: Tensor, dim: int = -1, shape: Shape | None = None) -> Tensor:

@@ -19,8 +19,11 @@ def _of_keys(key: Any, *rest: Any) -> Layouts:
     return [([each], [each, *others]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
 
 
-def _of_keys_and_shapes(key: Any, alpha: Any) -> Layouts:
-    return [([each], [each, each]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
+def _of_keys_and_parameters(key: Any, *parameters: Any) -> Layouts:
+    return [
+        ([each], [each] * (1 + len(parameters)))
+        for each in (Replicate(), *map(Shard, range(len(key.shape))))
+    ]
 
 
 def _of_keys_and_numbers(key: Any, data: Any) -> Layouts:
@@ -37,5 +40,6 @@ def _of_keys_and_numbers(key: Any, data: Any) -> Layouts:
 
 for _name in ("random_bits", "random_uniform", "random_normal"):
     register_sharding(getattr(_ops, _name).default)(_of_keys)
-register_sharding(_ops.random_gamma.default)(_of_keys_and_shapes)
+for _name in ("random_gamma", "random_poisson", "random_binomial"):
+    register_sharding(getattr(_ops, _name).default)(_of_keys_and_parameters)
 register_sharding(_ops.random_fold_in.default)(_of_keys_and_numbers)

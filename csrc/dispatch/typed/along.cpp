@@ -24,6 +24,13 @@ const Tensor* batched_in_front(const Tensor& tensor, const Layer& layer) {
   return is_strided(value) ? &value : nullptr;
 }
 
+// Whether it is one for all samples, and no wrapper.
+bool is_unbatched(const Tensor& tensor, const Layer& layer) {
+  const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
+  return (impl == nullptr || impl->level() != layer.level()) && wrapper_of(tensor) == nullptr &&
+         !has_escaped(tensor, layer);
+}
+
 // A sample's dimensions, counted behind the batch.
 class PhysicalDims {
  public:
@@ -82,6 +89,11 @@ class Along final : public c10::OperatorKernel {
           if (result) {
             return batched(std::move(*result), /*dim=*/0, *layer);
           }
+        }
+      } else if (!shown.defined() && is_unbatched(x, *layer)) {
+        const auto call = [&] { return typed_.call(x, dims, rest...); };
+        if (auto result = process_unbatched(op_, *layer, is_plain(x), call, x)) {
+          return std::move(*result);
         }
       }
     }

@@ -3,6 +3,7 @@
 
 #include "dispatch/typed/typed.h"
 #include "rules/batching/alike.h"
+#include "values/copy.h"
 #include "values/inside.h"
 
 namespace torchlayers {
@@ -37,6 +38,9 @@ class Copy final : public c10::OperatorKernel {
     alike.look_at(y);
     if (!alike.is_lined_up() || !is_at_home(x, layer) || !is_at_home(y, layer)) {
       return false;
+    }
+    if (layer.level() == 1 && copy_at_once(alike.value(x), alike.value(y))) {
+      return true;
     }
     const auto done = process_typed(op_, layer, "rule", /*are_plain=*/false, [&] {
       Tensor into = alike.value(x);

@@ -34,13 +34,14 @@ class Pointwise final : public c10::OperatorKernel {
     if (Layer* layer = vmap_on_top()) {
       Alike alike(*layer);
       (alike.look_at(given), ...);
-      if (alike.holds() && (is_at_home(given, *layer) && ...)) {
+      const bool is_batched = alike.any_batched();
+      if ((alike.holds() || !is_batched) && (is_at_home(given, *layer) && ...)) {
         const bool are_plain = (is_plain_or_number(alike.value(given)) && ...);
-        const auto result = process_typed(op_, *layer, "send_down", are_plain, [&] {
-          return typed_.call(alike.value(given)...);
-        });
+        const auto call = [&] { return typed_.call(alike.value(given)...); };
+        auto result = is_batched ? process_typed(op_, *layer, "send_down", are_plain, call)
+                                 : process_unbatched(op_, *layer, are_plain, call, given...);
         if (result) {
-          return alike.batched(*result);
+          return is_batched ? alike.batched(*result) : std::move(*result);
         }
       }
     }

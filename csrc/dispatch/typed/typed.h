@@ -57,6 +57,34 @@ std::optional<at::Tensor> process_typed(
   }
 }
 
+inline void add_memories(Inside::Memories& to, const at::Tensor& of, int64_t level) {
+  to.append(Inside::memories_of(of, level));
+}
+inline void add_memories(Inside::Memories&, const at::Scalar&, int64_t) {}
+
+// The same where nothing is batched at this layer; what comes of it was made inside, or is a view.
+// NOTE [Made inside].
+template <class Call, class First, class... Rest>
+std::optional<at::Tensor> process_unbatched(
+    const Operator& op,
+    Layer& layer,
+    bool are_plain,
+    const Call& call,
+    const First& first,
+    const Rest&... rest) {
+  Inside::Memories memories;
+  add_memories(memories, first, layer.level());
+  (add_memories(memories, rest, layer.level()), ...);
+  auto result = process_typed(op, layer, "send_down", are_plain, call);
+  if (result) {
+    if (op.aliases) {
+      layer.inside()->note_view(*result, first, /*is_detached=*/false);
+    }
+    layer.inside()->note(*result, memories);
+  }
+  return result;
+}
+
 template <class... Given>
 at::Tensor front_boxed(
     const c10::OperatorHandle& handle, c10::DispatchKeySet keys, const Given&... given) {

@@ -26,6 +26,9 @@ class Alike {
   void look_at(const at::Tensor& tensor);
   void look_at(const at::Scalar&) {}
 
+  bool any_batched() const {
+    return batched_rank_ >= 0;
+  }
   // Enough where nothing is promoted.
   bool is_lined_up() const {
     return fits_ && batched_rank_ >= 0 && batched_rank_ == highest_rank_;

@@ -22,9 +22,12 @@ from torchlayers.compiled.simplify.factors import share_factors
 from torchlayers.compiled.simplify.identities import fold_constants
 from torchlayers.compiled.simplify.mutations import without_mutations
 from torchlayers.compiled.simplify.nodes import pin
+from torchlayers.compiled.simplify.outer import contract_outer
 from torchlayers.compiled.simplify.returned import keep, promised
+from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.tanh import approximate_tanh
+from torchlayers.compiled.simplify.turned import turn_products
 from torchlayers.compiled.simplify.views import merge_views
 
 Pass = Callable[[GraphModule], None]
@@ -35,7 +38,9 @@ PASSES: tuple[Pass, ...] = (
     share_common,
     merge_views,
     fold_constants,
+    turn_products,
     share_factors,
+    contract_outer,
     merge_views,
     drop_copies,
     share_common,
@@ -49,6 +54,7 @@ FUSING: tuple[Pass, ...] = (
     merge_views,
     share_common,
     compute_once,
+    lay_batches_innermost,
     approximate_tanh,
 )
 

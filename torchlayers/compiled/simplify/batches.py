@@ -8,7 +8,14 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, value, viewed_by
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    emit,
+    is_tensor,
+    read_instead,
+    value,
+    viewed_by,
+)
 
 # Operators that take longer than it takes to read what they computed.
 COSTLY = {
@@ -23,20 +30,21 @@ COSTLY = {
 }  # fmt: skip
 FUSED = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.clone.default}
 TIMES = 4  # as often as it has to be read at least
+LANES = 16  # that an instruction computes at a time, in single precision
 
 
 def compute_once(graph: GraphModule) -> None:
     """Exact."""
     costly: set[Node] = set()
     for node in list(graph.graph.nodes):
-        if not _is_fused(node):
+        if not is_fused(node):
             continue
         read = {each for each in map(_computed, node.all_input_nodes) if each is not None}
         if node.target in COSTLY or read & costly:
             costly.add(node)
         for each in read & costly:
             if value(each).numel() * TIMES <= value(node).numel():
-                _give_memory(each)
+                give_memory(each, list(value(each).stride()))
                 costly.discard(each)
 
 
@@ -46,10 +54,10 @@ def _computed(node: Node) -> Node | None:
         return None
     while (viewed := viewed_by(node)) is not None:
         node = viewed
-    return node if _is_fused(node) else None
+    return node if is_fused(node) else None
 
 
-def _is_fused(node: Node) -> bool:
+def is_fused(node: Node) -> bool:
     """Whether a compiler would compute it where it is read."""
     if node.op != "call_function" or not is_tensor(node):
         return False
@@ -58,10 +66,16 @@ def _is_fused(node: Node) -> bool:
     )
 
 
-def _give_memory(node: Node) -> None:
+def give_memory(node: Node, strides: list[int]) -> Node:
+    """Of its own, with these strides; its readers read that."""
+    users = list(node.users)
+    kept = in_memory(node.next, node, strides)
+    read_instead(users, node, kept)
+    return kept
+
+
+def in_memory(before: Node, node: Node, strides: list[int]) -> Node:
+    """The node's value in memory of its own, with these strides."""
     from torch._inductor.inductor_prims import force_stride_order  # takes a while
 
-    users = list(node.users)
-    kept = emit(node.next, force_stride_order, node, list(value(node).stride()))
-    for user in users:
-        user.replace_input_with(node, kept)
+    return emit(before, force_stride_order, node, strides)

@@ -5,7 +5,7 @@ values, and a view may need it. A node replaced by one with another layout has i
 values computed anew at once (_refresh).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import torch
@@ -116,7 +116,7 @@ def replace(old: Node, new: Any) -> bool:
     Returns:
         Whether it could: not where the memory is read by strides.
     """
-    if old.meta.get(_PINNED):
+    if is_pinned(old):
         return False
     told, true = value(old), value(new)
     if told.shape != true.shape or not same_kind(told, true):
@@ -145,6 +145,20 @@ def update(node: Node, *args: Any, target: Any = None) -> None:
     _refresh(node.graph)
 
 
+def read_instead(readers: Iterable[Node], old: Node, new: Node) -> None:
+    """Has some readers of a node read another one, which computes the same."""
+    for reader in readers:
+        reader.replace_input_with(old, new)
+    if not same_layout(value(old), value(new)):
+        _doubt(new)
+        _refresh(new.graph)
+
+
+def is_pinned(node: Node) -> bool:
+    """Whether its memory is read by strides: those it has to keep."""
+    return bool(node.meta.get(_PINNED))
+
+
 def _refresh(graph: Graph) -> None:
     """Computes the values that a replacement left in doubt, before a pass reads them."""
     for node in graph.nodes:
@@ -156,7 +170,7 @@ def _refresh(graph: Graph) -> None:
             _doubt(node)
         elif not same_layout(told, true) or is_lazy(told) != is_lazy(true):
             _doubt(node)
-            if node.meta.get(_PINNED):
+            if is_pinned(node):
                 _lay_out_after(node, told)
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
+from torchlayers.compiled.simplify.batches import LANES, TIMES, in_memory
 from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
 
 # Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
@@ -29,6 +31,7 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     if inner > FEW and rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 2)
+    other = _rows_in_memory(node, other, rows if inner <= FEW else 1)
     other = emit(node, aten.unsqueeze.default, other, 0)
     return _summed(node, one, other, 1)
 
@@ -38,8 +41,20 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
     if inner > FEW and batch * rows * inner * columns > SMALL:
         return None
     one = emit(node, aten.unsqueeze.default, one, 3)
+    other = _rows_in_memory(node, other, rows if inner <= FEW else 1)
     other = emit(node, aten.unsqueeze.default, other, 1)
     return _summed(node, one, other, 2)
+
+
+def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
+    """The factor with its rows one after the other, if they are read that often.
+
+    Each row of the product reads all of it, as many numbers at a time as are side by side.
+    """
+    told = value(factor)
+    if times < TIMES or told.stride(-1) == 1 or told.shape[-1] < LANES or 0 in told.stride():
+        return factor
+    return in_memory(node, factor, list(torch.empty(told.shape, device="meta").stride()))
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:

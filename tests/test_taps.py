@@ -1,0 +1,471 @@
+"""Values inside functions by name, and derivatives by them."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torchlayers as tl
+from tests.helpers import ambient
+from torchlayers.errors import TapError
+
+X = torch.tensor([0.5, -1.0, 1.5], dtype=torch.float64)
+V = torch.tensor([1.5, 0.7, -0.2], dtype=torch.float64)
+BATCH = torch.stack([X, V, X * V])
+ONE = torch.ones((), dtype=torch.float64)
+
+
+def tapped(x, tap=tl.tap):
+    """Of x, sin(x) and exp(sin(x)), by the name of what is inside."""
+    a = tap(x.sin(), "a")
+    b = tap(a.exp(), "b")
+    return (a * b * x).sum()
+
+
+def after_a(a, x):
+    return (a * a.exp() * x).sum()
+
+
+def after_b(b, x):
+    return (x.sin() * b * x).sum()
+
+
+def by_a(x):
+    return torch.autograd.functional.jacobian(lambda a: after_a(a, x), x.sin())
+
+
+def by_b(x):
+    return torch.autograd.functional.jacobian(lambda b: after_b(b, x), x.sin().exp())
+
+
+def plain(x):
+    return tapped(x, lambda value, name: value)
+
+
+def test_outside_of_transforms_a_tap_is_what_it_is_given():
+    assert tl.tap(X, "x") is X
+    values = {"a": X}
+    assert tl.tap(values, "x") is values
+    torch.testing.assert_close(tl.grad(tapped)(X), tl.grad(plain)(X))
+
+
+def test_values():
+    assert list(tl.intermediates(tapped)(X)) == ["a", "b"]
+    found = tl.intermediates(tapped, ["b"])(X)
+    assert list(found) == ["b"]
+    assert torch.equal(found["b"], X.sin().exp())
+
+
+VALUES = {
+    "plain": (lambda f: tl.intermediates(f)(X), X),
+    "around vmap": (lambda f: tl.intermediates(tl.vmap(f))(BATCH), BATCH),
+    "inside vmap": (lambda f: tl.vmap(tl.intermediates(f))(BATCH), BATCH),
+    "around grad": (lambda f: tl.intermediates(tl.grad(f))(X), X),
+    "around grad(grad)": (
+        lambda f: tl.intermediates(tl.grad(lambda x: tl.grad(f)(x).sum()))(X),
+        X,
+    ),
+    "around vmap(grad)": (lambda f: tl.intermediates(tl.vmap(tl.grad(f)))(BATCH), BATCH),
+    "around grad(vmap)": (
+        lambda f: tl.intermediates(tl.grad(lambda b: tl.vmap(f)(b).sum()))(BATCH),
+        BATCH,
+    ),
+    "around vmap(vmap)": (
+        lambda f: tl.intermediates(tl.vmap(tl.vmap(f), 1))(torch.stack([BATCH, 2 * BATCH], 1)),
+        torch.stack([BATCH, 2 * BATCH]),
+    ),
+    "around jvp": (lambda f: tl.intermediates(lambda x: tl.jvp(f, (x,), (V,)))(X), X),
+    "around hessian": (lambda f: tl.intermediates(tl.hessian(f))(X), X),
+    "around vjp": (lambda f: tl.intermediates(lambda x: tl.vjp(f, x)[1](ONE))(X), X),
+}
+
+
+@pytest.mark.parametrize(("call", "x"), VALUES.values(), ids=VALUES)
+def test_values_under_and_around_transforms(call, x):
+    before = ambient()
+    found = call(tapped)
+    assert ambient() == before
+    if "a" in found and found["a"].dim() > x.dim():  # a hessian's columns are samples
+        x = x.expand_as(found["a"])
+    torch.testing.assert_close(found, {"a": x.sin(), "b": x.sin().exp()})
+
+
+def test_a_value_that_is_alike_for_all_samples_is_there_for_each():
+    def f(x):
+        tl.tap(V * 2, "shared")
+        return x.sum()
+
+    found = tl.intermediates(tl.vmap(f))(BATCH)["shared"]
+    torch.testing.assert_close(found, (V * 2).expand(3, 3))
+
+
+def test_values_are_differentiated_further_out():
+    def b_of(x):
+        return tl.intermediates(tapped, "b")(x)["b"]
+
+    expected = X.sin().exp() * X.cos()
+    torch.testing.assert_close(tl.grad(lambda x: b_of(x).sum())(X), expected)
+    torch.testing.assert_close(tl.jvp(b_of, (X,), (V,))[1], expected * V)
+    torch.testing.assert_close(tl.jacrev(b_of)(X), expected.diag())
+
+
+GRADIENTS = {
+    "grad": (lambda f: tl.grad(f, taps=["a", "b"])(X)[1], X),
+    "grad_and_value": (lambda f: tl.grad_and_value(f, taps=["a", "b"])(X)[0][1], X),
+    "vmap(grad)": (lambda f: tl.vmap(tl.grad(f, taps=["a", "b"]))(BATCH)[1], BATCH),
+    "grad(vmap)": (
+        lambda f: tl.grad(lambda b: tl.vmap(f)(b).sum(), taps=["a", "b"])(BATCH)[1],
+        BATCH,
+    ),
+    "grad(vmap), by other dimensions": (
+        lambda f: tl.grad(lambda b: tl.vmap(f, 1)(b).sum(), taps=["a", "b"])(BATCH.T)[1],
+        BATCH,
+    ),
+    "grad(vmap(vmap))": (
+        lambda f: tl.grad(lambda b: tl.vmap(tl.vmap(f), 1)(b).sum(), taps=["a", "b"])(
+            torch.stack([BATCH, 2 * BATCH], 1)
+        )[1],
+        torch.stack([BATCH, 2 * BATCH]),
+    ),
+    "grad(checkpoint)": (lambda f: tl.grad(tl.checkpoint(f), taps=["a", "b"])(X)[1], X),
+    "grad of torch's checkpoint": (
+        lambda f: tl.grad(lambda x: checkpoint(f, x, use_reentrant=False), taps=["a", "b"])(X)[1],
+        X,
+    ),
+    "of an entry": (
+        lambda f: tl.grad(lambda p: f(p["x"]), tl.names("x"), taps=["a", "b"])({"x": X, "y": V})[1],
+        X,
+    ),
+    "jvp(grad)": (lambda f: tl.jvp(tl.grad(f, taps=["a", "b"]), (X,), (V,))[0][1], X),
+}
+
+
+def over_samples(function, x):
+    return function(x) if x.dim() == 1 else torch.stack([over_samples(function, y) for y in x])
+
+
+@pytest.mark.parametrize(("call", "x"), GRADIENTS.values(), ids=GRADIENTS)
+def test_gradients_by_taps(call, x):
+    before = ambient()
+    found = call(tapped)
+    assert ambient() == before
+    expected = {"a": over_samples(by_a, x), "b": over_samples(by_b, x)}
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_grad_returns_with_taps():
+    gradient = tl.grad(plain)(X)
+    found, by_taps = tl.grad(tapped, taps="a")(X)
+    torch.testing.assert_close(found, gradient)
+    assert list(by_taps) == ["a"]
+    with_aux = lambda x: (tapped(x), "aux")  # noqa: E731
+    (found, by_taps), aux = tl.grad(with_aux, has_aux=True, taps="a")(X)
+    torch.testing.assert_close((found, by_taps["a"]), (gradient, by_a(X)))
+    assert aux == "aux"
+    (found, _), (value, aux) = tl.grad_and_value(with_aux, has_aux=True, taps="a")(X)
+    torch.testing.assert_close((found, value), (gradient, plain(X)))
+
+
+def test_second_derivatives_by_taps():
+    def gradient_by_a(x):
+        return tl.grad(tapped, taps="a")(x)[1]["a"]
+
+    expected = torch.autograd.functional.jacobian(lambda x: x.sin().exp() * x * (1 + x.sin()), X)
+    torch.testing.assert_close(tl.jacrev(gradient_by_a)(X), expected)
+    torch.testing.assert_close(tl.jvp(gradient_by_a, (X,), (V,))[1], expected @ V)
+
+
+def test_a_tap_in_a_gradient_is_the_outer_ones_too():
+    """That of the outer level is what the outer value depends on."""
+
+    def outer(x):
+        return (tl.grad(lambda y: (tl.tap(y.sin(), "a") * x).sum())(x)).sum()
+
+    _, by_taps = tl.grad(outer, taps="a")(X)  # cos(x) does not come from sin(x)
+    assert torch.equal(by_taps["a"], torch.zeros_like(X))
+
+
+def test_a_gradient_by_what_nothing_depends_on_is_zero():
+    def f(x):
+        tl.tap(x.exp(), "unused")
+        tl.tap(V * 2, "constant")
+        tl.tap(torch.arange(2), "numbers")
+        return x.sum()
+
+    _, found = tl.grad(f, taps=["unused", "constant", "numbers"])(X)
+    zeros = torch.zeros_like(X)
+    assert torch.equal(found["unused"], zeros)
+    assert torch.equal(found["constant"], zeros)
+    assert torch.equal(found["numbers"], torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_gradient_by_a_tap_is_that_by_what_it_returns():
+    def f(x):
+        a = x.sin()
+        return (tl.tap(a, "a") * a).sum()
+
+    torch.testing.assert_close(tl.grad(f, taps="a")(X)[1]["a"], X.sin())
+
+
+def test_trees_are_tapped():
+    def f(x):
+        found = tl.tap({"p": (x.sin(), x * 2), "n": 3}, "values")
+        return (found["p"][0] * found["p"][1] * found["n"]).sum()
+
+    _, by_taps = tl.grad(f, taps="values")(X)
+    torch.testing.assert_close(by_taps["values"]["p"], (6 * X, 3 * X.sin()))
+    assert by_taps["values"]["n"] == 3
+
+
+def test_cotangents_at_taps():
+    (value, values), pull = tl.vjp(tapped, X, taps=["a", "b"])
+    torch.testing.assert_close(value, plain(X))
+    torch.testing.assert_close(values, {"a": X.sin(), "b": X.sin().exp()})
+    zero = torch.zeros_like(X)
+    found = pull((ONE, {"a": V, "b": zero}))[0]
+    torch.testing.assert_close(found, tl.grad(plain)(X) + V * X.cos())
+    found = pull((0 * ONE, {"a": zero, "b": V}))[0]
+    torch.testing.assert_close(found, V * X.sin().exp() * X.cos())
+
+
+def test_cotangents_at_taps_inside_vmap():
+    (_, values), pull = tl.vjp(tl.vmap(tapped), BATCH, taps="a")
+    torch.testing.assert_close(values["a"], BATCH.sin())
+    (found,) = pull((torch.zeros(3, dtype=torch.float64), {"a": BATCH}))
+    torch.testing.assert_close(found, BATCH * BATCH.cos())
+
+
+def test_cotangents_and_aux():
+    _, pull, aux = tl.vjp(lambda x: (tapped(x), "aux"), X, has_aux=True, taps="a")
+    assert aux == "aux"
+    torch.testing.assert_close(pull((ONE, {"a": V}))[0], tl.grad(plain)(X) + V * X.cos())
+
+
+TANGENTS = {
+    "jvp": (lambda f: tl.jvp(f, (X,), (V,), taps={"a": X})[1], X, V, X),
+    "vmap(jvp)": (
+        lambda f: tl.vmap(lambda x: tl.jvp(f, (x,), (V,), taps={"a": x}))(BATCH)[1],
+        BATCH,
+        V.expand(3, 3),
+        BATCH,
+    ),
+    "jvp(vmap)": (
+        lambda f: tl.jvp(tl.vmap(f), (BATCH,), (0 * BATCH,), taps={"a": BATCH.cos()})[1],
+        BATCH,
+        0 * BATCH,
+        BATCH.cos(),
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "x", "v", "t"), TANGENTS.values(), ids=TANGENTS)
+def test_tangents_at_taps(call, x, v, t):
+    def expected(x, v, t):
+        return tl.grad(plain)(x) @ v + by_a(x) @ t
+
+    if x.dim() == 2:
+        wanted = torch.stack([expected(*each) for each in zip(x, v, t, strict=True)])
+    else:
+        wanted = expected(x, v, t)
+    torch.testing.assert_close(call(tapped), wanted)
+
+
+def test_tangents_at_taps_are_differentiated():
+    found = tl.grad(lambda x: tl.jvp(tapped, (x,), (V,), taps={"a": x})[1])(X)
+
+    def wanted(x):
+        by_x = torch.autograd.functional.jacobian(plain, x, create_graph=True)
+        return (by_x * V).sum() + (x.sin().exp() * x * (1 + x.sin()) * x).sum()
+
+    torch.testing.assert_close(found, torch.autograd.functional.jacobian(wanted, X))
+
+
+def test_a_tangent_leaves_the_value_as_it_is():
+    zeros = torch.tensor([0.0, -0.0])
+    value, _ = tl.jvp(lambda x: tl.tap(x * 1, "a"), (zeros,), (zeros,), taps={"a": zeros + 1})
+    assert torch.equal(value.signbit(), zeros.signbit())
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(2))
+        self.last = nn.Tanh()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).sin()
+        return self.last(x)
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(Encoder(), nn.Linear(3, 2)).double()
+
+
+def given(net):
+    return {name: p.detach() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("how", ["closure", "functional_call", "functional"])
+def test_values_of_modules(net, how):
+    call = {
+        "closure": lambda x: net(x),
+        "functional_call": lambda x: tl.functional_call(net, given(net), (x,)),
+        "functional": lambda x: tl.functional(net)[0](given(net), {}, x)[0],
+    }[how]
+    found = tl.intermediates(call, ["0.layers.1", "0.last", "0"])(X)
+    hidden = net[0].layers[1](net[0].layers[0](X).sin())
+    torch.testing.assert_close(found["0.layers.1"], hidden)
+    torch.testing.assert_close(found["0"], hidden.sin().tanh())
+    assert [*found] == ["0.layers.1", "0.last", "0"]
+
+
+def test_gradients_by_modules(net):
+    def loss(params, x):
+        return tl.functional_call(net, params, (x,)).square().sum()
+
+    gradients, by_taps = tl.grad(loss, taps=["0.layers.0"])(given(net), X)
+    torch.testing.assert_close(gradients, tl.grad(loss)(given(net), X))
+
+    def rest(hidden):
+        return net[1](net[0].last(net[0].layers[1](hidden.sin()).sin())).square().sum()
+
+    hidden = net[0].layers[0](X).detach()
+    wanted = torch.autograd.functional.jacobian(rest, hidden)
+    torch.testing.assert_close(by_taps["0.layers.0"], wanted)
+    per_sample = tl.vmap(tl.grad(loss, taps=["0.layers.0"]), (None, 0))(given(net), BATCH)[1]
+    torch.testing.assert_close(per_sample["0.layers.0"][0], wanted)
+    assert not torch.nn.modules.module._global_forward_hooks
+
+
+def test_modules_leave_nothing_behind_after_an_error(net):
+    def fails(x):
+        net[0](x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tl.grad(fails, taps=["last"])(X)
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert [*tl.intermediates(net, "1")(X)] == ["1"]
+    with pytest.raises(RuntimeError, match="shapes"):
+        tl.intermediates(net, "1")(torch.ones(5, dtype=torch.float64))
+    assert [*tl.intermediates(net, "1")(X)] == ["1"]
+
+
+def twice(x):
+    return tl.tap(x, "a") + tl.tap(x, "a")
+
+
+REFUSED = {
+    "unknown": (
+        lambda net: tl.intermediates(tapped, "c")(X),
+        "intermediates: no value is called 'c': there is 'a', 'b'.",
+    ),
+    "none at all": (
+        lambda net: tl.grad(plain, taps=["c"])(X),
+        "grad: no value is called 'c': there is no taps.",
+    ),
+    "unknown module": (
+        lambda net: tl.intermediates(net, "2")(X),
+        "no value is called '2': there is no taps, and modules '0.layers.0', '0.layers.1', "
+        "'0.last', '0', '1'.",
+    ),
+    "twice": (lambda net: tl.intermediates(twice)(X), "two values are called 'a'"),
+    "twice, in grad": (
+        lambda net: tl.grad(lambda x: twice(x).sum(), taps="a")(X),
+        "grad: two values are called 'a'",
+    ),
+    "asked for twice": (
+        lambda net: tl.grad(tapped, taps=["a", "a"])(X),
+        "grad: 'a' is among the taps twice.",
+    ),
+    "no name": (lambda net: tl.grad(tapped, taps=[1])(X), "taps are called by strings, got int"),
+    "no tensor": (
+        lambda net: tl.intermediates(lambda x: tl.tap(3, "a"))(X),
+        "what is called 'a' holds no tensor, it is a int.",
+    ),
+    "a tangent of another shape": (
+        lambda net: tl.jvp(tapped, (X,), (V,), taps={"a": V[:2]}),
+        r"the tangent at 'a' must be a tensor like the value, of shape \(3,\) and torch.float64, "
+        r"got one of shape \(2,\)",
+    ),
+    "a tangent of another dtype": (
+        lambda net: tl.jvp(tapped, (X,), (V,), taps={"a": V.float()}),
+        "got one of shape .* and torch.float32",
+    ),
+    "no tangent": (
+        lambda net: tl.jvp(tapped, (X,), (V,), taps={"a": 1.0}),
+        "must be a tensor like the value, .* got float",
+    ),
+    "no dict": (
+        lambda net: tl.jvp(tapped, (X,), (V,), taps=["a"]),
+        "jvp: taps must be a dict of tangents by name, got list",
+    ),
+    "with a budget": (
+        lambda net: tl.grad(tapped, taps="a", memory_budget=0.5)(X),
+        "grad: taps and memory_budget can't be together",
+    ),
+    "in a scan": (
+        lambda net: tl.intermediates(
+            lambda x: tl.scan(lambda c, y: (c + tl.tap(y * c, "a"), c), x[0], x)
+        )(X),
+        "two values are called 'a'. .* one of scan's outputs",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused(call, words, net):
+    before = ambient()
+    with pytest.raises(TapError, match=words):
+        call(net)
+    assert ambient() == before
+
+
+def test_taps_in_branches():
+    def f(x):
+        return tl.cond(x.sum() > 0, lambda x: tl.tap(x.sin(), "a"), lambda x: x, x).sum()
+
+    _, by_taps = tl.grad(f, taps="a")(X)
+    torch.testing.assert_close(by_taps["a"], torch.ones_like(X))
+
+
+def test_listeners_inside_one_another_each_have_theirs():
+    def outer(x):
+        return (tl.intermediates(tapped, "a")(x)["a"] * x).sum() + tl.tap(x.cos(), "c").sum()
+
+    assert [*tl.intermediates(outer)(X)] == ["a", "b", "c"]
+    assert [*tl.grad(outer, taps="c")(X)[1]] == ["c"]
+
+
+def test_each_thread_listens_to_itself(net):
+    found, errors = {}, []
+
+    def work(i):
+        try:
+            for _ in range(10):
+                found[i] = tl.intermediates(net, "1")(X * i)["1"]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    for i in range(3):
+        torch.testing.assert_close(found[i], net(X * i))
+
+
+def test_hooks_that_call_the_function_again_are_not_listened_to():
+    def f(x):
+        a = tl.tap(x.sin(), "a")
+        a.register_hook(lambda g: g + 0 * tl.tap(g, "a"))
+        return a.sum()
+
+    torch.testing.assert_close(tl.intermediates(tl.grad(f))(X)["a"], X.sin())

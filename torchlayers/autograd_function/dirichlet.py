@@ -1,0 +1,48 @@
+"""What torch.distributions.Dirichlet draws by, in a form that transforms know.
+
+torch's own is an old-style Function, which torch.func refuses.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions.dirichlet import _Dirichlet
+
+TORCHS: Any = _Dirichlet
+
+
+class Dirichlet(torch.autograd.Function):
+    """Its numbers, and how they move with their concentrations (implicit reparameterisation)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(concentration: Tensor) -> Tensor:
+        return torch._sample_dirichlet(concentration)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, *inputs)
+        ctx.save_for_forward(output, *inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, cotangent: Tensor) -> Tensor:
+        numbers, concentration = ctx.saved_tensors
+        along = (numbers * cotangent).sum(-1, keepdim=True)
+        gradient: Tensor = _slope(numbers, concentration) * (cotangent - along)
+        return gradient
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        numbers, concentration = ctx.saved_tensors
+        moved = _slope(numbers, concentration) * tangent
+        pushed: Tensor = moved - numbers * moved.sum(-1, keepdim=True)
+        return pushed
+
+
+def _slope(numbers: Tensor, concentration: Tensor) -> Tensor:
+    total = concentration.sum(-1, keepdim=True).expand_as(concentration)
+    return torch._dirichlet_grad(numbers, concentration, total)
