@@ -46,15 +46,6 @@ class Numbered {
   uint64_t outer_;
 };
 
-void accumulate(at::Tensor& sum, at::Tensor gradient, const OnStream& stream) {
-  if (sum.defined()) {
-    const c10::OptionalStreamGuard guard(stream);
-    sum = sum_of({sum, gradient});
-  } else {
-    sum = std::move(gradient);
-  }
-}
-
 // The cotangents as the pass starts with them; false where the engine has to look at them.
 bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
   for (size_t i = 0; i < task.outputs.size(); ++i) {

@@ -1,10 +1,12 @@
 #include "reverse/streams.h"
 
 #include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/device.h"
 #include "core/recording.h"
+#include "rules/rule.h"
 
 namespace torchlayers {
 
@@ -40,6 +42,15 @@ OnStream hand_over(const at::Tensor& tensor, const OnStream& from, const OnStrea
     }
   }
   return reader;
+}
+
+void accumulate(at::Tensor& sum, at::Tensor gradient, const OnStream& stream) {
+  if (sum.defined()) {
+    const c10::OptionalStreamGuard guard(stream);
+    sum = sum_of({sum, gradient});
+  } else {
+    sum = std::move(gradient);
+  }
 }
 
 } // namespace torchlayers

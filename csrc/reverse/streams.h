@@ -28,4 +28,7 @@ OnStream stream_of(const torch::autograd::Node& node);
 // another device than a stream is on that device's current one.
 OnStream hand_over(const at::Tensor& tensor, const OnStream& from, const OnStream& to);
 
+// Adds the gradient to the sum, which is undefined before the first, on this stream.
+void accumulate(at::Tensor& sum, at::Tensor gradient, const OnStream& stream);
+
 } // namespace torchlayers
