@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-TARGETS := demo wheel build-time test test-full lint format bench sanitize
+TARGETS := demo wheel build-time test test-full gpu lint format bench sanitize
 .PHONY: $(TARGETS) times test-versions clean
 
 # The oldest and the newest torch there is a promise for (docs/versions.md). The package registry
@@ -65,6 +65,18 @@ times:
 test-full: $(VENV)/packages
 	$(BIN)/python -m pytest -n 2 --full
 	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
+
+# All that is to be seen on a GPU. torch is then the registry's, with CUDA's libraries, unless .venv
+# has one.
+gpu: $(VENV)/peers
+	$(BIN)/python -c "import torch, sys; torch.cuda.is_available() or sys.exit('There is no GPU here.')"
+	$(BIN)/python -m pytest --device cuda
+	$(BIN)/python -m examples.cuda_graph
+	$(BIN)/python -m benchmarks.first_table --device cuda
+	$(BIN)/python -m benchmarks.forward_mode --device cuda
+	$(BIN)/python -m benchmarks.reverse_mode --device cuda
+	$(BIN)/python -m benchmarks.batching --device cuda
+	$(BIN)/python -m benchmarks.workloads --device cuda
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ with ``--quick`` it is rough, and printed only.
 
 from dataclasses import dataclass
 
-from benchmarks import fresh, jacobians, machine, page
+from benchmarks import device, fresh, jacobians, machine, page
 from benchmarks.chains import FUNC, OURS, PEERS, RAW, peers, workloads
 from benchmarks.timing import Effort, Timing, compare
 
@@ -45,6 +45,7 @@ def measure(quick: bool) -> dict[str, str]:
         for workload in workloads()
         for transform, work in peers(workload).items()
     ]
+    pairs = pairs if device.is_processor() else 0
     works += [(f"{transform}, a call", 1, work) for transform, work in jacobians.peers().items()]
     with page.progress(len(works) + pairs) as advance:
         rows = []
@@ -56,8 +57,11 @@ def measure(quick: bool) -> dict[str, str]:
             alone.append(fresh.measure(with_torchlayers=False))
             ours.append(fresh.measure(with_torchlayers=True))
             advance()
-    rows.append(_plain_row(alone, ours))
-    return {"benchmarks.md": f"{_markdown(rows)}\n\n{_imports(ours)}\n\n{machine.describe()}."}
+    parts = [f"{machine.describe()}."]
+    if pairs:
+        rows.append(_plain_row(alone, ours))
+        parts.insert(0, _imports(ours))
+    return {"benchmarks.md": "\n\n".join([_markdown(rows), *parts])}
 
 
 def _row(what: str, divisor: int, seconds: dict[str, Timing]) -> Row:

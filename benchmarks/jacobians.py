@@ -11,12 +11,11 @@ import torchlayers
 from benchmarks.chains import FUNC, OURS, RAW, square
 from benchmarks.timing import Work
 
-X = torch.tensor([0.5, 1.5])
-
 
 def peers() -> dict[str, dict[str, Work]]:
     """For each transform, the same result as each peer computes it."""
-    by_peer = {RAW: by_hand(), FUNC: by(torch.func), OURS: by(torchlayers)}
+    x = torch.tensor([0.5, 1.5])
+    by_peer = {RAW: by_hand(x), FUNC: by(torch.func, x), OURS: by(torchlayers, x)}
     return {
         transform: {peer: work[transform] for peer, work in by_peer.items()}
         for transform in by_peer[RAW]
@@ -27,32 +26,32 @@ def squares(x: Tensor) -> Tensor:
     return x * x
 
 
-def by(library: ModuleType) -> dict[str, Work]:
+def by(library: ModuleType, x: Tensor) -> dict[str, Work]:
     """The Jacobian of the squares and the Hessian of their sum."""
     jacrev, jacfwd = library.jacrev(squares), library.jacfwd(squares)
     hessian = library.hessian(square)
     return {
-        "jacrev": lambda: jacrev(X),
-        "jacfwd": lambda: jacfwd(X),
-        "hessian": lambda: hessian(X),
+        "jacrev": lambda: jacrev(x),
+        "jacfwd": lambda: jacfwd(x),
+        "hessian": lambda: hessian(x),
     }
 
 
-def by_hand() -> dict[str, Work]:
+def by_hand(given: Tensor) -> dict[str, Work]:
     """A row or a column at a time."""
-    axes = torch.eye(len(X))
+    axes = torch.eye(len(given))
 
     def jacrev() -> Tensor:
-        x = X.detach().requires_grad_()
+        x = given.detach().requires_grad_()
         return _rows(squares(x), x)
 
     def jacfwd() -> Tensor:
         with forward_ad.dual_level():
-            outputs = [squares(forward_ad.make_dual(X, axis)) for axis in axes]
+            outputs = [squares(forward_ad.make_dual(given, axis)) for axis in axes]
             return torch.stack([forward_ad.unpack_dual(y).tangent for y in outputs], 1)
 
     def hessian() -> Tensor:
-        x = X.detach().requires_grad_()
+        x = given.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(square(x), x, create_graph=True)
         return _rows(gradient, x)
 

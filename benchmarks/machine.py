@@ -6,12 +6,15 @@ import platform
 
 import torch
 
+from benchmarks import device
+
 
 def describe() -> str:
     """Date, processor, cores and versions, in one line."""
     return (
         f"{datetime.date.today().isoformat()}; {_processor()}, {os.cpu_count()} cores; "
         f"{platform.system()}; Python {platform.python_version()}; torch {torch.__version__}"
+        f"{device.describe()}"
     )
 
 

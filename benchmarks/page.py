@@ -9,19 +9,31 @@ from typing import Any
 
 import torch
 
+from benchmarks import device
+
 DOCS = Path(__file__).parent.parent / "docs"
 
 
 def run(description: str, measure: Callable[[bool], dict[str, str]], name: str) -> None:
-    """The command: prints what is measured and, without ``--quick``, puts it on its pages."""
+    """The command: prints what is measured and, without ``--quick``, puts it on its pages.
+
+    With ``--device cuda`` on the page of all benchmarks alone, into its section on a GPU.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a rough table, printed only")
-    quick = parser.parse_args().quick
+    device.add_option(parser)
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for page, text in measure(quick).items():
+    with device.use(options.device):
+        pages = measure(options.quick)
+    for page, text in pages.items():
         print(text)
-        if not quick:
+        if options.quick:
+            continue
+        if options.device == "cpu":
             write(page, name, text)
+        elif page == "benchmarks.md":  # the others tell of the processor
+            write(page, f"{name}, {options.device}", text)
 
 
 def write(page: str, name: str, text: str) -> None:

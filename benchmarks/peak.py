@@ -4,19 +4,23 @@ import json
 import tempfile
 from pathlib import Path
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks import device
 from benchmarks.timing import Work
 
 
 def peak_bytes(work: Work) -> int:
-    """What torch's CPU allocator gave out and had not got back, over what it had before.
+    """What torch's allocator gave out and had not got back, over what it had before.
 
-    torch.profiler notes every allocation and every release, those inside kernels too. The
-    figure is not one of the process: it does not depend on what else runs, nor on how the
-    allocator keeps its memory.
+    A GPU's counts itself; for the processor torch.profiler notes every allocation and every
+    release, those inside kernels too. The figure is not one of the process: it does not depend on
+    what else runs, nor on how the allocator keeps its memory.
     """
     work()  # what is made once and kept
+    if not device.is_processor():
+        return _of_device(work)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     held = peak = 0
@@ -24,6 +28,16 @@ def peak_bytes(work: Work) -> int:
         held += change
         peak = max(peak, held)
     return peak
+
+
+def _of_device(work: Work) -> int:
+    with device.timed():
+        torch.accelerator.synchronize()
+        before = torch.accelerator.memory_allocated()
+        torch.accelerator.reset_peak_memory_stats()
+        work()
+        torch.accelerator.synchronize()
+        return torch.accelerator.max_memory_allocated() - before
 
 
 def _changes(profiler: profile) -> list[int]:

@@ -60,7 +60,7 @@ def pinn(library: ModuleType) -> Work:
         def slopes(point: Tensor) -> Tensor:
             return library.grad(lambda p: _apply(weights, p).sum())(point)
 
-        axes = torch.eye(2)
+        axes = torch.eye(2, device=point.device)
         return sum(library.jvp(slopes, (point,), (axis,))[1] @ axis for axis in axes)
 
     def loss(weights: list[Tensor]) -> Tensor:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from benchmarks import device
+
 Work = Callable[[], Any]
 Timer = Callable[[], float]
 
@@ -63,11 +65,23 @@ def by_turns(
 ) -> dict[str, Timing]:
     """Seconds a call of each; by time.process_time those of the processor, if it is busy.
 
+    A device's work is timed to its end, by the clock.
+
     A round times one block of calls of each, so that a machine that slows down does
     so for all of them; every round starts with another. Each block runs inside its context, if
     there is one.
     """
-    within = {name: (inside or {}).get(name, nullcontext) for name in works}
+    with device.timed():
+        return _by_turns(works, effort, timer, inside or {})
+
+
+def _by_turns(
+    works: Mapping[str, Work],
+    effort: Effort,
+    timer: Timer,
+    inside: Mapping[str, Callable[[], AbstractContextManager[Any]]],
+) -> dict[str, Timing]:
+    within = {name: inside.get(name, nullcontext) for name in works}
     calls = {}
     for name, work in works.items():
         with within[name]():
@@ -123,4 +137,7 @@ def _calls_per_block(work: Work, block: float, timer: Timer) -> int:
 
 
 def _seconds_per_call(work: Work, calls: int, timer: Timer) -> float:
-    return timeit.timeit(work, number=calls, timer=timer) / calls
+    if device.is_processor():
+        return timeit.timeit(work, number=calls, timer=timer) / calls
+    block = timeit.Timer(work)
+    return device.seconds(lambda: block.timeit(calls)) / calls

@@ -1,10 +1,11 @@
-"""``--full`` runs the long sweeps too (make test-full)."""
+"""``--full`` runs the long sweeps too (make test-full), ``--device`` all that can be on a GPU."""
 
 import signal
 
 import pytest
 import torch
 
+from tests import devices
 from tests.torch_versions import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
@@ -24,11 +25,28 @@ collect_ignore = ["packages"]  # unless named: they are run apart (make test-ful
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long sweeps in full")
+    parser.addoption(
+        "--device",
+        default="cpu",
+        choices=devices.NAMES,
+        help="where tensors are made; the tests that can't be run there are skipped",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    devices.use(config.getoption("--device"))
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where this run of the tests makes its tensors."""
+    return devices.used()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves the tests marked `full` out of the quick run, and says how many they are."""
     expect_failures(items)
+    devices.skip_what_does_not_apply(items)
     if config.getoption("--full"):
         return
     long = [item for item in items if item.get_closest_marker("full")]

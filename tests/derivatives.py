@@ -24,8 +24,11 @@ def cotangents_of(outputs: Sequence[Tensor], seed: int = 5) -> list[Tensor]:
 
 
 def _random(like: Sequence[Tensor], seed: int) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(x.shape, generator=generator, dtype=x.dtype) for x in like]
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return [
+        torch.randn(x.shape, generator=generator, dtype=x.dtype, device="cpu").to(x.device)
+        for x in like
+    ]
 
 
 def moved(primals: Sequence[Tensor], tangents: Sequence[Tensor], step: float) -> list[Tensor]:

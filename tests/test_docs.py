@@ -36,6 +36,7 @@ PAGES = {
     "docs/distributed.md": 1,
     "docs/errors.md": 14,
     "docs/forward-mode.md": 3,
+    "docs/gpu.md": 1,
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,

@@ -15,7 +15,7 @@ from importlib import metadata
 
 import torch
 
-from benchmarks import machine, page
+from benchmarks import device, machine, page
 from benchmarks.chains import OURS
 from benchmarks.timing import Effort, by_turns
 from benchmarks.workloads import tables
@@ -39,13 +39,16 @@ def main() -> None:
     parser.add_argument(
         "--leave-out", action="append", choices=(COMPILED, JIT, EAGER, OURS_COMPILED), default=[]
     )
+    device.add_option(parser)
     options = parser.parse_args()
     if options.threads == "one":
         use_one_thread()
-    text = measure(options.quick, options.threads, tuple(options.leave_out))
+    with device.use(options.device):
+        text = measure(options.quick, options.threads, tuple(options.leave_out))
     print(text)
     if not options.quick:
-        page.write("workloads.md", f"workloads, {options.threads}", text)
+        where = options.threads if options.device == "cpu" else options.device
+        page.write("workloads.md", f"workloads, {where}", text)
 
 
 def use_one_thread() -> None:

@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def embedding(words: Tensor, table: Tensor) -> Tensor:
-    samples = torch.arange(len(words)).view(-1, *[1] * (words.dim() - 1))
+    samples = torch.arange(len(words), device=words.device).view(-1, *[1] * (words.dim() - 1))
     return table[samples, words]
 
 

@@ -33,7 +33,7 @@ def jacobian(widths: list[int]) -> Workload:
 
     def by_hand(params: Parameters, x: Tensor) -> Tensor:
         with forward_ad.dual_level():
-            rows = forward_ad.make_dual(x.repeat(len(x), 1), torch.eye(len(x)))
+            rows = forward_ad.make_dual(x.repeat(len(x), 1), torch.eye(len(x), device=x.device))
             return forward_ad.unpack_dual(mlp(torch_operators, params, rows)).tangent.T
 
     return Workload(
@@ -53,7 +53,7 @@ def hessian(width: int) -> Workload:
         rows = x.expand(width, width).requires_grad_()
         total = mlp(torch_operators, params, rows).sum()
         (gradients,) = torch.autograd.grad(total, rows, create_graph=True)
-        return torch.autograd.grad(gradients, rows, torch.eye(width))[0]
+        return torch.autograd.grad(gradients, rows, torch.eye(width, device=x.device))[0]
 
     return Workload(
         "Hessian of an MLP",

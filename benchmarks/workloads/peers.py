@@ -124,7 +124,7 @@ def jax_work(workload: Workload, compiled: bool) -> Work:
     jax = importlib.import_module("jax")
     operators = importlib.import_module("benchmarks.workloads.jax_operators")
     arguments = pytree.tree_map(
-        lambda tensor: jax.numpy.asarray(tensor.numpy()), workload.arguments
+        lambda tensor: jax.numpy.asarray(tensor.cpu().numpy()), workload.arguments
     )
     function = workload.program(jax, operators)
     if compiled:
@@ -135,7 +135,9 @@ def jax_work(workload: Workload, compiled: bool) -> Work:
 def _tensors(result: Any) -> list[torch.Tensor]:
     leaves = pytree.tree_leaves(result)
     return [
-        leaf.detach() if isinstance(leaf, torch.Tensor) else torch.from_numpy(numpy.array(leaf))
+        leaf.detach().cpu()
+        if isinstance(leaf, torch.Tensor)
+        else torch.from_numpy(numpy.array(leaf))
         for leaf in leaves
     ]
 

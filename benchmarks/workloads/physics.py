@@ -35,7 +35,7 @@ def force_constants(atoms: int) -> Workload:
         rows = atoms.expand(coordinates, *atoms.shape).requires_grad_()
         energy = lennard_jones(rows, *pairs)
         (gradients,) = torch.autograd.grad(energy, rows, create_graph=True)
-        directions = torch.eye(coordinates).view_as(rows)
+        directions = torch.eye(coordinates, device=atoms.device).view_as(rows)
         hessian = torch.autograd.grad(gradients, rows, directions)[0]
         return hessian.view(*atoms.shape, *atoms.shape)
 

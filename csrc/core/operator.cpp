@@ -216,7 +216,8 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     if (may_hide_tensors(schema().arguments()[i])) {
       hidden_args.push_back(i);
     }
-    if (is_written(schema().arguments()[i])) {
+    // record_stream's schema says that it writes, but it only tells the allocator who reads.
+    if (is_written(schema().arguments()[i]) && op.operator_name().name != "aten::record_stream") {
       written_args.push_back(i);
     }
     // Lists may hold each other's members, says torch of any two, but these make new ones.

@@ -44,9 +44,7 @@ bool Like::may_be_told(const at::Tensor& tensor) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(
       tensor.unsafeGetTensorImpl()->autograd_meta());
   const auto keys = tensor.key_set() - kAutocastKeys;
-  const bool is_inferences =
-      keys == DispatchKeySet(DispatchKey::CPU) || keys == DispatchKeySet(DispatchKey::CUDA);
-  return (is_inferences || are_keys_of_plain(keys)) &&
+  return (are_keys_of_plain_inference(keys) || are_keys_of_plain(keys)) &&
          (meta == nullptr || meta->fw_grad_ == nullptr);
 }
 

@@ -1,6 +1,8 @@
 #include "reverse/pass.h"
 
 #include <ATen/ops/ones_like.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,6 +16,7 @@
 #include "reverse/anomaly.h"
 #include "reverse/nodes.h"
 #include "reverse/plan.h"
+#include "reverse/streams.h"
 #include "reverse/watched.h"
 #include "rules/rule.h"
 #include "values/wrapper.h"
@@ -42,10 +45,6 @@ class Numbered {
  private:
   uint64_t outer_;
 };
-
-void accumulate(at::Tensor& sum, at::Tensor gradient) {
-  sum = sum.defined() ? sum_of({sum, gradient}) : std::move(gradient);
-}
 
 // The cotangents as the pass starts with them; false where the engine has to look at them.
 bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
@@ -85,7 +84,7 @@ class Pass {
       if (plan_.has_nodes_of_torchs) {
         cotangent = batched_like(cotangent, output);
       }
-      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent));
+      deliver(plan_.root_goals[i], plan_.roots[i], std::move(cotangent), std::nullopt);
     }
     finish_inputs(plan_.root_goals);
     for (uint32_t i : plan_.order) {
@@ -161,14 +160,21 @@ class Pass {
     }
   }
 
-  void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient) {
-    if (goal.kind == Goal::Input) {
-      accumulate(found_[goal.index], std::move(gradient));
-    } else if (goal.kind == Goal::Step) {
-      accumulate(
-          cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
-          std::move(gradient));
+  void deliver(const Goal& goal, const Edge& edge, at::Tensor gradient, const OnStream& from) {
+    if (goal.kind == Goal::Nowhere) {
+      return;
     }
+    OnStream stream;
+    if (plan_.has_streams && gradient.defined()) {
+      stream = hand_over(
+          gradient, from, goal.kind == Goal::Step ? stream_of(*edge.function) : std::nullopt);
+    }
+    accumulate(
+        goal.kind == Goal::Input
+            ? found_[goal.index]
+            : cotangents_[plan_.steps[goal.index].first_cotangent + edge.input_nr],
+        std::move(gradient),
+        stream);
   }
 
   void run(const Step& step) {
@@ -176,16 +182,20 @@ class Pass {
     const auto end = begin + step.node->num_inputs();
     const bool is_reached =
         std::any_of(begin, end, [](const at::Tensor& input) { return input.defined(); });
-    if (C10_UNLIKELY(is_watched(*step.node))) {
-      run_watched(step, begin, end, is_reached);
-    } else if (is_reached) {
-      run_node(step, begin, end);
-    } else {
-      gradients_.clear();
+    const OnStream stream = plan_.has_streams ? stream_of(*step.node) : std::nullopt;
+    {
+      const c10::OptionalStreamGuard guard(stream);
+      if (C10_UNLIKELY(is_watched(*step.node))) {
+        run_watched(step, begin, end, is_reached);
+      } else if (is_reached) {
+        run_node(step, begin, end);
+      } else {
+        gradients_.clear();
+      }
     }
     go_below(); // where they are added up
     for (size_t i = 0; i < gradients_.size(); ++i) {
-      deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]));
+      deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]), stream);
     }
     if (!task_.retain_graph) {
       step.node->release_variables();
@@ -326,6 +336,7 @@ std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {
     return std::nullopt;
   }
   trace_vjp("torchlayers", task.layer);
+  const c10::OptionalDeviceGuard device(plan.has_streams ? std::nullopt : plan.device());
   std::optional<at::AutoGradMode> grad_mode;
   if (task.layer == nullptr) {
     grad_mode.emplace(task.create_graph);

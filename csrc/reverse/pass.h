@@ -19,9 +19,9 @@ namespace torchlayers {
 // Hooks on nodes and tensors, and anomaly mode, are part of it (watched.h, anomaly.h): hooks run at
 // the layer's level, as user's code, in the engine's order.
 // A graph is not simple, and the engine runs all of it, where a hook asks the engine about its
-// pass; where there are autograd.Functions in Python; where a device has streams; where the order of recording is not that of the graph (several threads); where
-// an input was computed from another tensor; where a node of torch's own is in a graph that is
-// pulled back inside another backward of the engine's.
+// pass; where there are autograd.Functions in Python; where the order of recording is not that of
+// the graph (several threads); where an input was computed from another tensor; where a node of
+// torch's own is in a graph that is pulled back inside another backward of the engine's.
 
 struct VjpTask {
   const std::vector<at::Tensor>& outputs;

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "core/device.h"
 #include "core/hooks.h"
 #include "reverse/nodes.h"
 #include "reverse/watched.h"
@@ -15,16 +14,6 @@ namespace {
 
 using torch::autograd::Edge;
 using torch::autograd::Node;
-
-bool node_runs_in_order(const Node& node) {
-  for (uint32_t i = 0; i < node.num_inputs(); ++i) {
-    const auto& metadata = node.input_metadata(i);
-    if (!metadata.was_default_constructed() && !runs_in_order(metadata.device())) {
-      return false;
-    }
-  }
-  return true;
-}
 
 } // namespace
 
@@ -36,6 +25,7 @@ bool Plan::make(const VjpTask& task) {
         !admit(*edge.function, is_watched_leaf(*edge.function))) {
       return false;
     }
+    look_at_streams(*edge.function);
     goals_of_nodes_[edge.function.get()] = {Goal::Input, static_cast<uint32_t>(i)};
   }
   for (const at::Tensor& output : task.outputs) {
@@ -81,9 +71,7 @@ bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
     of_edges.push_back(found->second);
     return true;
   }
-  if (!node_runs_in_order(*node)) {
-    return false;
-  }
+  look_at_streams(*node);
   Goal goal;
   if (leaf_of(*node) == nullptr) {
     auto* rule = rule_node_of(*node);
@@ -98,6 +86,14 @@ bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
   goals_of_nodes_[node] = goal;
   of_edges.push_back(goal);
   return true;
+}
+
+void Plan::look_at_streams(const Node& node) {
+  for (uint32_t i = 0; i < node.num_inputs() && !has_streams; ++i) {
+    const auto& metadata = node.input_metadata(i);
+    has_streams = !metadata.was_default_constructed() &&
+                  !stream_.goes_on(metadata.device(), metadata.stream());
+  }
 }
 
 bool Plan::sort() {

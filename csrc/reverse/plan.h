@@ -6,8 +6,10 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
+#include "core/device.h"
 #include "reverse/pass.h"
 #include "reverse/rule_node.h"
 
@@ -42,6 +44,11 @@ struct Plan {
     return goal.kind == Goal::Input || (goal.kind == Goal::Step && steps[goal.index].is_needed);
   }
 
+  // Beside the processor, where all of the graph has been recorded, unless it has streams.
+  std::optional<c10::Device> device() const {
+    return stream_.device();
+  }
+
   std::vector<Step> steps;
   std::vector<uint32_t> order; // of the steps, the last recorded first
   std::vector<Goal> goals;     // of the steps' edges
@@ -49,6 +56,7 @@ struct Plan {
   std::vector<Goal> root_goals;
   uint32_t num_cotangents = 0;
   bool has_nodes_of_torchs = false;
+  bool has_streams = false; // others than the one that is current. NOTE [Streams].
   // How many edges of what is run lead to each input; empty where there is no hook.
   std::vector<uint32_t> edges_to_inputs;
 
@@ -57,6 +65,7 @@ struct Plan {
   bool admit(torch::autograd::Node& node, bool is_watched);
   // Notes where an edge leads, and that its node is to be run. False if it must not be.
   bool reach(const torch::autograd::Edge& edge, std::vector<Goal>& of_edges);
+  void look_at_streams(const torch::autograd::Node& node);
   // The last recorded first. False if that is not the graph's order.
   bool sort();
   void mark_needed();
@@ -68,6 +77,7 @@ struct Plan {
   // torch's own nodes then ask the engine's task what of theirs is wanted, which is another's.
   const bool is_inside_engine_ = torch::autograd::get_current_graph_task_id() != -1;
   bool is_watched_ = false;
+  OneStream stream_;
   std::vector<torch::autograd::Edge> leaves_; // which nobody else may hold
   ska::flat_hash_map<torch::autograd::Node*, Goal> goals_of_nodes_;
 };

@@ -133,6 +133,9 @@ Tensor power_exponent(
 
 Tensor scalar_power_exponent(
     const Tensor& t, const Scalar& base, const Tensor& exponent, const Tensor& power) {
+  if (!base.equal(0.0)) {
+    return t * (power * base.log());
+  }
   const Tensor as_tensor = at::scalar_tensor(base, power.options());
   return power_exponent(t, as_tensor, exponent, power);
 }

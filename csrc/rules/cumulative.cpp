@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "core/device.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -48,10 +49,10 @@ Tensor sum_back(const Tensor& x, int64_t dim) {
   return x.flip(dim).cumsum(dim).flip(dim);
 }
 
-// Whether a product may be divided by its factors: where it can be looked at, and is neither zero,
-// nor infinite, nor nan. All else divided by itself is one.
+// Whether a product may be divided by its factors: where it can be looked at without waiting for a
+// device, and is neither zero, nor infinite, nor nan. All else divided by itself is one.
 bool is_divisible(const Tensor& product) {
-  if (at::isTensorSubclassLike(product)) {
+  if (at::isTensorSubclassLike(product) || !is_in_host_memory(*product.unsafeGetTensorImpl())) {
     return false;
   }
   const Tensor size = product.abs();

@@ -1,5 +1,7 @@
 #include "rules/jvp_call.h"
 
+#include <ATen/ops/full_like.h>
+
 #include "core/args.h"
 #include "core/recording.h"
 #include "values/tangent.h"
@@ -107,6 +109,10 @@ at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) const {
   if (tangent.scalar_type() != result.scalar_type() &&
       (result.is_complex() || !tangent.is_complex())) {
     tangent = tangent.to(result.scalar_type());
+  }
+  if (tangent.dim() == 0 && tangent.device() != result.device()) {
+    // Of a scalar of the processor's, which another device is given with the call: nobody waits.
+    tangent = at::full_like(result, -0.0) + tangent;
   }
   const bool is_own = !is_of_argument(tangent);
   const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();

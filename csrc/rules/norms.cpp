@@ -1,4 +1,5 @@
 // Batch, layer and group norm: standardise, then scale and shift.
+#include "core/device.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 #include "rules/parameters.h"
@@ -258,7 +259,8 @@ void group_norm_vjp(VjpCall& call) {
   const Tensor& g_scale = call.cotangents()[2];
   const bool is_plain = g.defined() && !g_mean.defined() && !g_scale.defined();
   if (is_plain && !is_differentiated_below({g, x, call[1]})) {
-    const auto layout = x.is_cpu() ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
+    const auto layout =
+        norms_keep_memory_format(x) ? x.suggest_memory_format() : at::MemoryFormat::Contiguous;
     give_each(
         call,
         {0, 1, 2},

@@ -18,6 +18,13 @@ using std::sin;
 using std::sinh;
 using std::sqrt;
 
+// ATen's would fill a tensor with the number first, which is one more thing to give a device to do.
+template <class Number>
+  requires std::is_arithmetic_v<Number>
+at::Tensor operator-(Number number, const at::Tensor& tensor) {
+  return at::rsub(tensor, number);
+}
+
 template <class T>
 using IfNumber = std::enable_if_t<std::is_floating_point_v<T>, T>;
 

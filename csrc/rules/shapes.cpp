@@ -21,6 +21,12 @@ void joined(JvpCall& call) {
   call.set_tangent(0, call.with({{0, filled}}));
 }
 
+// A tangent is read wherever its primal is. NOTE [Streams].
+void recorded_on_stream(JvpCall& call) {
+  call.run();
+  call.tangent(0).record_stream(call.arg(1).toStream());
+}
+
 void split(JvpCall& call) {
   call.run();
   const Args parts = call.all_with({{0, call.tangent(0)}});
@@ -250,6 +256,7 @@ void add_shapes(Table& rules) {
   LINEAR("view_as_complex", at::view_as_real(g.resolve_conj()));
   rules["copy"].terms(TERM(0, Tensor()), TERM(1, t.to(x.scalar_type())));
   rules["fill.Tensor"].terms(TERM(1, t));
+  rules["record_stream"].jvp(recorded_on_stream);
   rules["cat"].jvp(joined).vjp(cut_apart, {.by = {"tensors"}});
   rules["stack"].jvp(joined).vjp(unstacked, {.by = {"tensors"}});
   rules["block_diag"].jvp(joined).vjp(take_blocks, {.by = {"tensors"}});

@@ -31,7 +31,7 @@ bool VjpCall::wants(size_t arg, size_t member) const {
   return false;
 }
 
-// A gradient is of its argument's size and dtype: what broadcast is summed up again.
+// A gradient is of its argument's size, dtype and device: what broadcast is summed up again.
 void VjpCall::give(size_t arg, at::Tensor gradient, size_t member) {
   if (!gradient.defined()) {
     return;
@@ -49,6 +49,9 @@ void VjpCall::give(size_t arg, at::Tensor gradient, size_t member) {
     }
     if (gradient.scalar_type() != target.dtype) {
       gradient = gradient.to(target.dtype);
+    }
+    if (target.sizes.empty() && gradient.device() != target.device) {
+      gradient = gradient.to(target.device); // a scalar among tensors of another device
     }
     gradients_[i] = std::move(gradient);
     return;

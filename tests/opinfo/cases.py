@@ -84,15 +84,17 @@ def cases(op: Any, dtype: torch.dtype, limit: int | None) -> list[Case]:
     torch.manual_seed(0)
     # torch looks through the stack for a test of unittest's, which under pytest takes long.
     unfound = [mock.patch.object(m, "extract_test_fn", lambda: None) for m in (common_utils, core)]
-    with warnings.catch_warnings(), unfound[0], unfound[1]:
+    device = torch.empty(0).device  # the run's
+    with warnings.catch_warnings(), unfound[0], unfound[1], torch.device("cpu"):
         warnings.simplefilter("ignore")
         samples = op.sample_inputs("cpu", dtype, requires_grad=False)
-        found = (case for sample in samples if (case := _case(op, sample)))
+        found = (case for sample in samples if (case := _case(op, sample, device)))
         return list(itertools.islice(found, limit))
 
 
-def _case(op: Any, sample: Any) -> Case | None:
+def _case(op: Any, sample: Any, device: torch.device) -> Case | None:
     leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves = [leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     places = [
         i
         for i, leaf in enumerate(leaves)

@@ -211,7 +211,7 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"unsqueeze"}, {unsqueeze});
   rules.add({"constant_pad_nd"}, {pad});
   rules.add({"select_backward", "slice_backward", "unfold_backward"}, {from_part});
-  rules.add({"_neg_view"}, {alone});
+  rules.add({"_neg_view", "record_stream"}, {alone});
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});

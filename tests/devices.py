@@ -1,0 +1,112 @@
+"""The device that the tests make their tensors on, as `--device` says: torch's default device.
+
+Most tests say nothing of devices and could be run on any; those of FILES are. A test marked
+`accelerator` is about streams, memory or waiting, and skips on the processor.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import second_device
+
+NAMES = ["cpu", "cuda", second_device.NAME]
+HERE = Path(__file__).parent
+ABOUT_DEVICES = {"test_devices.py", "test_streams.py"}
+# Run on any device. The others look into memory, compare with what other packages compute on the
+# processor, start processes, or compile for it.
+FILES = ABOUT_DEVICES | {
+    "reverse_mode/test_pass.py",
+    "test_grad.py",
+    "test_jacobian.py",
+    "test_jvp.py",
+    "test_launches.py",
+    "test_linearize.py",
+    "test_vjp.py",
+    "test_vmap.py",
+}
+
+_name = "cpu"
+
+
+def use(name: str) -> None:
+    """Before tests are imported, which make tensors as they are."""
+    global _name
+    _name = name
+    if name == second_device.NAME:
+        second_device.install()
+    if name != "cpu" and is_there():
+        torch.set_default_device(name)
+
+
+def is_there() -> bool:
+    return _name != "cuda" or torch.cuda.is_available()
+
+
+def used() -> torch.device:
+    return torch.empty(0).device
+
+
+def skip_what_does_not_apply(items: list[pytest.Item]) -> None:
+    for item in items:
+        if reason := _reason_to_skip(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _reason_to_skip(item: pytest.Item) -> str | None:
+    if not is_there():
+        return f"no {_name} on this machine"
+    only = item.get_closest_marker("only_on")
+    if only and only.args[0] != _name:
+        return f"needs --device {only.args[0]}"
+    if _name == "cpu":
+        return "needs --device cuda" if item.get_closest_marker("accelerator") else None
+    return None if str(item.path.relative_to(HERE)) in FILES else "written for the processor"
+
+
+@contextlib.contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Whatever makes the processor wait for the device raises a RuntimeError."""
+    if _name == second_device.NAME:
+        with second_device.no_synchronizing():
+            yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextlib.contextmanager
+def no_hazards() -> Iterator[None]:
+    """No stream reads what another may not have written yet, nor has memory that one still uses.
+
+    The second device tells. On a GPU a wrong number would, or would not.
+    """
+    if _name != second_device.NAME:
+        yield
+        return
+    second_device.hazards()
+    yield
+    assert second_device.hazards() == []
+
+
+def peak_bytes(work) -> int:
+    """The most that the work holds at once, of the device's memory, over what there was before."""
+    work()
+    if _name == second_device.NAME:
+        before = torch.ops.second.held()
+        torch.ops.second.most_held()
+        work()
+        return torch.ops.second.most_held() - before
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,199 @@
+"""Every transform on any device: what comes back is there, is right, and nobody waited for it."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torchlayers as tl
+from tests import devices
+
+X = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.5]], dtype=torch.float64)
+V = torch.tensor([[1.0, 2.0, -1.0], [0.0, 1.0, 0.5]], dtype=torch.float64)
+W = torch.tensor([[1.0, 0.5], [-0.5, 2.0], [0.25, 1.0]], dtype=torch.float64)
+
+
+def f(x):
+    return (torch.tanh(x @ W.to(x)) * x[:, :2].exp()).sum()
+
+
+TRANSFORMS = {
+    "grad": lambda x, v: tl.grad(f)(x),
+    "vjp": lambda x, v: tl.vjp(torch.sin, x)[1](v)[0],
+    "jvp": lambda x, v: tl.jvp(f, (x,), (v,))[1],
+    "jacrev": lambda x, v: tl.jacrev(torch.softmax, chunk_size=2)(x, 1),
+    "jacfwd": lambda x, v: tl.jacfwd(lambda x: x.cumsum(0))(x),
+    "hessian": lambda x, v: tl.hessian(f)(x),
+    "vmap": lambda x, v: tl.vmap(torch.dot)(x, v),
+    "vmap(grad)": lambda x, v: tl.vmap(tl.grad(lambda row: (row**3).prod()))(x),
+    "grad(grad)": lambda x, v: tl.grad(lambda x: tl.grad(f)(x).norm())(x),
+    "jvp(grad)": lambda x, v: tl.jvp(tl.grad(f), (x,), (v,))[1],
+    "linearize": lambda x, v: tl.linearize(f, x)[1](v),
+    "functionalize": lambda x, v: tl.functionalize(lambda x: x.clone().mul_(2))(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
+def test_a_transform(transform, device):
+    """As on the processor."""
+    found = transform(X, V)
+    assert found.device == device
+    with torch.device("cpu"):
+        torch.testing.assert_close(found.cpu(), transform(X.cpu(), V.cpu()))
+
+
+def pulled_by(function, *args):
+    with tl.trace() as events:
+        result = function(*args)
+    return result, {event.op for event in events if event.step == "pull_back"}
+
+
+def test_the_pass_is_ours():
+    assert pulled_by(tl.grad(f), X)[1] == {"torchlayers"}
+
+
+# A scalar of the processor's among the device's tensors, as torch allows it.
+SCALARS = {
+    "mul": lambda s, x: x * s,
+    "mul from the left": lambda s, x: s * x,
+    "add": lambda s, x: x + s,
+    "sub of sums": lambda s, x: x.sum() - s,
+    "div": lambda s, x: s / (x * x + 1),
+    "pow": lambda s, x: (x * x + 1) ** s,
+    "where": lambda s, x: torch.where(x > 0, x, s),
+    "atan2": lambda s, x: torch.atan2(x, s),
+    "maximum": lambda s, x: torch.maximum(x, s),
+    "lerp": lambda s, x: torch.lerp(x, x * 2, s),
+    "masked_fill": lambda s, x: x.masked_fill(x > 0, s),
+    "addcmul": lambda s, x: torch.addcmul(x, x, s),
+    "mul in place": lambda s, x: x.clone().mul_(s),
+    "to": lambda s, x: s.to(x.device) * x,
+}
+scalars = pytest.mark.parametrize("program", SCALARS.values(), ids=SCALARS.keys())
+
+
+def scalar():
+    return torch.tensor(1.5, dtype=torch.float64, device="cpu")
+
+
+@scalars
+def test_gradients_by_a_scalar_of_the_processor(program, device):
+    by_scalar, by_tensor = tl.grad(lambda s, x: (program(s, x) ** 2).sum(), argnums=(0, 1))(
+        scalar(), X
+    )
+    assert by_scalar.device == torch.device("cpu")
+    assert by_tensor.device == device
+    s, x = scalar().requires_grad_(), X.clone().requires_grad_()
+    expected = torch.autograd.grad((program(s, x) ** 2).sum(), (s, x))
+    torch.testing.assert_close((by_scalar, by_tensor), expected)
+
+
+@scalars
+def test_tangents_by_a_scalar_of_the_processor(program, device):
+    _, tangent = tl.jvp(lambda s: program(s, X), (scalar(),), (torch.ones_like(scalar()),))
+    assert tangent.device == device
+    step = 1e-6
+    difference = (program(scalar() + step, X) - program(scalar() - step, X)) / (2 * step)
+    torch.testing.assert_close(tangent, difference, rtol=1e-6, atol=1e-6)
+
+
+def conv(x):
+    image = torch.ones(2, 3, 6, 6, dtype=x.dtype) * x.sum()
+    return F.conv2d(image, torch.ones(4, 3, 3, 3, dtype=x.dtype)).relu().mean()
+
+
+def attention(x):
+    q = x.expand(1, 2, 2, 3)
+    return F.scaled_dot_product_attention(q, q.sin(), q.cos()).sum()
+
+
+# What a derivative makes the processor wait for is a bug: a number read, a size that depends on
+# values, a tensor made of a Python number's copy.
+QUIET = {
+    "f": f,
+    "layer_norm": lambda x: F.layer_norm(x, (3,)).square().sum(),
+    "batch_norm": lambda x: F.batch_norm(x, None, None, training=True)[0, 0],
+    "losses": lambda x: F.cross_entropy(x, torch.zeros(2, dtype=torch.long)) + F.mse_loss(x, x * 2),
+    "convolution": conv,
+    "attention": attention,
+    "order": lambda x: x.sort(1)[0][:, 0].sum() + x.max(1)[0].sum() + x.median(),
+    "activations": lambda x: (
+        F.gelu(x) + F.silu(x) + F.softplus(x) + F.elu(x) + F.hardtanh(x)
+    ).sum(),
+    "reductions": lambda x: x.var() + x.std(0).sum() + x.logsumexp(1).sum() + x.prod() + x.norm(),
+    "indexing": lambda x: x[:, 1].sum() + x.gather(1, torch.zeros_like(x, dtype=torch.long)).sum(),
+    "clamps": lambda x: x.clamp(-1, 1).sum() + x.abs().sum() + x.clamp(min=0.0).prod(),
+    "cumulative": lambda x: x.cumsum(1).cumprod(0).sum() + x.logcumsumexp(0).sum(),
+    "linear algebra": lambda x: (x @ x.T).trace() + torch.linalg.vector_norm(x, 3),
+    "stacks": lambda x: torch.stack([x, x * 2]).sum() + torch.cat([x, x.sin()]).prod(),
+}
+DERIVATIVES = {
+    "grad": lambda f: tl.grad(f)(X),
+    "jvp": lambda f: tl.jvp(f, (X,), (V,)),
+    "hessian": lambda f: tl.hessian(f)(X),
+    "vmap(grad)": lambda f: tl.vmap(tl.grad(f))(X.expand(3, 2, 3)),
+}
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("program", QUIET.values(), ids=QUIET.keys())
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
+def test_nobody_waits(program, derivative):
+    """Where autograd does not; the device's random numbers, linear solvers and masks apart."""
+    derivative(program)  # what is made once and kept
+    with devices.nothing_waits(), devices.no_hazards():
+        derivative(program)
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("depth", [1, 20])
+def test_memory_is_autograds_at_most(depth):
+    layers = [torch.randn(64, 64) for _ in range(depth)]
+    x = torch.randn(128, 64)
+
+    def loss(x):
+        for layer in layers:
+            x = torch.tanh(x @ layer)
+        return x.sum()
+
+    def by_autograd():
+        y = x.clone().requires_grad_()
+        return torch.autograd.grad(loss(y), y)
+
+    assert devices.peak_bytes(lambda: tl.grad(loss)(x)) <= devices.peak_bytes(by_autograd)
+
+
+@pytest.mark.only_on("cuda")
+@pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
+def test_a_cuda_graph(derivative):
+    """Forward, pass and an update, recorded and replayed: each replay goes on from the last."""
+    x = X.clone()
+
+    def step():
+        y = tl.grad(f)(x)
+        x.sub_(y, alpha=0.1)
+        return derivative(f)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    expected = X.clone()
+    for _ in range(4):
+        expected = expected - 0.1 * tl.grad(f)(expected)
+    for _ in range(3):
+        graph.replay()
+    torch.testing.assert_close(x, expected)
+    torch.testing.assert_close(found, derivative(f))
+
+
+@pytest.mark.accelerator
+def test_autocast_on_the_device(device):
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    with torch.autocast(device.type, torch.bfloat16):
+        (expected,) = torch.autograd.grad((x.requires_grad_() @ w).sum(), x)
+        gradient = tl.grad(lambda x: (x @ w).sum())(x.detach())
+    torch.testing.assert_close(gradient, expected)

@@ -1,0 +1,74 @@
+"""What a derivative gives a device to do: as many kernels as autograd's, at most.
+
+A GPU is given kernels one by one, and small ones take as long as giving them does. The second
+device counts them; BY_REASON has the operators whose derivative takes more, and why.
+"""
+
+import pytest
+import torch
+
+import torchlayers as tl
+from tests import second_device
+from tests.derivatives import cotangents_of
+from tests.reverse_mode.samples import reaching
+from tests.rules import COTANGENTS
+
+pytestmark = [
+    pytest.mark.only_on(second_device.NAME),
+    pytest.mark.filterwarnings("ignore"),  # of what op_db's operators warn is not our affair
+]
+
+# By the reason.
+BY_REASON = {
+    "autograd waits for a number, or for how many elements there are; this does not": (
+        "cumprod prod prod.dim_int max min median nanmedian index_fill.int_Tensor "
+        "masked_fill.Tensor"
+    ),
+    "autograd writes over what it has just made; a rule, which is differentiated, makes another": (
+        "_fft_c2c _fft_c2r _linalg_slogdet as_strided_scatter copysign.Scalar copysign.Tensor dist "
+        "embedding_dense_backward linalg_vector_norm masked_select maximum minimum "
+        "norm.ScalarOpt_dim std.correction std_mean.correction"
+    ),
+    "another formula, which is right at more places, or sums in fewer steps": (
+        "_linalg_eigh clamp.Tensor grid_sampler_2d_backward grid_sampler_3d_backward index_reduce "
+        "linalg_lu_factor_ex linalg_pinv.atol_rtol_tensor linalg_qr logcumsumexp lu_unpack "
+        "mvlgamma nan_to_num scatter_reduce.two segment_reduce sinc"
+    ),
+    "a derivative's derivative, from the line that tangents have too": (
+        "_prelu_kernel_backward binary_cross_entropy_with_logits elu_backward huber_loss_backward "
+        "log_sigmoid_backward mish_backward silu_backward"
+    ),
+    "a line that is computed of numbers too, where small tensors are the processor's": (
+        "_prelu_kernel lerp.Scalar rsqrt"
+    ),
+    "autograd's takes none: views, or nothing for zeros": "_linalg_det complex sgn",
+}
+FURTHER = {f"aten::{name}" for names in BY_REASON.values() for name in names.split()}
+
+
+def launched_by(work):
+    second_device.launches()
+    work()
+    return second_device.launches()
+
+
+@pytest.mark.parametrize("rule", COTANGENTS.operators)
+def test_launches_of_a_gradient(rule):
+    if rule not in reaching():
+        pytest.skip("its sample is not for this device")
+    f, primals = reaching()[rule]
+    tracked = [x.detach().clone().requires_grad_() for x in primals]
+    results = f(*tracked)
+    cotangents = cotangents_of(results)
+    connected = [(y, g) for y, g in zip(results, cotangents, strict=True) if y.requires_grad]
+    if not connected:
+        pytest.skip("autograd has no gradient of it")
+    ys, gs = zip(*connected, strict=True)
+    _, pull = tl.vjp(f, *primals)
+    try:
+        theirs = launched_by(lambda: torch.autograd.grad(ys, tracked, gs, allow_unused=True))
+    except RuntimeError:
+        pytest.skip("autograd has no gradient of it")
+    ours = launched_by(lambda: pull(cotangents))
+    is_further = len(ours) > len(theirs)
+    assert is_further == (rule in FURTHER), f"{ours}, and autograd {theirs}"

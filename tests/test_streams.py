@@ -1,0 +1,159 @@
+"""Streams: a pass runs where its forward ran, waits where it has to, and nobody else waits."""
+
+import contextlib
+
+import pytest
+import torch
+
+import torchlayers as tl
+from tests import devices
+
+pytestmark = pytest.mark.accelerator
+
+
+@pytest.fixture
+def side():
+    return torch.Stream()
+
+
+@contextlib.contextmanager
+def on(stream, *tensors):
+    """Inside, the stream goes on with what the current one did; afterwards that one goes on.
+
+    The tensors are of the current stream, and read on the other.
+    """
+    outside = torch.accelerator.current_stream()
+    stream.wait_stream(outside)
+    for tensor in tensors:
+        tensor.record_stream(stream)
+    with stream:
+        yield
+    outside.wait_stream(stream)
+
+
+def handed_out(tensor):
+    """What a side stream has made, for the current one."""
+    tensor.record_stream(torch.accelerator.current_stream())
+    return tensor
+
+
+def who_pulled(function, *args):
+    with tl.trace() as events:
+        result = function(*args)
+    return result, [event.op for event in events if event.step == "pull_back"]
+
+
+def in_the_middle(side):
+    def f(x):
+        y = x.sin()
+        with on(side, y):
+            z = y * y.exp()
+        return (handed_out(z) * y).sum()
+
+    return f
+
+
+def torchs_own_node(side):
+    def f(x):
+        y = x * 2
+        with on(side, y):
+            z = y.renorm(2, 0, 1.5)  # which has no rule
+        return handed_out(z).sum()
+
+    return f
+
+
+def used_on_both(side):
+    """Its gradients are added up from two streams."""
+
+    def f(x):
+        with on(side, x):
+            y = x.cos()
+        return (handed_out(y) + x.sin() * x).sum()
+
+    return f
+
+
+def from_the_start(side):
+    def f(x):
+        with on(side, x):
+            y = (x.sin() * x).sum()
+        return handed_out(y)
+
+    return f
+
+
+PROGRAMS = [in_the_middle, torchs_own_node, used_on_both, from_the_start]
+programs = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+
+
+@programs
+def test_streams_in_the_forward(program, side):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    expected = tl.grad(program(torch.accelerator.current_stream()))(x)
+    with devices.no_hazards():
+        gradient, who = who_pulled(tl.grad(program(side)), x)
+        torch.testing.assert_close(gradient, expected)
+    assert who == ["torchlayers"]
+
+
+@programs
+def test_a_pass_on_another_stream(program, side):
+    """vjp's function is called where the forward was not run."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    expected = tl.grad(program(torch.accelerator.current_stream()))(x)
+    other = torch.Stream()
+    with devices.no_hazards():
+        y, pull = tl.vjp(program(side), x)
+        with on(other):
+            (gradient,) = pull(torch.ones_like(y))
+        torch.testing.assert_close(handed_out(gradient), expected)
+
+
+def test_a_transform_on_a_side_stream(side):
+    """Forward and pass on one stream, which is not the default: nothing is handed over."""
+    x = torch.randn(3, 4, dtype=torch.float64)
+    with devices.no_hazards():
+        with on(side, x):
+            gradient, who = who_pulled(tl.grad(lambda x: (x.sin() * x).sum()), x)
+        expected = x.cos() * x + x.sin()
+        torch.testing.assert_close(handed_out(gradient), expected)
+    assert who == ["torchlayers"]
+
+
+SECOND_DERIVATIVES = {"hessian": tl.hessian, "jacrev": lambda f: tl.jacrev(tl.grad(f))}
+
+
+@pytest.mark.parametrize("transform", SECOND_DERIVATIVES.values(), ids=SECOND_DERIVATIVES.keys())
+def test_second_derivatives(transform, side):
+    f = in_the_middle(side)
+    x = torch.randn(2, 2, dtype=torch.float64)
+    expected = tl.hessian(in_the_middle(torch.accelerator.current_stream()))(x)
+    with devices.no_hazards():
+        torch.testing.assert_close(transform(f)(x), expected)
+
+
+def test_the_stream_and_the_device_are_put_back(side):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    before = torch.accelerator.current_stream(), torch.accelerator.current_device_index()
+    tl.grad(in_the_middle(side))(x)
+    assert before == (torch.accelerator.current_stream(), torch.accelerator.current_device_index())
+
+
+def test_two_devices():
+    """The gradients of both, each on its own device."""
+    if torch.accelerator.device_count() < 2:
+        pytest.skip("needs two devices")
+    first, second = (torch.device(devices.used().type, i) for i in (0, 1))
+    x = torch.randn(3, dtype=torch.float64, device=first)
+    y = torch.randn(3, dtype=torch.float64, device=second)
+
+    def f(x, y):
+        return ((x.sin() * y.to(first)).to(second) * y.exp()).sum()
+
+    with devices.no_hazards():
+        found, who = who_pulled(tl.grad(f, argnums=(0, 1)), x, y)
+    assert who == ["torchlayers"]
+    assert [g.device for g in found] == [first, second]
+    theirs = torch.autograd.grad(f(x.requires_grad_(), y.requires_grad_()), (x, y))
+    torch.testing.assert_close([g.cpu() for g in found], [g.cpu() for g in theirs])
