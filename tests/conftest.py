@@ -44,14 +44,19 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests marked `full` out of the quick run, and says how many they are."""
+    """Leaves the tests marked `full` out of the quick run, and says how many they are; likewise
+    those of the second device."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
-    if config.getoption("--full"):
-        return
-    long = [item for item in items if item.get_closest_marker("full")]
-    items[:] = [item for item in items if not item.get_closest_marker("full")]
-    config.hook.pytest_deselected(items=long)
+    is_full = config.getoption("--full")
+    left_out = [
+        item
+        for item in items
+        if devices.is_for_the_second(item) or (item.get_closest_marker("full") and not is_full)
+    ]
+    elsewhere = {*left_out}
+    items[:] = [item for item in items if item not in elsewhere]
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

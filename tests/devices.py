@@ -56,6 +56,12 @@ def skip_what_does_not_apply(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def is_for_the_second(item: pytest.Item) -> bool:
+    """And not for this one: test_second_device runs it."""
+    only = item.get_closest_marker("only_on")
+    return only is not None and only.args[0] == second_device.NAME != _name
+
+
 def _reason_to_skip(item: pytest.Item) -> str | None:
     if not is_there():
         return f"no {_name} on this machine"

@@ -107,7 +107,10 @@ def test_a_refusal_is_in_the_table_with_its_reason():
 
 
 def test_a_wrong_compiler_is_in_the_table_with_its_error(monkeypatch):
-    monkeypatch.setattr(peers, "_compiled", lambda function: lambda x: 3 * function(x))
+    monkeypatch.setattr(
+        *(peers, "compiled_by_torch"),
+        lambda workload: lambda: 3 * workload.by_hand(*workload.arguments),
+    )
     others = (JIT, EAGER, OURS_COMPILED)
     ready = peers.prepare(doubling(), others)
     wrong = tables.Row(doubling(), 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))

@@ -450,11 +450,6 @@ def test_requires_grad_is_checked_inside_a_transform():
         tl.grad(lambda x: x.clone().requires_grad_().sum())(torch.ones(2))
 
 
-def test_retain_grad_is_checked_inside_a_transform():
-    with pytest.raises(RuntimeError, match=r"Tensor.retain_grad\(\)"):
-        tl.grad(lambda x: (x * 2).retain_grad())(torch.ones(2))
-
-
 def test_the_switch_for_in_place_requires_grad_is_torch_funcs():
     from torch._functorch.eager_transforms import enable_inplace_requires_grad
 

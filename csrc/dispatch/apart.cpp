@@ -66,7 +66,9 @@ bool scale_each(const Operator& op, Args& args) {
 void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   const Operator& op = Operator::of(handle);
   const Layer* layer = layer_at_work();
-  const bool is_followed = layer != nullptr && any_tensor(*args, op.num_args, [&](const Tensor& x) {
+  // What others do with lists, as functionalize, is theirs.
+  const bool is_ours = layer != nullptr && (layer->is_autograd() || layer->batch_size() != nullptr);
+  const bool is_followed = is_ours && any_tensor(*args, op.num_args, [&](const Tensor& x) {
                              return follows(*layer, x);
                            });
   if (!is_followed) {

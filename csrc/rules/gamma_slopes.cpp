@@ -47,13 +47,15 @@ struct Quadrature {
   }
 };
 
-Tensor constants(const std::array<double, kPoints>& numbers, const Tensor& like) {
-  return at::tensor(at::ArrayRef<double>(numbers), at::kDouble).to(like.device());
+// In the memory of the numbers, which are never let go: a layer gives none to a tensor made under
+// it.
+Tensor constants(std::array<double, kPoints>& numbers, const Tensor& like) {
+  return at::from_blob(numbers.data(), {kPoints}, at::kDouble).to(like.device());
 }
 
 // F_aa / f at x, of doubles.
 Tensor curvature(const Tensor& a, const Tensor& x) {
-  static const Quadrature rule;
+  static Quadrature rule;
   constexpr double kFar = 40; // where exp(-kFar) of the integrand is left
   const Tensor is_below = x <= a;
   const Tensor of_a = a.detach().reciprocal() * kFar;

@@ -143,6 +143,15 @@ SAMPLES: dict[str, list[Sample]] = {
     "_standard_gamma_grad": [
         (lambda a, y: A._standard_gamma_grad(a.detach().abs() + 1, y.detach().abs()) * y, [X, Y])
     ],
+    "_dirichlet_grad": [
+        (
+            lambda x, a, n: A._dirichlet_grad(
+                *(x.detach().sigmoid(), a.detach().abs() + 1, n.detach().abs() + 6)
+            ),
+            [X, Y, Y],
+        )
+    ],
+    "cudnn_is_acceptable": [(lambda x: x * A.cudnn_is_acceptable(x.detach()), [X])],
     "gelu_backward": [
         (lambda g, x, a=a: A.gelu_backward(g, x, approximate=a), [given, Y])
         for a in ("none", "tanh")

@@ -58,6 +58,10 @@ SAMPLES: dict[str, Sample] = {
         lambda x: torch.view_as_real(A._conj_physical(torch.view_as_complex(x))),
         [values(3, 2)],
     ),
+    "_standard_gamma_grad": (
+        lambda shape, number: A._standard_gamma_grad(shape.abs() + 1, number.abs() / 20 + 0.1),
+        [X, Y],
+    ),
     "_cdist_backward": (
         lambda g, x, y: A._cdist_backward(g, x, y, 1.5, torch.cdist(x, y, 1.5)),
         [values(2, 3), values(2, 4), values(3, 4) + 0.1],
