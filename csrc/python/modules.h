@@ -26,8 +26,8 @@ namespace torchlayers {
 // the module has the tensors of the dict `given`, all of which are parameters or buffers. What was
 // replaced meanwhile is then in `given`, and in a setting that is a list.
 //
-// with_tensors_put_in(func): func, or what calls it with the tensors in modules that are in them now,
-// after the calls that put them there: for what is recomputed then.
+// with_tensors_put_in(func): func, or what calls it with the tensors in modules that are in them
+// now, after the calls that put them there: for what is recomputed then.
 //
 // unplanned_names(module, given) lists the names that are neither a parameter's nor a buffer's.
 void bind_modules(pybind11::module_& m);
