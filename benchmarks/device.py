@@ -33,7 +33,8 @@ def use(name: str) -> Iterator[None]:
     if name == "cpu":
         yield
         return
-    if torch.accelerator.current_accelerator() != torch.device(name):
+    there = torch.accelerator.current_accelerator()
+    if there is None or there.type != name:
         raise SystemExit(f"There is no {name} on this machine.")
     _device = torch.device(name, 0)
     try:
