@@ -65,6 +65,26 @@ def linear_layers(count: int) -> Case:
     return Case(f"{count} parameters, 8 wide", net, torch.randn(4, 8), by_hand)
 
 
+class InOrder(nn.Module):
+    """The layers of an nn.Sequential, called by a forward of its own."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        for name, layer in layers.named_children():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x
+
+
+def in_order(case: Case) -> Case:
+    """The same case, of a class that is no nn.Sequential."""
+    assert isinstance(case.module, nn.Sequential)
+    return Case(f"{case.name}, own class", InOrder(case.module), case.x, case.by_hand)
+
+
 class Residual(nn.Module):
     def __init__(self, inside: int, outside: int) -> None:
         super().__init__()
@@ -94,6 +114,7 @@ def cases() -> Iterator[Case]:
     torch.manual_seed(0)
     for count in (4, 16, 64):
         yield linear_layers(count)
+        yield in_order(linear_layers(count))
     yield residual_network()
     block = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
     yield Case("transformer block", block, torch.randn(2, 8, 32))
