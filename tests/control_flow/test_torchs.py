@@ -8,7 +8,7 @@ from torch._higher_order_ops import scan
 
 import torchlayers as tl
 from tests.control_flow.programs import SCALE
-from tests.control_flow.test_nests import KINDS, NESTS, batch, looped, transformed
+from tests.control_flow.test_nests import NESTS, assert_as_alone, batch
 from tests.control_flow.torch_programs import TORCH_PROGRAMS
 
 pytestmark = pytest.mark.skipif(
@@ -20,11 +20,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("nest", NESTS, ids="-".join)
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
 def test_each_sample_has_what_the_same_unrolled_has(program, nest):
-    x = batch(nest)
-    theirs = transformed(program.ours, nest, KINDS, [tl] * len(nest))
-    alone = transformed(program.plain, nest, {**KINDS, "vmap": looped}, [tl] * len(nest))
-    torch.testing.assert_close(theirs(x), alone(x), rtol=1e-9, atol=1e-12)
-    assert tl.current_stack() == ()
+    assert_as_alone(program, nest)
 
 
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)

@@ -4,14 +4,13 @@ import gc
 import math
 import threading
 import weakref
-from collections import Counter
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
+from tests.memory.counted import Counted
 from tests.memory.functions import functions, layers
 from tests.memory.nests import ONE, assert_same, compare, nests
 from tests.memory.test_checkpoint import RECORDINGS
@@ -300,16 +299,6 @@ def test_a_recording_takes_no_notice(record):
 
 
 # How much memory it takes, and how much is computed again.
-
-
-class Counted(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.count = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 STEPS = 64

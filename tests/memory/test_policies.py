@@ -1,12 +1,10 @@
 """What policies of torchlayers.checkpoint keep."""
 
-from collections import Counter
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
+from tests.memory.counted import Counted
 from tests.memory.functions import functions
 from tests.memory.nests import NESTS, W, X, assert_same, compare
 from torchlayers.checkpoint_policies import (
@@ -54,16 +52,6 @@ def named(x):
     a = tl.checkpoint_name(W @ x, "a")
     b = tl.checkpoint_name({"b": a.tanh()}, "b")["b"]
     return (b.exp() * torch.dot(x, b)).sin().sum()
-
-
-class Counted(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.count = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count[func.overloadpacket.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize(
