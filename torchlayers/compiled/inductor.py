@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiled.graphs import inputs_of, outputs_of
+from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.wrapper import program_of
@@ -58,7 +59,8 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
             output = lowered.graph.output_node()
             output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
             record_original_output_strides(lowered)
-            code: Any = compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+            with compiled_together():
+                code: Any = compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error
