@@ -1,6 +1,7 @@
 """Inductor's kernels, several in a file: as many files as are compiled at a time."""
 
 import ctypes
+import errno
 import threading
 
 import pytest
@@ -27,6 +28,12 @@ def chain(count, shift):
 
 
 @pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """Nothing is found on disk."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.fixture
 def built(monkeypatch):
     """The files that a compiler was called for."""
     files = []
@@ -40,8 +47,8 @@ def built(monkeypatch):
 
 
 @pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
-def test_kernels_share_files(at_a_time, files, built, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+@pytest.mark.usefixtures("empty_cache")
+def test_kernels_share_files(at_a_time, files, built):
     f = chain(3, shift=at_a_time / 64)
     torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # what is made once is made
     built.clear()
@@ -59,6 +66,29 @@ def test_what_was_compiled_is_found_on_disk(built):
     built.clear()
     torch.testing.assert_close(tl.compile(f)(X), expected, rtol=0, atol=0)
     assert built == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")])
+@pytest.mark.usefixtures("empty_cache")
+def test_what_a_compiler_ended_with_is_not_kept(error, monkeypatch):
+    build, errors = cpp_builder.CppBuilder.build, [error]
+
+    def fails_once(self):
+        if errors:
+            raise errors.pop()
+        build(self)
+
+    monkeypatch.setattr(cpp_builder.CppBuilder, "build", fails_once)
+    f = chain(2, shift=0.125 if error is KeyboardInterrupt else 0.875)
+    with (
+        pytest.raises(KeyboardInterrupt)
+        if error is KeyboardInterrupt
+        else pytest.warns(UserWarning, match="No space left")
+    ):
+        tl.compile(f)(X)
+    compiled = tl.compile(f)
+    torch.testing.assert_close(compiled(X), f(X))
+    assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
 
 
 def test_kernels_are_called_from_python_where_the_wrapper_is_unknown(monkeypatch):

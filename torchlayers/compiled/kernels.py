@@ -100,11 +100,14 @@ def _compile(sources: Sequence[_Source]) -> None:
     at_a_time = get_compile_threads()
     submit = AsyncCompile.submit if at_a_time > 1 else None
     files = _shared_out(sources, at_a_time)
-    libraries = [_library(file, submit) for file in files]
-    for file, library in zip(files, libraries, strict=True):
-        loaded = library()
-        for i, source in enumerate(file):
-            source.kernel.address = ctypes.cast(loaded[f"kernel_{i}"], ctypes.c_void_p).value
+    try:
+        libraries = [_library(file, submit) for file in files]
+        for file, library in zip(files, libraries, strict=True):
+            loaded = library()
+            for i, source in enumerate(file):
+                source.kernel.address = ctypes.cast(loaded[f"kernel_{i}"], ctypes.c_void_p).value
+    finally:  # it keeps what a compiler ended with, too: an interrupt, a full disk
+        _libraries().cache.clear()
 
 
 def _shared_out(sources: Sequence[_Source], files: int) -> list[list[_Source]]:
