@@ -60,27 +60,6 @@ py::object top() {
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
 }
 
-// What a tensor stands for that a vmap's function has written to, at whichever level that is; torch
-// prints with its own keys excluded, which the layers below are not to take for their own
-// bypassing.
-at::Tensor shown(const at::Tensor& tensor) {
-  auto keys = thread_keys();
-  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
-  const c10::impl::ForceDispatchKeyGuard guard(keys);
-  const auto* wrapper = wrapper_of(tensor);
-  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  const int64_t own = wrapper != nullptr   ? wrapper->level().value_or(0)
-                      : batched != nullptr ? batched->level()
-                                           : 0;
-  for (auto level = static_cast<int64_t>(mirror().size()); level > own; --level) {
-    const at::Tensor found = shown_at(tensor, level);
-    if (!found.is_same(tensor)) {
-      return found;
-    }
-  }
-  return tensor;
-}
-
 template <class Is>
 bool any_on_stack(const Is& is) {
   const auto layers = layers_on_stack();
@@ -123,6 +102,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
+  stand_before_subscripts();
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
