@@ -25,6 +25,7 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
 #include "values/inside.h"

@@ -19,9 +19,6 @@ void bind_saved_hooks(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
 
-// y[i] and y[i] = v, before torch's. NOTE [Subscripts].
-void stand_before_subscripts();
-
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
 // The same about hooks on nodes.

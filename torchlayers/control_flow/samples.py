@@ -12,6 +12,7 @@ branch never meets a tensor of which it has other samples than it runs on.
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -303,6 +304,7 @@ class Inside(Around):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        func = _BY_SLOT.get(func, func)
         if self.is_covered:  # by one inside it, which asks this one
             return func(*args, **kwargs)
         if func in _OF_THE_TENSOR:
@@ -362,11 +364,19 @@ _OF_THE_TENSOR = {
 }
 
 
+# Which torch calls by names that stand for its own alone. NOTE [Subscripts].
+_BY_SLOT: dict[Any, Any] = {
+    Tensor.__getitem__: operator.getitem,
+    Tensor.__setitem__: operator.setitem,
+}
+
+
 @functools.cache
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return (
-        name in ("__setitem__", "__set__")
+        func is operator.setitem
+        or name == "__set__"
         or (name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE)
         or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
     )
