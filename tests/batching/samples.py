@@ -428,7 +428,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "index_put": [
         (lambda x, y: A.index_put(x, [_places(x)], y), [SQUARE, V]),
-        (lambda x, y: A.index_put(x, [None, _places(x), PLACES], y, True), [CUBES, X]),
+        (lambda x, y: A.index_put(x, [None, _places(x), PLACES], y, True), [CUBES, X[:, :2]]),
         (lambda x, y: A.index_put(x, [_places(x), None, PLACES], y), [CUBES[:, :2], X[:, :2]]),
     ],
     "index_put_": [

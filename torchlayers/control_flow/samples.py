@@ -304,9 +304,9 @@ class Inside(Around):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        func = _BY_SLOT.get(func, func)
+        call = _BY_SLOT.get(func, func)
         if self.is_covered:  # by one inside it, which asks this one
-            return func(*args, **kwargs)
+            return call(*args, **kwargs)
         if func in _OF_THE_TENSOR:
             return func(*args, **{name: self._of_the_tensor(name, kwargs[name]) for name in kwargs})
         seen = tree.map_all_tensors(self.sample, args)
@@ -320,7 +320,7 @@ class Inside(Around):
         if (rule := RULES.get(func)) is not None:
             with self:
                 return rule(*seen, **options)
-        return func(*seen, **options)
+        return call(*seen, **options)
 
     def _of_the_tensor(self, name: str, value: Any) -> Any:
         return value if name == "inputs" else tree.map_all_tensors(self.sample, [value])[0]
@@ -375,8 +375,7 @@ _BY_SLOT: dict[Any, Any] = {
 def _writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return (
-        func is operator.setitem
-        or name == "__set__"
+        name in ("__setitem__", "__set__")
         or (name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE)
         or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
     )
