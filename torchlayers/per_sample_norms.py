@@ -2,15 +2,15 @@
 
 Both are what ``vmap(grad(func))`` would give, which runs here too, but for the weights of products:
 where the function multiplies by one, it gets the weight's value, which is not differentiated, and
-what goes in and what cotangent comes back is noted (`_Uses`). They tell the weight's gradient for the
-sample (weight_uses.py). A gradient of any other kind, which vmap(grad) makes, is dropped as soon as
-its norm is known.
+what goes in and what cotangent comes back is noted (`_Uses`). They tell the weight's gradient for
+the sample (weight_uses.py). A gradient of any other kind, which vmap(grad) makes, is dropped as
+soon as its norm is known.
 """
 
 import types
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C, torch_compile, tree, weight_uses
+from torchlayers.batch import Vmap
 from torchlayers.errors import DimensionError, TransformError
 from torchlayers.grad import Grad
-from torchlayers.names import Argnums, are_numbers, by_names
+from torchlayers.names import Argnums, Names, are_numbers, by_names
 from torchlayers.stack import transformed
 from torchlayers.vmap import vmap
 from torchlayers.weight_uses import READERS, Use
 
 __all__ = ["clipped_grad", "per_sample_norms"]
+
+Numbers: TypeAlias = int | tuple[int, ...]
 
 _torch: Any = torch  # what it keeps for its own use has no types
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
@@ -44,9 +47,9 @@ def per_sample_norms(
 ) -> Callable[..., Any]:
     """The norm of every sample's gradient, without the gradients.
 
-    It is that of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: of the weights of
-    linear layers, convolutions and embeddings no sample's gradient is made where its norm is cheaper
-    to have from what goes in and the cotangents of what comes out.
+    It is that of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: of the weights
+    of linear layers, convolutions and embeddings no sample's gradient is made where its norm is
+    cheaper to have from what goes in and the cotangents of what comes out.
 
     Args:
         func: of one sample; returns a real tensor without dimensions, or ``(that, aux)`` with
@@ -59,12 +62,12 @@ def per_sample_norms(
         randomness: as for :func:`vmap`.
         chunk_size: as for :func:`vmap`.
     Returns:
-        A function with func's arguments that returns a tensor of the samples' norms; with each in the
-        structure of the chosen arguments one for every tensor; with has_aux ``(norms, aux)``.
+        A function with func's arguments that returns a tensor of the samples' norms; with each one
+        for every tensor, in the structure of the chosen arguments; with has_aux ``(norms, aux)``.
     Raises:
         NotScalarError: func returned something else than a real tensor without dimensions for a
             sample.
-        TransformError: what a weight was multiplied with has been written to before the gradient was
+        TransformError: what a weight was multiplied with has been written to before the norm was
             told from it; or it runs inside torch.compile.
     Example:
         >>> def loss(weight, x):
@@ -74,43 +77,25 @@ def per_sample_norms(
 
     Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015).
     """
-    if not are_numbers(argnums):
-        return by_names(
-            "per_sample_norms",
-            lambda func, argnums: per_sample_norms(
-                func,
-                argnums,
-                in_dims,
-                has_aux=has_aux,
-                each=each,
-                randomness=randomness,
-                chunk_size=chunk_size,
-            ),
-            func,
-            argnums,
-        )
-    numbers = cast("int | tuple[int, ...]", argnums)
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        places = _places("per_sample_norms", numbers, args)
-
+    def call(func: Callable[..., Any], argnums: Numbers, given: _Given) -> Any:
         def of_sample(*args: Any) -> Any:
-            found = _Sample("per_sample_norms", func, places, has_aux, keeps=False)
-            aux = found.run(args, kwargs)
-            squares = [weight.squares() for weight in found.weights]
-            norms = [_root(square) for square in squares] if each else [_root(sum(squares))]
-            return norms, aux
+            sample = _Sample("per_sample_norms", func, given.places, has_aux, keeps=False)
+            aux = sample.run(args, given.kwargs)
+            squares = [weight.squares() for weight in sample.weights]
+            return squares if each else _sum(squares), aux
 
-        dims = _dims(in_dims, places, args)
-        norms, aux = vmap(transformed(func, of_sample), dims, 0, randomness, chunk_size=chunk_size)(*args)
-        result = norms[0]
-        if each:
-            chosen = tree.pick(args, places)
-            result = tree.unflatten(norms, tree.flatten(chosen)[1])
-            result = result[0] if isinstance(argnums, int) else result
+        batched = vmap(
+            transformed(func, of_sample), given.in_dims, 0, randomness, chunk_size=chunk_size
+        )
+        if not has_aux and given.are_none(func):
+            nothing = [weight_uses.wide(leaf.new_zeros(0)) for leaf in given.leaves()]
+            return given.as_chosen(nothing, argnums) if each else _sum(nothing)
+        squares, aux = batched(*given.args)
+        result = given.as_chosen([*map(_root, squares)], argnums) if each else _root(squares)
         return (result, aux) if has_aux else result
 
-    return transformed(func, wrapper)
+    return _of_samples("per_sample_norms", call, func, argnums, in_dims)
 
 
 def clipped_grad(
@@ -124,8 +109,8 @@ def clipped_grad(
 ) -> Callable[..., Any]:
     """The sum of the samples' gradients, each scaled down to a norm of at most max_norm.
 
-    func runs once, and is pulled back once: what has told the norms gives the sum as well. With noise
-    added, that is a step of DP-SGD.
+    func runs once, and is pulled back once: what has told the norms gives the sum as well. With
+    noise added, that is a step of DP-SGD.
 
     Args:
         func: of one sample, as for :func:`per_sample_norms`; as are the other arguments.
@@ -148,77 +133,117 @@ def clipped_grad(
         in Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at Small
         Cost" (2023).
     """
-    if not are_numbers(argnums):
-        return by_names(
-            "clipped_grad",
-            lambda func, argnums: clipped_grad(
-                func, max_norm, argnums, in_dims, has_aux=has_aux, randomness=randomness
-            ),
-            func,
-            argnums,
-        )
-    numbers = cast("int | tuple[int, ...]", argnums)
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        places = _places("clipped_grad", numbers, args)
-        dims = _dims(in_dims, places, args)
-        leaves, spec = tree.flatten(tree.pick(args, places))
-        _refuse_batched(dims, places, args)
+    def call(func: Callable[..., Any], argnums: Numbers, given: _Given) -> Any:
+        given.refuse_batched("clipped_grad")
+        leaves = given.leaves()
+        if not has_aux and given.are_none(func):
+            nothing = [weight_uses.wide(leaf.new_zeros(0)) for leaf in leaves]
+            return given.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
         samples: list[_Sample] = []
 
         def of_sample(*args: Any) -> Any:
-            found = _Sample("clipped_grad", func, places, has_aux, keeps=True)
-            aux = found.run(args, kwargs)
-            samples.append(found)
-            norm = _root(sum(weight.squares() for weight in found.weights))
-            return norm, [weight.kept for weight in found.weights], aux
+            sample = _Sample("clipped_grad", func, given.places, has_aux, keeps=True)
+            aux = sample.run(args, given.kwargs)
+            samples.append(sample)
+            square = _sum([weight.squares() for weight in sample.weights])
+            return square, [weight.kept for weight in sample.weights], aux
 
-        norms, kept, aux = vmap(transformed(func, of_sample), dims, 0, randomness)(*args)
+        batched = vmap(transformed(func, of_sample), given.in_dims, 0, randomness)
+        squares, kept, aux = batched(*given.args)
+        norms = _root(squares)
         scale = max_norm / norms.clamp(min=max_norm)
-        gradients = []
-        for leaf, weight in zip(leaves, samples[0].weights, strict=True):
-            gradients.append(weight.total(leaf, kept.pop(0), scale))
-        result = tree.unflatten(gradients, spec)
-        result = result[0] if isinstance(argnums, int) else result
-        return result, ((norms, aux) if has_aux else norms)
+        totals = [
+            weight.total(leaf, kept.pop(0), scale)
+            for leaf, weight in zip(leaves, samples[0].weights, strict=True)
+        ]
+        return given.as_chosen(totals, argnums), ((norms, aux) if has_aux else norms)
 
-    return transformed(func, wrapper)
-
-
-def _places(api: str, argnums: int | tuple[int, ...], args: tuple[Any, ...]) -> tuple[int, ...]:
-    if torch_compile.is_tracing():
-        raise TransformError(
-            f"torchlayers: {api} is not known to torch.compile. Call it outside the compiled function."
-        )
-    return tree.positions(api, argnums, len(args))
+    return _of_samples("clipped_grad", call, func, argnums, in_dims)
 
 
-def _dims(in_dims: Any, places: tuple[int, ...], args: tuple[Any, ...]) -> Any:
-    if in_dims is not None:
-        return in_dims
-    return tuple(None if place in places else 0 for place in range(len(args)))
+class _Given(NamedTuple):
+    """A call's arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    places: tuple[int, ...]  # of those that are differentiated by
+    in_dims: Any
+
+    def as_chosen(self, values: Sequence[Tensor], argnums: Numbers) -> Any:
+        """Of each chosen tensor one, in their structure."""
+        result = tree.unflatten(values, tree.flatten(tree.pick(self.args, self.places))[1])
+        return result[0] if isinstance(argnums, int) else result
+
+    def leaves(self) -> list[Tensor]:
+        return tree.leaves(tree.pick(self.args, self.places))
+
+    def are_none(self, func: Callable[..., Any]) -> bool:
+        """Whether there are no samples, which not every function can be called with."""
+        return Vmap(func, self.in_dims, 0, "error").flat_arguments(self.args)[-1] == 0
+
+    def refuse_batched(self, api: str) -> None:
+        for place in self.places:
+            dims = self.in_dims
+            if isinstance(dims, (tuple, list)) and place < len(dims):
+                dims = dims[place]
+            if any(dim is not None for dim in tree.leaves(dims)):
+                raise DimensionError(
+                    f"torchlayers: {api}: argument {place} is differentiated by, and has the "
+                    "samples in a dimension: there is no sum of gradients by it. Give it the "
+                    "in_dim None."
+                )
 
 
-def _refuse_batched(in_dims: Any, places: tuple[int, ...], args: tuple[Any, ...]) -> None:
-    for place in places:
-        dims = in_dims[place] if isinstance(in_dims, (tuple, list)) else in_dims
-        if any(dim is not None for dim in tree.leaves(dims)):
-            raise DimensionError(
-                f"torchlayers: clipped_grad: argument {place} is differentiated by, and has the "
-                "samples in a dimension: there is no sum of gradients by it. Give it the in_dim None."
-            )
+def _of_samples(
+    api: str,
+    call: Callable[[Callable[..., Any], Numbers, _Given], Any],
+    func: Callable[..., Any],
+    argnums: Argnums,
+    in_dims: Any,
+) -> Callable[..., Any]:
+    """The function that does what call does with a call's arguments."""
+
+    def transform(func: Callable[..., Any], argnums: Numbers, rests: int = 0) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch_compile.is_tracing():
+                raise TransformError(
+                    f"torchlayers: {api} is not known to torch.compile. Call it outside the "
+                    "compiled function."
+                )
+            places = tree.positions(api, argnums, len(args))
+            own = len(args) - rests  # what names leave over of an argument comes behind
+            dims = in_dims
+            if dims is None:
+                dims = tuple(None if place in places else 0 for place in range(own))
+            if isinstance(dims, tuple):
+                dims = (*dims, *[None] * rests)
+            return call(func, argnums, _Given(args, kwargs, places, dims))
+
+        return transformed(func, wrapper)
+
+    if are_numbers(argnums):
+        return transform(func, argnums)
+    entries = argnums if isinstance(argnums, tuple) else (argnums,)
+    rests = sum(isinstance(entry, Names) for entry in entries)
+    return by_names(api, partial(transform, rests=rests), func, argnums)
 
 
-def _root(square: Any) -> Tensor:
-    """The root, whose derivative at 0 is 0. Gram matrices round below 0."""
-    positive = square > 0
-    return torch.where(positive, square, 1).sqrt() * positive
+def _root(squares: Tensor) -> Tensor:
+    """The roots, whose derivative at 0 is 0. Gram matrices round below 0."""
+    is_none = squares <= 0
+    return torch.where(is_none, 1, squares).sqrt() * ~is_none
+
+
+def _sum(squares: Sequence[Tensor]) -> Tensor:
+    return weight_uses.added(squares) if squares else torch.zeros(())
 
 
 class _Weight:
     """What is known of the gradient by one tensor, for one sample."""
 
-    def __init__(self, keeps: bool) -> None:
+    def __init__(self, like: Tensor, keeps: bool) -> None:
+        self.nothing = weight_uses.wide(like.new_zeros(()))
         self.keeps = keeps  # what its total is told from
         self.uses: list[Use] = []  # of which the cotangents have come
         self.awaited = 0
@@ -244,9 +269,9 @@ class _Weight:
         """That by its other uses, which is complete."""
         if self.square is not None:
             raise TransformError(
-                "torchlayers: a weight is used by an autograd.Function, and as a layer's weight "
-                "too: the norm of its gradient is that of a sum. Give the Function a product with "
-                "1 of it."
+                "torchlayers: a weight of a product is used elsewhere too, past the modes of torch "
+                "functions (torch._C.DisableTorchFunction), so that its gradient is a sum of which "
+                "not all was known. Use it there as 1 * weight, made before."
             )
         self.besides = gradient
         if self.awaited == 0 and not self.uses:
@@ -279,7 +304,7 @@ class _Weight:
         """When the pass is over."""
         if self.square is None:
             if not self.uses and self.besides is None:
-                return torch.zeros(())
+                return self.nothing
             self.settle()
         assert self.square is not None
         return self.square
@@ -290,7 +315,8 @@ class _Weight:
             return torch.zeros_like(like)
         if not self.uses:
             (gradients,) = kept
-            return torch.tensordot(scale.to(gradients.dtype), gradients, 1).to(like.dtype)
+            total: Tensor = torch.tensordot(scale.to(gradients.dtype), gradients, 1)
+            return total.to(like.dtype)
         parts = []
         for use, x, g in zip(self.uses, kept[::2], kept[1::2], strict=True):
             scales = scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1))
@@ -319,17 +345,17 @@ class _Sample:
         def watched(*args: Any) -> Any:
             *args_of_func, anchor = args
             leaves = tree.leaves(tree.pick(args_of_func, self.places))
-            self.weights = [_Weight(self.keeps) for _ in leaves]
+            self.weights = [_Weight(leaf, self.keeps) for leaf in leaves]
             level = _level_on_top()
             for leaf, weight in zip(leaves, self.weights, strict=True):
                 leaf.register_hook(partial(_arrived, weight, level))
-            with _Uses(level, leaves, self.weights, anchor):
+            with _Uses(self.api, level, leaves, self.weights, anchor):
                 return self.func(*args_of_func, **kwargs)
 
         anchor = torch.full((), -0.0)  # which changes nothing that it is added to
         argnums = (*self.places, len(args))
         given = Grad(self.api, transformed(self.func, watched), argnums, self.has_aux)
-        _, _, aux = _C.call_grad(given, (*args, anchor), {})
+        aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
         return aux if self.has_aux else ()
 
 
@@ -342,10 +368,15 @@ class _Uses(TorchFunctionMode):
     """Inside, what multiplies by a weight gets its value, and is noted."""
 
     def __init__(
-        self, level: int, leaves: list[Tensor], weights: list[_Weight], anchor: Tensor
+        self,
+        api: str,
+        level: int,
+        leaves: list[Tensor],
+        weights: list[_Weight],
+        anchor: Tensor,
     ) -> None:
         super().__init__()
-        self.level, self.anchor = level, anchor
+        self.api, self.level, self.anchor = api, level, anchor
         self.leaves = leaves
         self.weights = dict(zip(map(id, leaves), weights, strict=True))
 
@@ -394,15 +425,21 @@ class _Uses(TorchFunctionMode):
         if not result.requires_grad:
             result = result + self.anchor
         use.weight, use.x = value, _C.unwrap(use.x, self.level)
-        version = use.x._version
+        held = _C.holder_of(use.x)  # which writes change, at whatever level they were
+        version = None if held.is_inference() else held._version
         expect = self.weights[id(leaf)].expect(use)
 
         def arrive(g: Tensor) -> None:
-            if use.x._version != version:
-                raise TransformError("written to")
+            is_same = _C.share_memory(held, _C.holder_of(use.x))
+            if not is_same or (version is not None and held._version != version):
+                raise TransformError(
+                    f"torchlayers: {self.api}: what a weight was multiplied with has been written "
+                    "to since, and is needed for the norm of its gradient. Use the out-of-place "
+                    "operator, or write to a clone."
+                )
             expect(_C.unwrap(g, self.level))
 
-        result.register_hook(arrive)
+        result.register_hook(arrive)  # type: ignore[no-untyped-call]
         return result
 
 

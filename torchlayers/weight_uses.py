@@ -1,7 +1,7 @@
 """The norm of a weight's gradient for a sample, told from what goes through the weight.
 
-Where an operator multiplies by a weight, the weight's gradient is a product too, left.mT @ right, of
-the rows that go in and the cotangents that come back (T x p and T x q, T the positions). Its squared
+Where an operator multiplies by a weight, the weight's gradient is a product too, left.mT @ right,
+of what goes in and the cotangents that come back (T x p and T x q, T the positions). Its squared
 norm is the sum of (left @ left.mT) * (right @ right.mT), of T x T, for which the gradient, p x q
 numbers, is never made. A convolution multiplies patches by its weight, and an embedding rows that
 have a single one. All of this is written for one sample; vmap makes it a batch's.
@@ -22,9 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["READERS", "Use", "added", "dot", "gradient", "squares", "squares_by_parts"]
-
-_torch: Any = torch
+__all__ = ["READERS", "Use", "added", "dot", "gradient", "squares", "squares_by_parts", "wide"]
 
 Rows = tuple[Tensor, Tensor]  # left and right, each groups x positions x numbers
 
@@ -44,7 +42,7 @@ class Use(ABC):
     def known(self) -> tuple[Tensor, Tensor]:
         """x and g. Half precision is too narrow for squares."""
         assert self.g is not None
-        return _wide(self.x), _wide(self.g)
+        return wide(self.x), wide(self.g)
 
     def kept(self) -> tuple[Tensor, Tensor]:
         """What `total` takes, of this sample."""
@@ -91,14 +89,14 @@ class _Linear(_Product):
 
     def sizes(self) -> tuple[int, int, int]:
         p, q = self.shape
-        return self.x.numel() // max(1, self.x.shape[-1]), p, q
+        return _positions(self.x), p, q
 
     def rows(self) -> Rows:
-        x, g = (each.reshape(1, -1, each.shape[-1]) for each in self.known)
+        x, g = (each.reshape(1, _positions(each), each.shape[-1]) for each in self.known)
         return (g, x) if self.is_transposed else (x, g)
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        x, g = x.reshape(-1, x.shape[-1]), g.reshape(-1, g.shape[-1])
+        x, g = (each.reshape(_positions(each), each.shape[-1]) for each in (x, g))
         return g.mT @ x if self.is_transposed else x.mT @ g
 
 
@@ -156,25 +154,17 @@ class _Convolution(_Product):
 
     def _grouped(self, images: Tensor) -> Tensor:
         """Images x channels x positions, as groups x positions x channels."""
-        split = images.unflatten(1, (self.groups, -1)).permute(1, 0, 3, 2)
-        return split.reshape(self.groups, -1, split.shape[-1])
+        count, channels, positions = images.shape
+        split = images.reshape(count, self.groups, channels // self.groups, positions)
+        return split.permute(1, 0, 3, 2).flatten(1, 2)
 
     def _patches(self, images: Tensor, places: Sequence[int], offsets: Any) -> Tensor:
         """Images x (channels x offsets) x places."""
-        slices = [
-            images[
-                (
-                    ...,
-                    *(
-                        slice(o * d, o * d + s * (n - 1) + 1, s)
-                        for o, d, s, n in zip(
-                            offset, self.dilation, self.stride, places, strict=True
-                        )
-                    ),
-                )
-            ]
-            for offset in offsets
-        ]
+        slices = []
+        for offset in offsets:
+            each = zip(offset, self.dilation, self.stride, places, strict=True)
+            where = [slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in each]
+            slices.append(images[(slice(None), slice(None), *where)])
         patches = slices[0].unsqueeze(2) if len(slices) == 1 else torch.stack(slices, 2)
         return patches.flatten(3).flatten(1, 2)
 
@@ -210,7 +200,8 @@ class _Convolution(_Product):
         for left, right in self._cut(at_once):
             # Channels and offsets lie in one dimension: offsets have to come last.
             part = left.mT @ right
-            yield part.unflatten(-1, (self.shape[1], -1))
+            channels = self.shape[1]
+            yield part.reshape(*part.shape[:-1], channels, part.shape[-1] // channels)
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
         if x.dim() == len(self.kernel) + 3:
@@ -248,7 +239,8 @@ class _Lookup(Use):
     def known(self) -> tuple[Tensor, Tensor]:
         """The numbers, T, and the cotangents, T x q."""
         assert self.g is not None
-        numbers, g = self.x.flatten(), _wide(self.g).reshape(-1, self.shape[1])
+        numbers = self.x.flatten()
+        g = wide(self.g).reshape(len(numbers), self.shape[1])
         if self.padding >= 0:
             g = g * (numbers != self.padding).unsqueeze(-1)
         if self.by_frequency:
@@ -265,7 +257,7 @@ class _Lookup(Use):
         return _added_up(x.flatten(), g.flatten(0, 1), self.shape[0])
 
 
-def _wide(x: Tensor) -> Tensor:
+def wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -273,16 +265,20 @@ def _added_up(numbers: Tensor, g: Tensor, count: int) -> Tensor:
     return g.new_zeros(count, g.shape[1]).index_add(0, numbers, g)
 
 
+def _positions(rows: Tensor) -> int:
+    return rows.numel() // max(1, rows.shape[-1])
+
+
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """The sum of a * b, which is not made."""
-    return (a.reshape(1, -1) @ b.reshape(-1, 1)).reshape(())
+    return (a.reshape(1, a.numel()) @ b.reshape(b.numel(), 1)).reshape(())
 
 
 # Squared norms.
 
 
 def squares(uses: Sequence[Use]) -> Tensor | None:
-    """The squared norm of the uses' summed gradients, where that is cheaper without the gradient."""
+    """The squared norm of the sum of the uses' gradients, where it is cheaper without them."""
     products = [use for use in uses if isinstance(use, _Product)]
     lookups = [use.known for use in uses if isinstance(use, _Lookup)]
     if products:
@@ -334,7 +330,7 @@ def gradient(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
     return added([use.gradient() for use in uses] + ([] if besides is None else [besides]))
 
 
-def added(parts: list[Tensor]) -> Tensor:
+def added(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
     for each in parts[1:]:
         total = total + each
