@@ -8,6 +8,7 @@ soon as its norm is known.
 """
 
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple, TypeAlias
@@ -425,13 +426,11 @@ class _Uses(TorchFunctionMode):
         if not result.requires_grad:
             result = result + self.anchor
         use.weight, use.x = value, _C.unwrap(use.x, self.level)
-        held = _C.holder_of(use.x)  # which writes change, at whatever level they were
-        version = None if held.is_inference() else held._version
+        is_unchanged = _watched(use.x)
         expect = self.weights[id(leaf)].expect(use)
 
         def arrive(g: Tensor) -> None:
-            is_same = _C.share_memory(held, _C.holder_of(use.x))
-            if not is_same or (version is not None and held._version != version):
+            if not is_unchanged(use.x):
                 raise TransformError(
                     f"torchlayers: {self.api}: what a weight was multiplied with has been written "
                     "to since, and is needed for the norm of its gradient. Use the out-of-place "
@@ -441,6 +440,20 @@ class _Uses(TorchFunctionMode):
 
         result.register_hook(arrive)  # type: ignore[no-untyped-call]
         return result
+
+
+def _watched(x: Tensor) -> Callable[[Tensor], bool]:
+    """What tells whether x, which is given again, has its numbers still. It does not keep them."""
+    # Writes at any level change what holds them, or put another in its place.
+    held = _C.holder_of(x)
+    version = None if held.is_inference() else held._version
+    which = weakref.ref(held)
+
+    def is_unchanged(x: Tensor) -> bool:
+        now = _C.holder_of(x)
+        return which() is now and (version is None or now._version == version)
+
+    return is_unchanged
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
