@@ -14,6 +14,7 @@ from benchmarks import (
     jacobians,
     memory,
     modules,
+    norms,
     over_ranks,
     scaling,
     timing,
@@ -21,6 +22,7 @@ from benchmarks import (
 )
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
+from benchmarks.peak import peak_bytes
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
 from benchmarks.workloads import peers, tables
@@ -252,6 +254,19 @@ def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
     (text,) = over_ranks.tables(quick=True).values()
     assert "prediction" in text
     assert "| 1024 |" in text
+
+
+@pytest.mark.filterwarnings("ignore")  # Opacus'
+@pytest.mark.parametrize("is_clipped", [False, True])
+@pytest.mark.parametrize("name", ["CNN", "transformer"])
+def test_norms_take_less_memory_than_gradients(name, is_clipped):
+    """And than Opacus' ghost clipping, where it is installed."""
+    works = norms.works(name, is_clipped)
+    norms.check_equal(works, is_clipped)
+    peaks = {peer: peak_bytes(work) for peer, work in works.items()}
+    ours = peaks.pop(norms.OURS)
+    assert ours < 0.75 * peaks[norms.PLAIN]
+    assert ours <= min(peaks.values())
 
 
 def test_checkpoints_and_budgets_keep_less_memory(tmp_path):
