@@ -3,7 +3,7 @@
 A function names its intermediate values itself, by :func:`tap`, or its modules do, by their paths.
 Whoever wants some of them listens while the function runs (`_Listener`), and each value that has a
 name goes by all who listen, the innermost first. A listener is at the level of its transform; a
-value is of an inner level where there are transforms between (csrc/layers/taps.h).
+value is of an inner level where there are transforms between (csrc/layers/inner_levels.h).
 """
 
 import threading

@@ -11,6 +11,7 @@
 
 #include "core/hooks.h"
 #include "python/bindings.h"
+#include "python/tensor_hooks.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -27,6 +28,9 @@ constexpr std::array<std::string_view, 2> kAskNothing = {
     "torch.utils.hooks", "torch.nn.modules.module"};
 
 bool asks_engine(py::handle hook) {
+  if (py::isinstance<PlacedHook>(hook)) {
+    return asks_engine(hook.cast<const PlacedHook&>().hook);
+  }
   if (PyMethod_Check(hook.ptr())) {
     hook = PyMethod_GET_FUNCTION(hook.ptr());
   }
