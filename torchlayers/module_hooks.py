@@ -3,8 +3,8 @@
 torch.nn.Module puts its backward hooks on a node that it makes if a tensor that goes into the
 module, or comes out, requires grad. Inside vmap, jvp, or a grad that does not differentiate by it,
 a tensor does not, and still a level further out may record it. So inside our layers the node is
-made by csrc/layers/module_hook.h, at the highest level that records any of the tensors; and a hook that is
-inside a vmap is called in it. NOTE [Hooks under vmap].
+made by csrc/layers/module_hook.h, at the highest level that records any of the tensors; and a hook
+that is inside a vmap is called in it. NOTE [Hooks under vmap].
 """
 
 from collections.abc import Callable
@@ -60,9 +60,9 @@ def _backward_hooks(self: nn.Module) -> Any:
         *outer, top = current_stack()
         if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):
             raise TransformError(
-                f"torchlayers: inside {top.kind} (level {top.level}) the hooks can't be called that "
-                f"register_backward_hook has put on {type(self).__name__}: torch puts them on "
-                "the node of the result, which is further out. Use register_full_backward_hook."
+                f"torchlayers: {top.kind} (level {top.level}) can't call the hooks that "
+                f"register_backward_hook has put on {type(self).__name__}: they go to the node of "
+                "its result, which is further out. Use register_full_backward_hook."
             )
     return full, not_full
 
