@@ -10,6 +10,7 @@
 #include <bitset>
 #include <string_view>
 
+#include "core/earlier_stack.h"
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -198,6 +199,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             dims.push_back(samples.dim);
           }
           return std::pair(held, dims);
+        }));
+  // f(), with the layers of that level and below alone.
+  m.def("at_level", wrap_pybind_function([](int64_t level, const py::function& f) {
+          const OnEarlierStack outside(
+              StackCopy(mirror().begin(), mirror().begin() + level), at::GradMode::is_enabled());
+          return f();
         }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));

@@ -1,6 +1,7 @@
 #include "python/tensor_hooks.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -55,7 +56,7 @@ py::object changed(const py::handle& gradients, const Change& change) {
   return py::tuple(results);
 }
 
-// torch.utils.hooks.RemovableHandle, put together as its constructor does, which is Python.
+// Handles of hooks, put together as torch's constructor does, which is Python.
 class Handles {
  public:
   static Handles& instance() {
@@ -65,17 +66,18 @@ class Handles {
 
   // Puts a hook among those of a tensor, as the last.
   py::object put(PyObject* hook, const py::handle& among) {
+    auto* type = reinterpret_cast<PyTypeObject*>(type_.ptr());
     py::object handle;
     py::object id;
     if (are_known_) {
-      handle = owned(type_->tp_new(type_, no_arguments_.ptr(), /*kwds=*/nullptr));
+      handle = owned(type->tp_alloc(type, 0));
       id = owned(PyLong_FromLongLong(--last_id_)); // torch counts from 0 upwards
-      set(handle, hooks_dict_ref_, owned(PyWeakref_NewRef(among.ptr(), /*callback=*/nullptr)));
-      set(handle, id_, id);
-      set(handle, extra_dict_ref_, no_arguments_);
+      fill(handle, hooks_, owned(PyWeakref_NewRef(among.ptr(), /*callback=*/nullptr)));
+      fill(handle, id_, id);
+      fill(handle, extra_, no_extra_);
     } else {
-      handle = owned(PyObject_CallOneArg(reinterpret_cast<PyObject*>(type_), among.ptr()));
-      id = owned(PyObject_GetAttr(handle.ptr(), id_));
+      handle = type_(among);
+      id = handle.attr("id");
     }
     if (PyObject_SetItem(among.ptr(), id.ptr(), hook) != 0) {
       throw py::error_already_set();
@@ -90,25 +92,33 @@ class Handles {
  private:
   Handles()
       : dict_(imported("collections", "OrderedDict")),
-        type_(
-            reinterpret_cast<PyTypeObject*>(
-                imported("torch.utils.hooks", "RemovableHandle").release().ptr())) {
-    const py::object sample =
-        owned(PyObject_CallOneArg(reinterpret_cast<PyObject*>(type_), no_hooks().ptr()));
-    const py::object known = py::set(
-        py::make_tuple(py::handle(hooks_dict_ref_), py::handle(id_), py::handle(extra_dict_ref_)));
-    are_known_ = py::set(py::object(sample.attr("__dict__"))).equal(known) &&
-                 py::object(sample.attr("extra_dict_ref")).equal(no_arguments_);
+        type_(imported("torchlayers.hooks", "Handle")),
+        hooks_(offset_of("hooks_dict_ref")),
+        id_(offset_of("id")),
+        extra_(offset_of("extra_dict_ref")) {
+    // A later torch's may hold more.
+    const py::object sample = type_(no_hooks());
+    are_known_ = py::len(sample.attr("__dict__")) == 0 &&
+                 py::object(sample.attr("extra_dict_ref")).equal(no_extra_);
+  }
+
+  Py_ssize_t offset_of(const char* slot) const {
+    const py::object descriptor = type_.attr(slot);
+    return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+  }
+
+  // What a new handle has nothing in yet.
+  static void fill(const py::object& handle, Py_ssize_t offset, py::object value) {
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(handle.ptr()) + offset) =
+        value.release().ptr();
   }
 
   py::object dict_;
-  PyTypeObject* type_;
-  bool are_known_ = false; // a later torch's handles may hold more
-  py::tuple no_arguments_;
+  py::object type_;
+  Py_ssize_t hooks_, id_, extra_;
+  bool are_known_ = false;
   int64_t last_id_ = 0;
-  PyObject* hooks_dict_ref_ = interned("hooks_dict_ref");
-  PyObject* id_ = interned("id");
-  PyObject* extra_dict_ref_ = interned("extra_dict_ref");
+  py::tuple no_extra_;
 };
 
 // The user's hook as the level calls it that records the tensors.

@@ -1,4 +1,6 @@
-"""Backward hooks of modules inside transforms.
+"""Backward hooks inside transforms: those of modules, and what stands for one on a tensor.
+
+csrc/python/tensor_hooks.cpp puts hooks on tensors.
 
 torch.nn.Module puts its backward hooks on a node that it makes if a tensor that goes into the
 module, or comes out, requires grad. Inside vmap, jvp, or a grad that does not differentiate by it,
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import BackwardHook
+from torch.utils.hooks import BackwardHook, RemovableHandle
 
 from torchlayers import _C, torch_compile
 from torchlayers.errors import TransformError
@@ -20,6 +22,12 @@ from torchlayers.stack import current_stack
 
 _torchs_node: Any = BackwardHook._apply_on_tensors
 _torchs_hooks: Any = nn.Module._get_backward_hooks
+
+
+class Handle(RemovableHandle):
+    """torch's, whose attributes C++ can set at once."""
+
+    __slots__ = ("extra_dict_ref", "hooks_dict_ref", "id")
 
 
 class _Node(NamedTuple):
