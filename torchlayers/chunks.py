@@ -79,7 +79,8 @@ def run(
     if chunk_size is None or total == 0:
         chunk_size = max(total, 1)
     results = []
-    with _bar(progress, total, label) as advance, tapped_loops.loop(label, total) as loop:
+    loop = tapped_loops.loop(label, total)
+    with _bar(progress, total, label) as advance, loop.under_way():
 
         def part(start: int, size: int) -> Result:
             loop.begin(start, size)

@@ -6,8 +6,8 @@ loop's, or, where the steps are parts of a batch, one after the other in the bat
 """
 
 import threading
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -31,16 +31,9 @@ class Unheard:
     def begin(self, start: int, size: int | None = None) -> None:
         """A step begins: that of this number, or that of a part of the batch."""
 
-    def __enter__(self) -> "Unheard":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        pass
+    def under_way(self) -> AbstractContextManager[Any]:
+        """To be entered around the steps."""
+        return nullcontext()  # which Dynamo knows
 
 
 _unheard = Unheard()
@@ -64,17 +57,13 @@ class Loop(Unheard):
     def begin(self, start: int, size: int | None = None) -> None:
         self.start, self.size = start, size
 
-    def __enter__(self) -> "Loop":
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
         thread.loops.append(self)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        thread.loops.pop()
+        try:
+            yield
+        finally:
+            thread.loops.pop()
 
     def dim(self, level: int) -> int:
         """Its dimension in what a listener of that level sees: behind those of vmaps around it."""
@@ -139,7 +128,7 @@ class Steps:
 
 
 def loop(api: str, length: int) -> Unheard:
-    """To be entered around a loop."""
+    """One that begins."""
     if torch_compile.is_tracing() or not thread.listeners:
         return _unheard
     return Loop(api, length)

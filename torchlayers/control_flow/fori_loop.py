@@ -50,7 +50,8 @@ def fori_loop(
     if isinstance(lower, int) and isinstance(upper, int):
         kept = Carry("fori_loop", init, "body_fn")
         carry = init
-        with tapped_loops.loop("fori_loop", max(upper - lower, 0)) as loop:
+        loop = tapped_loops.loop("fori_loop", max(upper - lower, 0))
+        with loop.under_way():
             for i in range(lower, upper):
                 loop.begin(i - lower)
                 carry = kept.checked(body_fn(i, carry))

@@ -41,7 +41,8 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
             y = f(slices.of_zeros())
         return tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     ys = []
-    with tapped_loops.loop("map", slices.length) as loop:
+    loop = tapped_loops.loop("map", slices.length)
+    with loop.under_way():
         for i, x in enumerate(slices.all()):
             loop.begin(i)
             ys.append(f(x))

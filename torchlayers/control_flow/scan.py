@@ -69,8 +69,9 @@ def scan(
             "torchlayers: scan: snapshots must be at least 1, and stands in place of "
             f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
         )
-    with tapped_loops.loop("scan", slices.length) as loop:
-        steps = _Steps(f, reverse, loop)
+    loop = tapped_loops.loop("scan", slices.length)
+    steps = _Steps(f, reverse, loop)
+    with loop.under_way():
         if snapshots is not None:
             return _binomial(steps, init, slices, 0, snapshots)
         if checkpoint and slices.length:
