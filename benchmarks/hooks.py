@@ -18,7 +18,8 @@ from benchmarks.timing import Effort, Work, by_turns, check_same
 X = torch.linspace(-1, 1, 8)
 COUNT = 20
 BAR = 0.5
-HEADER = ["hooks", "peer", "that, µs", "torchlayers, µs", "ratio", "bar", "without hooks"]
+GRADIENTS = ["hooks", "peer", "that, µs", "torchlayers, µs", "ratio", "bar", "without hooks"]
+ONE = ["one hook", "autograd's engine, µs", "torchlayers, µs", "ratio", "bar"]
 
 Hook = Callable[[Tensor], Any]
 
@@ -63,6 +64,46 @@ def works(count: int, hook: Hook | None) -> dict[str, Work]:
     return {"torchlayers": lambda: ours(X), "torch.func": lambda: torch_funcs(X), "autograd": plain}
 
 
+def forwards(hook: Hook | None) -> dict[str, Work]:
+    """The function, its hooks registered, and no gradient."""
+    function = chain(COUNT, hook)
+    return {
+        "torchlayers": lambda: tl.vjp(function, X)[0],
+        "autograd": lambda: function(X.detach().requires_grad_()).detach(),
+    }
+
+
+def parts_of_one(effort: Effort) -> list[list[str]]:
+    """What one hook of many costs: all of it, and what of that is registering it."""
+    timed = {
+        (name, kind): by_turns(work, effort)
+        for name, hook in {"none": None, "looks": noted, "changes": doubled}.items()
+        for kind, work in (("all", works(COUNT, hook)), ("registering", forwards(hook)))
+    }
+
+    def of_one(peer: str, name: str, kind: str) -> float:
+        with_hooks, without = (timed[each, kind][peer].median for each in (name, "none"))
+        return 1e6 * (with_hooks - without) / COUNT
+
+    rows = []
+    for name in ("looks", "changes"):
+        costs = {}
+        for peer in ("autograd", "torchlayers"):
+            whole, registering = (of_one(peer, name, kind) for kind in ("all", "registering"))
+            costs[peer] = {
+                "": whole,
+                ", registering": registering,
+                ", running": whole - registering,
+            }
+        for part, theirs in costs["autograd"].items():
+            ours = costs["torchlayers"][part]
+            bar = f"{BAR:.2f}" if (name, part) == ("looks", "") else ""
+            rows.append(
+                [f"that {name}{part}", f"{theirs:.2f}", f"{ours:.2f}", f"{ours / theirs:.2f}", bar]
+            )
+    return rows
+
+
 def measure(quick: bool) -> dict[str, str]:
     effort = Effort(5, 0.001) if quick else Effort(51, 0.002)
     without = {peer: timing.median for peer, timing in by_turns(works(0, None), effort).items()}
@@ -83,7 +124,8 @@ def measure(quick: bool) -> dict[str, str]:
                     f"{without['torchlayers'] / without[peer]:.2f}",
                 ]
             )
-    return {"benchmarks.md": "\n\n".join([page.table(HEADER, rows), f"{machine.describe()}."])}
+    tables = [page.table(GRADIENTS, rows), page.table(ONE, parts_of_one(effort))]
+    return {"benchmarks.md": "\n\n".join([*tables, f"{machine.describe()}."])}
 
 
 if __name__ == "__main__":

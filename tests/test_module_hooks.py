@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 import torchlayers as tl
+from torchlayers.errors import TransformError
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
@@ -258,22 +259,60 @@ def test_a_backward_hook_is_named_as_torchs():
     assert names == [("BackwardHookFunctionBackward",) * 2]
 
 
+# Nests in which the innermost level records nothing.
+FURTHER_OUT = {
+    "grad(vmap)": lambda f: tl.grad(lambda p, x: tl.vmap(f, (None, 0))(p, x).sum(), (0, 1)),
+    "grad(jvp)": lambda f: tl.grad(
+        lambda p, x: tl.jvp(lambda x: f(p, x), (x,), (x.cos(),))[0], (0, 1)
+    ),
+    "grad(grad), by another": lambda f: tl.grad(
+        lambda p, x: tl.grad(lambda z: z * f(p, x))(torch.ones((), dtype=x.dtype)), (0, 1)
+    ),
+}
+
+
+@pytest.mark.parametrize("nest", FURTHER_OUT.values(), ids=FURTHER_OUT)
 @pytest.mark.parametrize(
-    "inner",
-    [
-        lambda f, x: tl.vmap(f)(x),
-        lambda f, x: tl.jvp(f, (x,), (X,))[0],
-        lambda f, x: tl.grad(lambda y: (y * f(x)).sum())(x),
-    ],
-    ids=["vmap", "jvp", "grad"],
+    "watched", [kind for kind in BACKWARD if kind != "not full"], indirect=True
 )
-def test_backward_hooks_see_the_innermost_level_alone(inner):
-    """torch asks there whether a gradient is needed, and it is needed further out."""
+def test_backward_hooks_of_a_level_further_out(watched, nest):
+    found = nest(lambda p, x: squares(watched, p, x))(given(watched), X)
+    torch.testing.assert_close(found, plainly(watched, X))
+
+
+@pytest.mark.parametrize("nest", ["grad(vmap)", "grad(jvp)"])
+@pytest.mark.parametrize("watched", ["not full"], indirect=True)
+def test_hooks_that_are_not_full_are_refused_further_out(watched, nest):
+    with pytest.raises(TransformError, match="Use register_full_backward_hook"):
+        FURTHER_OUT[nest](lambda p, x: squares(watched, p, x))(given(watched), X)
+
+
+def test_a_backward_hook_under_vmap_sees_a_sample():
+    seen = []
+    module = nn.Tanh()
+
+    def hook(module, inputs, outputs):
+        seen.append((inputs[0].shape, outputs[0].shape))
+        return (inputs[0] / inputs[0].norm(),)
+
+    module.register_full_backward_hook(hook)
+
+    def f(x):
+        return (module(x.sin()) * x).sum()
+
+    found = tl.grad(lambda b: tl.vmap(f)(b).sum())(X)
+    assert seen == [(X[0].shape,) * 2]
+    for row, x in zip(found, X, strict=True):
+        x = x.clone().requires_grad_()
+        torch.testing.assert_close(row, torch.autograd.grad(f(x), x)[0])
+
+
+def test_a_module_with_backward_hooks_that_nobody_differentiates():
     called = []
     module = nn.Tanh()
     module.register_full_backward_hook(lambda *_: called.append(True))
-    found = tl.grad(lambda x: inner(module, x).sum())(X)
-    torch.testing.assert_close(found, 1 - X.tanh() ** 2)
+    torch.testing.assert_close(tl.vmap(module)(X), X.tanh())
+    torch.testing.assert_close(tl.jvp(module, (X,), (X,))[0], X.tanh())
     assert not called
 
 

@@ -83,7 +83,23 @@ def from_the_start(side):
     return f
 
 
-PROGRAMS = [in_the_middle, torchs_own_node, used_on_both, from_the_start]
+def with_hooks(side):
+    """On tensors of both streams and on the argument, each of which changes the gradient."""
+
+    def f(x):
+        x.register_hook(lambda g: g * 3)
+        y = x.sin()
+        y.register_hook(lambda g: g.exp())
+        with on(side, y):
+            z = y * y.exp()
+            z.register_hook(lambda g: g * g)
+            z.grad_fn.register_hook(lambda inputs, outputs: tuple(g * 2 for g in inputs))
+        return (handed_out(z) * y).sum()
+
+    return f
+
+
+PROGRAMS = [in_the_middle, torchs_own_node, used_on_both, from_the_start, with_hooks]
 programs = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 
@@ -119,6 +135,47 @@ def test_a_transform_on_a_side_stream(side):
         expected = x.cos() * x + x.sin()
         torch.testing.assert_close(handed_out(gradient), expected)
     assert who == ["torchlayers"]
+
+
+def test_a_hook_runs_on_the_stream_of_its_tensor(side):
+    seen = []
+
+    def note(name):
+        return lambda g: seen.append((name, torch.accelerator.current_stream()))
+
+    def f(x):
+        y = x.sin()
+        y.register_hook(note("y"))
+        with on(side, y):
+            z = y * y.exp()
+            z.register_hook(note("z"))
+        return handed_out(z).sum()
+
+    tl.grad(f)(torch.randn(3))
+    assert seen == [("z", side), ("y", torch.accelerator.current_stream())]
+
+
+def test_hooks_on_streams_as_plain_autograd_has_them(side):
+    x = torch.randn(3, 4, dtype=torch.float64)
+    gradient = tl.grad(with_hooks(side))(x)
+    y = x.sin()
+    by_z = y * y  # which the hook has squared
+    by_y = y * y.exp() + 2 * by_z * (y.exp() + y * y.exp())
+    torch.testing.assert_close(gradient, 3 * by_y.exp() * x.cos())
+
+
+def test_an_error_in_a_hook_leaves_the_stream_as_it_was(side):
+    def f(x):
+        y = x.sin()
+        with on(side, y):
+            z = y.exp()
+            z.register_hook(lambda g: 1 / 0)
+        return handed_out(z).sum()
+
+    before = torch.accelerator.current_stream()
+    with pytest.raises(ZeroDivisionError):
+        tl.grad(f)(torch.randn(3))
+    assert torch.accelerator.current_stream() == before
 
 
 SECOND_DERIVATIVES = {"hessian": tl.hessian, "jacrev": lambda f: tl.jacrev(tl.grad(f))}

@@ -360,6 +360,21 @@ def twice(x):
     return tl.tap(x, "a") + tl.tap(x, "a")
 
 
+def steps(x):
+    """A tap in each step."""
+
+    def step(carry, y):
+        a = tl.tap(carry.sin() * y, "a")
+        return carry + a, a.exp()
+
+    carry, ys = tl.scan(step, x[0], x)
+    return carry * ys.sum()
+
+
+def in_some_steps(x):
+    return tl.fori_loop(0, 3, lambda i, c: tl.tap(c.sin(), "a") if i == 1 else c, x)
+
+
 REFUSED = {
     "unknown": (
         lambda net: tl.intermediates(tapped, "c")(X),
@@ -405,15 +420,29 @@ REFUSED = {
         lambda net: tl.jvp(tapped, (X,), (V,), taps=["a"]),
         "jvp: taps must be a dict of tangents by name, got list",
     ),
-    "with a budget": (
-        lambda net: tl.grad(tapped, taps="a", memory_budget=0.5)(X),
-        "grad: taps and memory_budget can't be together",
+    "in a loop of Python's": (
+        lambda net: tl.intermediates(lambda x: [tl.tap(each, "a") for each in x])(X),
+        "two values are called 'a'. .* a scan, map or fori_loop",
     ),
-    "in a scan": (
-        lambda net: tl.intermediates(
-            lambda x: tl.scan(lambda c, y: (c + tl.tap(y * c, "a"), c), x[0], x)
-        )(X),
-        "two values are called 'a'. .* one of scan's outputs",
+    "twice in a step": (
+        lambda net: tl.intermediates(lambda x: tl.map(twice, x))(X),
+        "two values are called 'a'",
+    ),
+    "in two loops": (
+        lambda net: tl.intermediates(lambda x: (steps(x), steps(x)))(X),
+        "two values are called 'a'",
+    ),
+    "in a loop and outside": (
+        lambda net: tl.intermediates(lambda x: (tl.tap(x, "a"), steps(x)))(X),
+        "two values are called 'a'",
+    ),
+    "in some steps": (
+        lambda net: tl.intermediates(in_some_steps)(X),
+        "some steps of fori_loop have no value called 'a', and others have",
+    ),
+    "a tangent for fewer steps": (
+        lambda net: tl.jvp(steps, (X,), (V,), taps={"a": V[:2]}),
+        r"the tangent at 'a' must have dimension 0 for scan, of size 3, got shape \(2,\)",
     ),
 }
 
@@ -469,3 +498,175 @@ def test_hooks_that_call_the_function_again_are_not_listened_to():
         return a.sum()
 
     torch.testing.assert_close(tl.intermediates(tl.grad(f))(X)["a"], X.sin())
+
+
+# The same function by itself, and with its loop written out: a tap has then a name for each step.
+def written_out(x, reverse=False):
+    carry, ys = x[0], []
+    for i in reversed(range(3)) if reverse else range(3):
+        a = tl.tap(carry.sin() * x[i], f"a{i}")
+        carry = carry + a
+        ys.append(a.exp())
+    return carry * sum(ys)
+
+
+def looped(**options):
+    def f(x):
+        def step(carry, y):
+            a = tl.tap(carry.sin() * y, "a")
+            return carry + a, a.exp()
+
+        carry, ys = tl.scan(step, x[0], x, **options)
+        return carry * ys.sum()
+
+    return f
+
+
+LOOPS = {
+    "scan": {},
+    "reversed": {"reverse": True},
+    "checkpointed": {"checkpoint": True},
+    "checkpointed, reversed": {"checkpoint": 2, "reverse": True},
+    "binomial": {"snapshots": 1},
+    "binomial, reversed": {"snapshots": 2, "reverse": True},
+}
+NAMES = ["a0", "a1", "a2"]
+
+
+def side_by_side(found, dim=0):
+    return torch.stack([found[name] for name in NAMES], dim)
+
+
+@pytest.mark.parametrize("options", LOOPS.values(), ids=LOOPS)
+def test_the_steps_of_a_scan_are_put_together(options):
+    f, reverse = looped(**options), options.get("reverse", False)
+
+    def plainly(x):
+        return written_out(x, reverse)
+
+    values = side_by_side(tl.intermediates(plainly)(X))
+    torch.testing.assert_close(tl.intermediates(f)(X)["a"], values)
+    gradient, by_taps = tl.grad(f, taps="a")(X)
+    expected, by_steps = tl.grad(plainly, taps=NAMES)(X)
+    torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(by_taps["a"], side_by_side(by_steps))
+    per_sample = tl.vmap(tl.grad(f, taps="a"))(BATCH)[1]["a"]
+    torch.testing.assert_close(per_sample[0], side_by_side(by_steps))
+    summed = tl.grad(lambda b: tl.vmap(f)(b).sum(), taps="a")(BATCH)[1]["a"]
+    torch.testing.assert_close(summed, per_sample)
+    pushed = tl.jvp(f, (X,), (X,), taps={"a": V})
+    tangents = dict(zip(NAMES, V, strict=True))
+    torch.testing.assert_close(pushed, tl.jvp(plainly, (X,), (X,), taps=tangents))
+    batched = tl.jvp(tl.vmap(f), (BATCH,), (BATCH,), taps={"a": BATCH.cos()})
+    each = [tl.jvp(f, (x,), (x,), taps={"a": x.cos()})[1] for x in BATCH]
+    torch.testing.assert_close(batched[1], torch.stack(each))
+
+
+def rows_in(loop):
+    """A tap in a loop in a loop."""
+
+    def f(x):
+        rows = loop(lambda c: loop(lambda d: tl.tap(c * d, "a"), x), x)
+        return (rows * rows).sum()
+
+    return f
+
+
+LOOPS_OF_MAPS = {
+    "map": tl.map,
+    "map, some at a time": lambda f, x: tl.map(f, x, batch_size=2),
+    "vmap": lambda f, x: tl.vmap(f)(x),
+    "vmap, in chunks": lambda f, x: tl.vmap(f, chunk_size=2)(x),
+    "vmap, in chunks that fit": lambda f, x: tl.vmap(f, chunk_size="auto")(x),
+}
+
+
+@pytest.mark.parametrize("inner", LOOPS_OF_MAPS.values(), ids=LOOPS_OF_MAPS)
+@pytest.mark.parametrize("outer", LOOPS_OF_MAPS.values(), ids=LOOPS_OF_MAPS)
+def test_loops_in_loops_have_dimensions_in_their_order(outer, inner):
+    x, y = X, V[:2]
+
+    def f(x):
+        rows = outer(lambda c: inner(lambda d: tl.tap(c.sin() * d, "a"), y), x)
+        return (rows * rows).sum()
+
+    value = x.sin()[:, None] * y
+    torch.testing.assert_close(tl.intermediates(f)(x)["a"], value)
+    torch.testing.assert_close(tl.grad(f, taps="a")(x)[1]["a"], 2 * value)
+    torch.testing.assert_close(
+        tl.jvp(f, (x,), (0 * x,), taps={"a": value})[1], 2 * (value**2).sum()
+    )
+    torch.testing.assert_close(
+        tl.vmap(tl.grad(f, taps="a"))(BATCH)[1]["a"], 2 * BATCH.sin()[..., None] * y
+    )
+
+
+def test_a_fori_loop_has_its_steps_side_by_side():
+    def f(x):
+        return tl.fori_loop(1, 4, lambda i, c: tl.tap(i * c, "a"), x).sum()
+
+    torch.testing.assert_close(tl.intermediates(f)(X)["a"], torch.stack([X, 2 * X, 6 * X]))
+    expected = torch.tensor([6.0, 3.0, 1.0], dtype=torch.float64)[:, None].expand(3, 3)
+    torch.testing.assert_close(tl.grad(f, taps="a")(X)[1]["a"], expected)
+
+
+def test_a_scan_without_slices_has_no_steps():
+    def f(x):
+        carry, _ = tl.scan(lambda c, y: (c + tl.tap(c * y, "a"), y), x[0], x[:0])
+        return carry
+
+    assert tl.intermediates(f)(X)["a"].shape == (0,)
+    assert tl.grad(f, taps="a")(X)[1]["a"].shape == (0,)
+    nothing = torch.zeros(0, dtype=torch.float64)
+    torch.testing.assert_close(tl.jvp(f, (X,), (V,), taps={"a": nothing})[1], V[0])
+
+
+def test_chunks_of_columns_are_put_together():
+    whole = tl.intermediates(tl.hessian(tapped))(X)
+    torch.testing.assert_close(tl.intermediates(tl.hessian(tapped, chunk_size=2))(X), whole)
+
+
+BUDGETED = {
+    "grad": lambda f, **options: tl.grad(f, taps=["a", "b"], **options)(X),
+    "grad_and_value": lambda f, **options: tl.grad_and_value(f, taps=["a", "b"], **options)(X),
+    "vjp": lambda f, **options: tl.vjp(f, X, taps=["a", "b"], **options)[1](
+        (ONE, {"a": X, "b": V})
+    ),
+    "vmap(grad)": lambda f, **options: tl.vmap(tl.grad(f, taps=["a", "b"], **options))(BATCH),
+    "grad(vmap)": lambda f, **options: tl.grad(
+        lambda b: tl.vmap(f)(b).sum(), taps=["a", "b"], **options
+    )(BATCH),
+    "grad(grad)": lambda f, **options: tl.grad(
+        lambda x: (tl.grad(f, taps=["a", "b"], **options)(x)[1]["b"] * V).sum()
+    )(X),
+}
+
+
+def long(x):
+    """Of so many operators that there is something to choose."""
+    for i in range(12):
+        x = tl.tap(x.sin() * x.exp(), "a") if i == 4 else x.sin() * x.exp()
+    return tl.tap(x, "b").sum()
+
+
+@pytest.mark.parametrize("call", BUDGETED.values(), ids=BUDGETED)
+@pytest.mark.parametrize("budget", [1.0, 0.5, 10**6])
+def test_taps_within_a_memory_budget(call, budget):
+    torch.testing.assert_close(call(long, memory_budget=budget), call(long), rtol=0, atol=0)
+
+
+def test_taps_in_a_function_that_is_compiled():
+    def gradients(x):
+        gradient, by_taps = tl.grad(tapped, taps=["a", "b"])(x)
+        return gradient, by_taps["a"], tl.intermediates(tapped, "b")(x)["b"]
+
+    compiled = tl.compile(gradients)
+    for x in BATCH:
+        torch.testing.assert_close(compiled(x), gradients(x))
+
+
+def test_torch_compile_leaves_a_tap_that_nobody_listens_to():
+    compiled = torch.compile(tapped, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(X), plain(X))
+    of_gradient = torch.compile(tl.grad(tapped), backend="eager", fullgraph=True)
+    torch.testing.assert_close(of_gradient(X), tl.grad(plain)(X))

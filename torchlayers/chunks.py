@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
+from torchlayers import tapped_loops
 from torchlayers.device import free_memory
 from torchlayers.memory import PeakMemory
 
@@ -78,16 +79,22 @@ def run(
     if chunk_size is None or total == 0:
         chunk_size = max(total, 1)
     results = []
-    with _bar(progress, total, label) as advance:
+    loop = tapped_loops.loop(label, total)
+    with _bar(progress, total, label) as advance, loop.under_way():
+
+        def part(start: int, size: int) -> Result:
+            loop.begin(start, size)
+            return work(start, size)
+
         if chunk_size == "auto":
             budget = default_budget(device) if memory_budget is None else memory_budget
-            for size, result in _growing(work, total, -largest(-budget), largest):
+            for size, result in _growing(part, total, -largest(-budget), largest):
                 results.append(result)
                 advance(size)
         else:
             for start in range(0, max(total, 1), chunk_size):
                 size = min(chunk_size, total - start)
-                results.append(work(start, size))
+                results.append(part(start, size))
                 advance(size)
     return results
 

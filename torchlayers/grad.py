@@ -28,7 +28,7 @@ from torchlayers.errors import (
 from torchlayers.memory_budget import budgeted
 from torchlayers.names import Argnums, are_numbers, by_names
 from torchlayers.stack import transformed
-from torchlayers.taps import Names, refuse_budget, with_taps, with_values
+from torchlayers.taps import Names, with_taps, with_values
 
 
 class Grad(NamedTuple):
@@ -127,9 +127,9 @@ def grad(
         "Evaluating Derivatives" (2008), chapter 3.
     """
     if taps is not None:
-        refuse_budget("grad", memory_budget)
         transform = partial(grad, argnums=argnums, has_aux=has_aux)
-        return with_taps("grad", transform, func, taps, has_aux)
+        within = budgeted("grad", func, memory_budget)
+        return with_taps("grad", transform, within, taps, has_aux)
     if not are_numbers(argnums):
         transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
         return by_names("grad", transform, func, argnums)
@@ -167,9 +167,9 @@ def grad_and_value(
     Source: torch.func.grad_and_value.
     """
     if taps is not None:
-        refuse_budget("grad_and_value", memory_budget)
         transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
-        return with_taps("grad_and_value", transform, func, taps, True)
+        within = budgeted("grad_and_value", func, memory_budget)
+        return with_taps("grad_and_value", transform, within, taps, True)
     if not are_numbers(argnums):
         transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
         return by_names("grad_and_value", transform, func, argnums)
@@ -225,8 +225,8 @@ def vjp(
     Source: torch.func.vjp.
     """
     if taps is not None:
-        refuse_budget("vjp", memory_budget)
-        func = with_values("vjp", func, has_aux, taps)
+        within = budgeted("vjp", func, memory_budget)
+        func, memory_budget = with_values("vjp", within, has_aux, taps), None
     if torch_compile.is_tracing():
         torch_compile.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)

@@ -3,13 +3,13 @@
 A function names its intermediate values itself, by :func:`tap`, or its modules do, by their paths.
 Whoever wants some of them listens while the function runs (`_Listener`), and each value that has a
 name goes by all who listen, the innermost first. A listener is at the level of its transform; a
-value is of an inner level where there are transforms between (csrc/layers/taps.h).
+value is of an inner level where there are transforms between (csrc/layers/inner_levels.h).
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from torch.nn.modules import module as modules
 from torchlayers import _C, torch_compile, tree
 from torchlayers.errors import TapError, TransformError
 from torchlayers.stack import current_stack, transformed
+from torchlayers.tapped_loops import Loop, Steps, thread
 
 __all__ = ["intermediates", "tap"]
 
@@ -36,7 +37,8 @@ def tap(value: Any, name: str) -> Any:
     Returns:
         The value. Gradients by the tap are those by what is returned: go on with that.
     Raises:
-        TapError: a transform that listens for the name meets it twice.
+        TapError: a transform that listens for the name meets it twice, other than in the steps of
+            one loop.
     Example:
         >>> def loss(x):
         ...     hidden = tap(x.sin(), "hidden")
@@ -49,7 +51,7 @@ def tap(value: Any, name: str) -> Any:
 
     Source: Flax's Module.sow and Module.perturb.
     """
-    return _passed_by(value, name) if _thread.listeners else value
+    return _passed_by(value, name) if thread.listeners else value
 
 
 def intermediates(func: Callable[..., Any], names: Names | None = None) -> Callable[..., Any]:
@@ -63,7 +65,7 @@ def intermediates(func: Callable[..., Any], names: Names | None = None) -> Calla
     Returns:
         A function with func's arguments that returns a dict of the values by name, in the order in
         which func met them. Where func uses vmap, a value has the dimension of its samples in
-        front.
+        front; where it uses scan, map or fori_loop, that of the steps.
     Raises:
         TapError: there is no value of that name, or two.
     Example:
@@ -81,7 +83,7 @@ def intermediates(func: Callable[..., Any], names: Names | None = None) -> Calla
         listener = _Values("intermediates", names)
         with listener.listening():
             func(*args, **kwargs)
-        return listener.values
+        return listener.wholes()
 
     return transformed(func, wrapper)
 
@@ -126,9 +128,9 @@ def with_values(
         with listener.listening():
             result = func(*args)
         if not has_aux:
-            return result, listener.values
+            return result, listener.wholes()
         output, aux = tree.split_aux(api, result)
-        return (output, listener.values), aux
+        return (output, listener.wholes()), aux
 
     return transformed(func, tapped)
 
@@ -146,15 +148,6 @@ def with_tangents(
     return transformed(func, tapped)
 
 
-def refuse_budget(api: str, memory_budget: Any) -> None:
-    """Raises TapError where there are taps, and a budget."""
-    if memory_budget is not None:
-        raise TapError(
-            f"torchlayers: {api}: taps and memory_budget can't be together: a budget runs parts of "
-            "the function several times. Use torchlayers.checkpoint on those parts."
-        )
-
-
 def _refuse_tracing(api: str) -> None:
     if torch_compile.is_tracing():
         raise TransformError(
@@ -165,7 +158,6 @@ def _refuse_tracing(api: str) -> None:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.listeners: tuple[_Listener, ...] = ()  # the innermost last
         self.calls: list[_Call] = []  # of modules that run, where anyone listens to them
 
 
@@ -173,7 +165,7 @@ _thread = _Thread()
 
 
 def _passed_by(value: Any, name: str) -> Any:
-    for listener in reversed(_thread.listeners):
+    for listener in reversed(thread.listeners):
         value = listener.meet(name, value, is_module=False)
     return value
 
@@ -205,20 +197,20 @@ class _Listener:
         self.paths: dict[str, None] = {}
         self.level = 0
         self.pass_ = (0, 0)
-        self.calls = 0
+        self.calls = self.loops = 0
 
     @contextmanager
     def listening(self) -> Iterator[None]:
         self.level, self.pass_ = _level_on_top() or 0, _pass()
-        self.calls = len(_thread.calls)
+        self.calls, self.loops = len(_thread.calls), len(thread.loops)
         self.start()
-        outer = _thread.listeners
-        _thread.listeners = (*outer, self)
+        outer = thread.listeners
+        thread.listeners = (*outer, self)
         try:
             with _calls_of_modules() if self.names else nullcontext():
                 yield
         finally:
-            _thread.listeners = outer
+            thread.listeners = outer
             del _thread.calls[self.calls :]
         for name in self.names or ():
             if name not in self.taken:
@@ -236,11 +228,9 @@ class _Listener:
         (self.paths if is_module else self.met).setdefault(name)
         if not self.wants(name, is_module):
             return value
-        if name in self.taken:
-            raise TapError(
-                f"torchlayers: {self.api}: two values are called {name!r}. Give each a name of its "
-                "own; what a loop computes step by step is one of scan's outputs."
-            )
+        loops = thread.loops[self.loops :]
+        if name in self.taken and not (loops and isinstance(self.taken[name], Steps)):
+            self._refuse_another(name)
         leaves, spec = tree.flatten(value)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             raise TapError(
@@ -249,19 +239,42 @@ class _Listener:
             )
         results, taken = [], []
         for i, leaf in enumerate(leaves):
-            result, found = self.take(name, i, leaf) if isinstance(leaf, Tensor) else (leaf, leaf)
+            is_tensor = isinstance(leaf, Tensor)
+            result, found = self.take(name, i, leaf, loops) if is_tensor else (leaf, leaf)
             results.append(result)
             taken.append(found)
-        self.taken[name] = tree.unflatten(taken, spec)
+        value = tree.unflatten(taken, spec)
+        if not loops:
+            self.taken[name] = value
+        elif not self.taken.setdefault(name, Steps(loops, self.level)).put(loops, value):
+            self._refuse_another(name)
         return tree.unflatten(results, spec)
+
+    def whole(self, name: str, value: Any) -> Any:
+        """The value, of all steps if it is of a loop's."""
+        if not isinstance(value, Steps):
+            return value
+        if (whole := value.whole()) is None:
+            raise TapError(
+                f"torchlayers: {self.api}: some steps of {value.loops[0].api} have no value called "
+                f"{name!r}, and others have. Name one in each step."
+            )
+        return whole
 
     @property
     def taken(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def take(self, name: str, i: int, tensor: Tensor) -> tuple[Tensor, Any]:
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
         """What the function goes on with, and what is kept of leaf i of a value."""
         raise NotImplementedError
+
+    def _refuse_another(self, name: str) -> NoReturn:
+        raise TapError(
+            f"torchlayers: {self.api}: two values are called {name!r}. Give each a name of its "
+            "own; a loop whose steps each have one is to be a scan, map or fori_loop, which put "
+            "them together."
+        )
 
     def _refuse_unknown(self, name: str) -> None:
         taps = [*self.met]
@@ -280,11 +293,14 @@ class _Values(_Listener):
         super().__init__(api, names)
         self.values: dict[str, Any] = {}
 
+    def wholes(self) -> dict[str, Any]:
+        return {name: self.whole(name, value) for name, value in self.values.items()}
+
     @property
     def taken(self) -> dict[str, Any]:
         return self.values
 
-    def take(self, name: str, i: int, tensor: Tensor) -> tuple[Tensor, Any]:
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
         return tensor, _C.seen_from(tensor, self.level)
 
 
@@ -300,12 +316,16 @@ class _Gradients(_Listener):
         return self.found
 
     def gradients(self) -> dict[str, Any]:
-        leaves, spec = tree.flatten(self.found)
-        return tree.unflatten(  # type: ignore[no-any-return]
-            [leaf.complete() if isinstance(leaf, _Gradient) else leaf for leaf in leaves], spec
-        )
+        for value in self.found.values():
+            if isinstance(value, Steps):
+                value.found = {place: _completed(each) for place, each in value.found.items()}
+        found = {
+            name: value if isinstance(value, Steps) else _completed(value)
+            for name, value in self.found.items()
+        }
+        return {name: self.whole(name, value) for name, value in found.items()}
 
-    def take(self, name: str, i: int, tensor: Tensor) -> tuple[Tensor, Any]:
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
         dims = _C.held_at(tensor, self.level)[1]
         if -1 not in dims:
             tensor = tensor.view_as(tensor)
@@ -343,9 +363,11 @@ class _Tangents(_Listener):
     def taken(self) -> dict[str, Any]:
         return self.given
 
-    def take(self, name: str, i: int, tensor: Tensor) -> tuple[Tensor, Any]:
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
         duals = self.duals[name]
         dual = duals[i] if i < len(duals) else None
+        for loop in loops:
+            dual = self._of_step(name, dual, loop)
         like = _C.seen_from(tensor.detach(), self.level)
         if not isinstance(dual, Tensor) or (dual.shape, dual.dtype) != (like.shape, like.dtype):
             got = (
@@ -358,6 +380,24 @@ class _Tangents(_Listener):
                 f"value, of shape {tuple(like.shape)} and {like.dtype}, got {got}."
             )
         return tensor + _C.sample_of(dual, self.level), None
+
+    def _of_step(self, name: str, dual: Any, loop: Loop) -> Any:
+        dim = loop.dim(self.level)
+        if not isinstance(dual, Tensor):
+            return dual
+        if dual.dim() <= dim or dual.size(dim) != loop.length:
+            raise TapError(
+                f"torchlayers: {self.api}: the tangent at {name!r} must have dimension {dim} for "
+                f"{loop.api}, of size {loop.length}, got shape {tuple(dual.shape)}."
+            )
+        return _C.at_level(self.level, lambda: loop.step_of(dual, self.level))
+
+
+def _completed(gradients: Any) -> Any:
+    leaves, spec = tree.flatten(gradients)
+    return tree.unflatten(
+        [leaf.complete() if isinstance(leaf, _Gradient) else leaf for leaf in leaves], spec
+    )
 
 
 def _dual(tangent: Tensor) -> Tensor:
@@ -442,7 +482,7 @@ def _calls_of_modules() -> Iterator[None]:
 
 
 def _begin(module: nn.Module, args: Any) -> None:
-    if _thread.listeners:
+    if thread.listeners:
         _thread.calls.append(_Call(module))
 
 
@@ -450,7 +490,7 @@ def _end(module: nn.Module, args: Any, output: Any) -> Any:
     calls = _thread.calls
     if not calls or calls[-1].module is not module:
         return None
-    for listener in reversed(_thread.listeners):
+    for listener in reversed(thread.listeners):
         if output is not None and listener.calls < len(calls):
             for path in calls[listener.calls].paths_of(module):
                 output = listener.meet(path, output, is_module=True)

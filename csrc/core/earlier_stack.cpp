@@ -27,7 +27,7 @@ StackCopy whole_stack() {
   return stack;
 }
 
-OnEarlierStack::OnEarlierStack(const StackCopy& stack)
+OnEarlierStack::OnEarlierStack(const StackCopy& stack, bool records)
     : copy_(stack),
       stack_outside_(std::move(mirror())),
       keys_outside_(thread_keys()),
@@ -54,7 +54,7 @@ OnEarlierStack::OnEarlierStack(const StackCopy& stack)
       copy_.empty() ? without
       : any_layer() ? without | kOurKeys | kTorchFuncKeys
                     : without | kTorchFuncKeys);
-  Modes{false, copy_.empty() ? modes_outside_.forward_grad : true}.set();
+  Modes{records, copy_.empty() ? modes_outside_.forward_grad : true}.set();
 }
 
 OnEarlierStack::~OnEarlierStack() {

@@ -29,10 +29,10 @@ using StackCopy = std::vector<at::functorch::DynamicLayer>;
 // The thread's stack, with the layers that an operator on its way down has left.
 StackCopy whole_stack();
 
-// While it lives, the thread's stack is that one, and autograd does not record.
+// While it lives, the thread's stack is that one, and autograd records or does not.
 class OnEarlierStack {
  public:
-  explicit OnEarlierStack(const StackCopy& stack);
+  explicit OnEarlierStack(const StackCopy& stack, bool records = false);
   ~OnEarlierStack();
   OnEarlierStack(const OnEarlierStack&) = delete;
   OnEarlierStack& operator=(const OnEarlierStack&) = delete;

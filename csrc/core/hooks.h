@@ -52,8 +52,9 @@ struct Hooks {
   // Tells Python what to call nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
-  // Whether a hook on the node asks torch's engine about the pass that it runs in.
-  bool (*needs_engine)(torch::autograd::Node& node) = [](torch::autograd::Node&) { return false; };
+  // Whether a hook on one of the nodes asks torch's engine about the pass that it runs in.
+  bool (*any_needs_engine)(at::ArrayRef<torch::autograd::Node*> nodes) =
+      [](at::ArrayRef<torch::autograd::Node*>) { return false; };
   // "train.py:41, `loss.log()`" for the user's line that the node was recorded for, which anomaly
   // mode keeps; or "".
   std::string (*line_of_node)(torch::autograd::Node& node) = [](torch::autograd::Node&) {

@@ -6,7 +6,9 @@
 #include <utility>
 
 #include "core/earlier_stack.h"
+#include "core/errors.h"
 #include "core/stack.h"
+#include "layers/inner_levels.h"
 
 namespace torchlayers {
 namespace {
@@ -36,6 +38,13 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
     if (top_layer() == nullptr) {
       torchs_.retain_grad(self);
       return;
+    }
+    if (!self.requires_grad() && recorded(Tensor(self)).first.defined()) {
+      raise(
+          "x.retain_grad() on a tensor that {} does not differentiate by: its gradient is that of "
+          "a value inside it, which is differentiated by further out. Name it, "
+          "x = torchlayers.tap(x, \"x\"), and ask the transform for it: grad(f, taps=\"x\").",
+          top_layer()->name());
     }
     const WithoutStack allowed; // it calls no operator
     torchs_.retain_grad(self);

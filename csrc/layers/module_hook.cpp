@@ -48,55 +48,51 @@ class ModuleHookNode final : public torch::autograd::Node {
   std::vector<at::TensorOptions> options_;
 };
 
-int64_t level_of(const at::Tensor& tensor) {
-  const auto* wrapper = wrapper_of(tensor);
-  return wrapper != nullptr ? wrapper->level().value_or(0) : 0;
-}
-
-// The tensor of that level in the wrappers of those above.
-at::Tensor lowered(at::Tensor tensor, int64_t level) {
-  while (level_of(tensor) > level) {
-    tensor = wrapper_of(tensor)->value();
-  }
-  return tensor;
-}
-
 } // namespace
 
-std::vector<at::Tensor> behind_one_node(const std::vector<at::Tensor>& tensors) {
+BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
   static std::once_flag named;
   std::call_once(named, [] { hooks.name_type_of_nodes(typeid(ModuleHookNode), kName); });
-  int64_t level = 0;
+  std::vector<at::Tensor> values; // at the node's level, undefined where that does not record it
+  int64_t level = -1;
+  BehindOneNode behind;
   for (const at::Tensor& tensor : tensors) {
-    if (tensor.requires_grad()) {
-      level = std::max(level, level_of(tensor));
-    }
+    auto [value, hold] = recorded(tensor);
+    level = value.defined() ? std::max(level, hold.level) : level;
+    values.push_back(std::move(value));
+    behind.holds.push_back(std::move(hold));
   }
-  const auto is_recorded = [&](const at::Tensor& tensor) {
-    return tensor.requires_grad() && level_of(tensor) == level;
-  };
-  const auto node = make_node<ModuleHookNode>(tensors);
+  if (level < 0) {
+    return {tensors, {}, {}};
+  }
   torch::autograd::edge_list edges;
-  for (const at::Tensor& tensor : tensors) {
-    edges.push_back(is_recorded(tensor) ? torch::autograd::impl::gradient_edge(tensor) : Edge());
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (behind.holds[i].level < level) {
+      values[i].reset();
+    }
+    edges.push_back(values[i].defined() ? torch::autograd::impl::gradient_edge(values[i]) : Edge());
   }
+  const auto node = make_node<ModuleHookNode>(values);
   node->set_next_edges(std::move(edges));
-  std::vector<at::Tensor> results;
-  for (const at::Tensor& tensor : tensors) {
-    if (!is_recorded(tensor)) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!values[i].defined()) {
       node->add_input_metadata(torch::autograd::Node::undefined_input()); // it keeps its place
-      results.push_back(tensor);
+      behind.tensors.push_back(tensors[i]);
       continue;
     }
-    at::Tensor view = lowered(tensor.view_as(tensor), level);
+    at::Tensor shown =
+        behind.holds[i].stands_for_another ? tensors[i].clone() : tensors[i].view_as(tensors[i]);
+    const at::Tensor view = held_at(shown, level).first;
     torch::autograd::set_history(view, node);
     if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view)) {
       // A write to it would go by the node: torch refuses it where this is said.
       meta->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
     }
-    results.push_back(std::move(view));
+    behind.recorded = view;
+    // One of the node's own level is to be seen as such.
+    behind.tensors.push_back(tensors[i].requires_grad() ? view : std::move(shown));
   }
-  return results;
+  return behind;
 }
 
 } // namespace torchlayers

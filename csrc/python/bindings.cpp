@@ -10,6 +10,7 @@
 #include <bitset>
 #include <string_view>
 
+#include "core/earlier_stack.h"
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -17,8 +18,7 @@
 #include "graph/bindings.h"
 #include "layers/draws.h"
 #include "layers/function.h"
-#include "layers/module_hook.h"
-#include "layers/taps.h"
+#include "layers/inner_levels.h"
 #include "layers/transforms.h"
 
 #include "python/bindings.h"
@@ -99,6 +99,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);
+  bind_tensor_hooks(m);
   bind_budget(m);
   bind_modules(m);
   bind_programs(m);
@@ -172,8 +173,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("seen_from", wrap_pybind_function(&seen_from));
   m.def("sample_of", wrap_pybind_function(&sample_of));
-  m.def("held_at", wrap_pybind_function(&held_at));
-  m.def("behind_one_node", wrap_pybind_function(&behind_one_node));
+  m.def("held_at", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
+          const auto [held, hold] = held_at(tensor, level);
+          std::vector<int64_t> dims;
+          for (const auto& samples : hold.samples) {
+            dims.push_back(samples.dim);
+          }
+          return std::pair(held, dims);
+        }));
+  // f(), with the layers of that level and below alone.
+  m.def("at_level", wrap_pybind_function([](int64_t level, const py::function& f) {
+          const OnEarlierStack outside(
+              StackCopy(mirror().begin(), mirror().begin() + level), at::GradMode::is_enabled());
+          return f();
+        }));
   m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {

@@ -16,6 +16,8 @@ void bind_operators(pybind11::module_& m);
 
 // Saved-tensor hooks, called as they should be under layers.
 void bind_saved_hooks(pybind11::module_& m);
+// Hooks that a function inside transforms puts on tensors and modules.
+void bind_tensor_hooks(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
 

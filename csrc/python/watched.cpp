@@ -11,17 +11,26 @@
 
 #include "core/hooks.h"
 #include "python/bindings.h"
+#include "python/module_dicts.h"
+#include "python/tensor_hooks.h"
 #include "python/tree.h"
 
 namespace torchlayers {
 namespace {
 
 namespace py = pybind11;
+using modules::interned;
 using torch::autograd::Node;
 
 // What only code that runs in the engine may ask it.
-constexpr std::array<std::string_view, 3> kQuestions = {
-    "queue_callback", "_current_graph_task_id", "_will_engine_execute_node"};
+bool is_question(PyObject* name) {
+  static const std::array<PyObject*, 3> questions = {
+      interned("queue_callback"),
+      interned("_current_graph_task_id"),
+      interned("_will_engine_execute_node")};
+  return std::ranges::find(questions, name) != questions.end(); // a code's names are interned
+}
+
 // Of torch's own hooks, those that call users' and ask nothing.
 constexpr std::array<std::string_view, 2> kAskNothing = {
     "torch.utils.hooks", "torch.nn.modules.module"};
@@ -31,15 +40,16 @@ bool asks_engine(py::handle hook) {
     hook = PyMethod_GET_FUNCTION(hook.ptr());
   }
   if (!PyFunction_Check(hook.ptr())) {
-    return false;
+    return py::isinstance<PlacedHook>(hook) && asks_engine(hook.cast<const PlacedHook&>().hook);
   }
   const auto* code = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(hook.ptr()));
-  for (const py::handle name : py::reinterpret_borrow<py::tuple>(code->co_names)) {
-    if (std::ranges::find(kQuestions, name.cast<std::string_view>()) != kQuestions.end()) {
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(code->co_names); ++i) {
+    if (is_question(PyTuple_GET_ITEM(code->co_names, i))) {
       return true;
     }
   }
-  PyObject* module = PyDict_GetItemString(PyFunction_GET_GLOBALS(hook.ptr()), "__name__");
+  static PyObject* const dunder_name = interned("__name__");
+  PyObject* module = PyDict_GetItemWithError(PyFunction_GET_GLOBALS(hook.ptr()), dunder_name);
   if (module == nullptr || !PyUnicode_Check(module)) {
     return false;
   }
@@ -66,7 +76,6 @@ bool any_asks_engine(const std::unique_ptr<Hook>& hook, const char* name) {
 
 bool needs_engine(Node& node) {
   using namespace torch::autograd;
-  const py::gil_scoped_acquire gil;
   for (const auto& hook : node.tensor_pre_hooks()) {
     if (any_asks_engine<PyFunctionTensorPreHook>(hook, "PyFunctionTensorPreHook")) {
       return true;
@@ -85,6 +94,11 @@ bool needs_engine(Node& node) {
   return false;
 }
 
+bool any_needs_engine(at::ArrayRef<Node*> nodes) {
+  const py::gil_scoped_acquire gil;
+  return std::ranges::any_of(nodes, [](Node* node) { return needs_engine(*node); });
+}
+
 std::string line_of_node(Node& node) {
   const py::gil_scoped_acquire gil;
   try {
@@ -99,7 +113,7 @@ std::string line_of_node(Node& node) {
 } // namespace
 
 void supply_hooks_on_nodes() {
-  hooks.needs_engine = &needs_engine;
+  hooks.any_needs_engine = &any_needs_engine;
   hooks.line_of_node = &line_of_node;
 }
 

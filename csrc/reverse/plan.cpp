@@ -21,9 +21,11 @@ bool Plan::make(const VjpTask& task) {
   for (size_t i = 0; i < task.inputs.size(); ++i) {
     leaves_.push_back(torch::autograd::impl::gradient_edge(task.inputs[i]));
     const Edge& edge = leaves_.back();
-    if (!edge.is_valid() || leaf_of(*edge.function) == nullptr ||
-        !admit(*edge.function, is_watched_leaf(*edge.function))) {
+    if (!edge.is_valid() || leaf_of(*edge.function) == nullptr) {
       return false;
+    }
+    if (is_watched_leaf(*edge.function)) {
+      watched_.push_back(edge.function.get());
     }
     look_at_streams(*edge.function);
     goals_of_nodes_[edge.function.get()] = {Goal::Input, static_cast<uint32_t>(i)};
@@ -45,19 +47,14 @@ bool Plan::make(const VjpTask& task) {
     steps[i].first_cotangent = num_cotangents;
     num_cotangents += node.num_inputs();
   }
-  if (!sort()) {
+  if (!sort() || (!watched_.empty() && hooks.any_needs_engine(watched_))) {
     return false;
   }
   mark_needed();
-  if (is_watched_) {
+  if (!watched_.empty()) {
     count_edges_to(task.inputs.size());
   }
   return true;
-}
-
-bool Plan::admit(Node& node, bool is_watched) {
-  is_watched_ = is_watched_ || is_watched;
-  return !is_watched || !hooks.needs_engine(node);
 }
 
 bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
@@ -75,9 +72,11 @@ bool Plan::reach(const Edge& edge, std::vector<Goal>& of_edges) {
   Goal goal;
   if (leaf_of(*node) == nullptr) {
     auto* rule = rule_node_of(*node);
-    if ((rule == nullptr && (is_inside_engine_ || is_python_function(*node))) ||
-        !admit(*node, is_watched(*node))) {
+    if (rule == nullptr && (is_inside_engine_ || is_python_function(*node))) {
       return false;
+    }
+    if (is_watched(*node)) {
+      watched_.push_back(node);
     }
     has_nodes_of_torchs = has_nodes_of_torchs || rule == nullptr;
     goal = {Goal::Step, static_cast<uint32_t>(steps.size())};

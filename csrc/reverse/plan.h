@@ -61,8 +61,6 @@ struct Plan {
   std::vector<uint32_t> edges_to_inputs;
 
  private:
-  // False where the engine has to run because of a hook on the node.
-  bool admit(torch::autograd::Node& node, bool is_watched);
   // Notes where an edge leads, and that its node is to be run. False if it must not be.
   bool reach(const torch::autograd::Edge& edge, std::vector<Goal>& of_edges);
   void look_at_streams(const torch::autograd::Node& node);
@@ -76,7 +74,7 @@ struct Plan {
 
   // torch's own nodes then ask the engine's task what of theirs is wanted, which is another's.
   const bool is_inside_engine_ = torch::autograd::get_current_graph_task_id() != -1;
-  bool is_watched_ = false;
+  std::vector<torch::autograd::Node*> watched_;
   OneStream stream_;
   std::vector<torch::autograd::Edge> leaves_; // which nobody else may hold
   ska::flat_hash_map<torch::autograd::Node*, Goal> goals_of_nodes_;

@@ -167,6 +167,13 @@ def written_by_a_hook(x):
     return (y * x.exp()).sum()
 
 
+def normalized(x):
+    """By a hook that would do something else to a whole batch."""
+    y = x.exp()
+    y.register_hook(lambda g: g * x.sin() / g.norm())
+    return (y * x).sum()
+
+
 def gradient(x):
     return x.cos() * x + x.sin()
 
@@ -215,6 +222,7 @@ HOOKED = {
     ),
     "that returns a constant": (with_a_constant, lambda x: x.exp()),
     "after accumulation": (accumulated, lambda x: 5 * (gradient(x) + 1)),
+    "that normalizes": (normalized, lambda x: x * x.sin() / x.norm() * x.exp() + x.exp()),
     "that writes to what it is given": (
         written_by_a_hook,
         lambda x: 2 * x.exp() * x.cos() + x.sin() * x.exp(),
@@ -280,6 +288,233 @@ def test_hooks_change_gradients_in_our_own_pass(f, expected, nest, of_gradient):
     assert ambient() == before
     torch.testing.assert_close(found, of_gradient(expected))
     assert who == {"torchlayers"}
+
+
+# Nests in which the innermost level records nothing: a hook is on the value that another records.
+FURTHER_OUT = {
+    "grad(vmap)": lambda f: tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH),
+    "grad(vmap), of columns": lambda f: tl.grad(lambda b: tl.vmap(f, 1)(b).sum())(BATCH.T).T,
+    "grad(vmap), in chunks": lambda f: tl.grad(lambda b: tl.vmap(f, chunk_size=2)(b).sum())(BATCH),
+    "vjp(vmap)": lambda f: tl.vjp(tl.vmap(f), BATCH)[1](ONE.expand(3))[0],
+    "jacrev(vmap)": lambda f: tl.jacrev(tl.vmap(f))(BATCH).diagonal().T,
+    "grad(vmap(vmap))": lambda f: tl.grad(lambda b: tl.vmap(tl.vmap(f), 1)(b).sum())(
+        BATCH[:, None]
+    )[:, 0],
+    "vmap(grad(vmap))": lambda f: tl.vmap(tl.grad(lambda b: tl.vmap(f)(b).sum()))(BATCH[None])[0],
+    "autograd(vmap)": lambda f: torch.autograd.functional.vjp(tl.vmap(f), BATCH, ONE.expand(3))[1],
+    "grad(jvp)": lambda f: tl.vmap(tl.grad(lambda x: tl.jvp(f, (x,), (V,))[0]))(BATCH),
+    "jacrev(jvp)": lambda f: tl.vmap(tl.jacrev(lambda x: tl.jvp(f, (x,), (V,))[0]))(BATCH),
+    "grad(vmap(jvp))": lambda f: tl.grad(
+        lambda b: tl.vmap(lambda x: tl.jvp(f, (x,), (V,))[0])(b).sum()
+    )(BATCH),
+    "grad(jvp(vmap))": lambda f: tl.grad(
+        lambda b: tl.jvp(tl.vmap(f), (b,), (V.expand(3, 3),))[0].sum()
+    )(BATCH),
+    "vjp(jacfwd)": lambda f: tl.vmap(
+        lambda x: tl.vjp(lambda x: tl.jacfwd(lambda t: f(x) * t)(ONE), x)[1](ONE)[0]
+    )(BATCH),
+    "grad(grad), by another": lambda f: tl.vmap(
+        tl.grad(lambda x: tl.grad(lambda z: z * f(x))(ONE))
+    )(BATCH),
+}
+further_out = pytest.mark.parametrize("nest", FURTHER_OUT.values(), ids=FURTHER_OUT)
+
+# A node is that of a tensor's own level, which here has none.
+ON_TENSORS = {
+    kind: case
+    for kind, case in HOOKED.items()
+    if "a node" not in kind.replace("beside a node", "") and kind != "after accumulation"
+}
+
+
+@further_out
+@pytest.mark.parametrize(("f", "expected"), ON_TENSORS.values(), ids=ON_TENSORS)
+def test_hooks_of_a_level_further_out_are_called_as_in_a_loop(f, expected, nest):
+    before = ambient()
+    found = nest(f)
+    assert ambient() == before
+    torch.testing.assert_close(found, torch.stack([expected(x) for x in BATCH]))
+
+
+@further_out
+def test_a_hook_further_out_sees_a_sample(nest):
+    seen = []
+
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: seen.append(g.shape))
+        return y.sum()
+
+    nest(f)
+    assert {*seen} == {X.shape}
+
+
+def test_a_hook_under_vmap_is_called_once():
+    seen = []
+
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: seen.append([layer.kind for layer in tl.current_stack()]))
+        return y.sum()
+
+    tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH)
+    assert seen == [["grad", "vmap"]]
+
+
+def test_a_hook_under_vmap_on_what_all_samples_have_sees_their_sum():
+    seen = []
+
+    def f(x, y):
+        y.register_hook(lambda g: seen.append(g + 0))
+        return (x * y).sum()
+
+    tl.grad(lambda y: tl.vmap(f, (0, None))(BATCH, y.sin()).sum())(X)
+    torch.testing.assert_close([g + 0 for g in seen], [BATCH.sum(0)])
+
+
+def test_a_hook_under_vmap_is_removed_by_its_handle():
+    def f(x):
+        y = x.sin()
+        with y.register_hook(lambda g: 2 * g):
+            pass
+        y.register_hook(lambda g: 3 * g)
+        return y.sum()
+
+    found = tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH)
+    torch.testing.assert_close(found, 3 * BATCH.cos())
+
+
+def test_the_second_derivative_by_a_hook_under_vmap():
+    def first(x):
+        return tl.grad(lambda b: tl.vmap(normalized)(b).sum())(x)
+
+    def by_hand(x):
+        return x * x.sin() / x.norm(dim=-1, keepdim=True) * x.exp() + x.exp()
+
+    expected = torch.autograd.functional.jacobian(by_hand, BATCH)
+    torch.testing.assert_close(tl.jacrev(first)(BATCH), expected)
+    torch.testing.assert_close(tl.jacfwd(first)(BATCH), expected)
+
+
+def test_the_gradient_of_a_tangent_goes_by_hooks_on_primals():
+    """As in plain torch, where a dual tensor's hooks are its primal's."""
+
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: 2 * g)
+        return (y * x.cos()).sum()
+
+    found = tl.grad(lambda x: tl.jvp(f, (x,), (V,))[1])(X)
+    x = X.clone().requires_grad_()
+    with torch.autograd.forward_ad.dual_level():
+        y = f(torch.autograd.forward_ad.make_dual(x, V))
+        tangent = torch.autograd.forward_ad.unpack_dual(y).tangent
+        torch.testing.assert_close(found, torch.autograd.grad(tangent, x)[0])
+
+
+def test_hooks_under_vmap_hold_no_graph():
+    references = []
+
+    def f(x):
+        y = x.sin()
+
+        def hook(g):
+            return 2 * g
+
+        references.append(weakref.ref(hook))
+        y.register_hook(hook)
+        return (y * x).sum()
+
+    gc.disable()
+    try:
+        tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH)
+        assert [reference() for reference in references] == [None]
+    finally:
+        gc.enable()
+
+
+def test_an_error_in_a_hook_under_vmap_leaves_the_stack_as_it_was():
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda g: g / 0 if g.dim() == 0 else 1 / 0)
+        return y.sum()
+
+    before = ambient()
+    with pytest.raises(ZeroDivisionError):
+        tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH)
+    assert ambient() == before
+
+
+def a_gradient_of_each(x, y):
+    y.register_hook(lambda g: g * x)
+    return (x * y).sum()
+
+
+def retains(x):
+    y = x.sin()
+    y.retain_grad()
+    return y.sum()
+
+
+def accumulates(x):
+    x.register_post_accumulate_grad_hook(lambda x: None)
+    return x.sum()
+
+
+def hooks_what_it_wrote(x):
+    y = torch.zeros(3, dtype=torch.float64)
+    y[0] = x[0]
+    y.register_hook(lambda g: 2 * g)
+    return y.sum()
+
+
+def pulled_back_further_in():
+    _, pull = tl.vjp(tl.vmap(scaled), BATCH)
+    tl.vmap(tl.vmap(pull))(ONE.expand(2, 2, 3))
+
+
+REFUSED = {
+    "a gradient of each": (
+        lambda: tl.grad(lambda y: tl.vmap(a_gradient_of_each, (0, None))(BATCH, y * 1).sum())(X),
+        "level 2|escaped",
+    ),
+    "retain_grad": (
+        lambda: tl.grad(lambda b: tl.vmap(retains)(b).sum())(BATCH),
+        r"x.retain_grad\(\) on a tensor that vmap \(level 2\) does not differentiate by: .* "
+        r"grad\(f, taps=\"x\"\)",
+    ),
+    "retain_grad in jvp": (
+        lambda: tl.grad(lambda x: tl.jvp(retains, (x,), (V,))[0])(X),
+        r"x.retain_grad\(\) on a tensor that jvp \(level 2\)",
+    ),
+    "register_post_accumulate_grad_hook": (
+        lambda: tl.grad(lambda b: tl.vmap(accumulates)(b).sum())(BATCH),
+        r"x.register_post_accumulate_grad_hook\(...\) on a tensor that vmap \(level 2\)",
+    ),
+    "what a vmap's function wrote to": (
+        lambda: tl.grad(lambda b: tl.vmap(hooks_what_it_wrote)(b).sum())(BATCH),
+        r"x.register_hook\(...\) on a tensor that the function inside vmap has made",
+    ),
+    "a pass deep in other transforms": (
+        pulled_back_further_in,
+        r"a hook was put on a tensor inside vmap \(level 2\), and its gradient is pulled back",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_further_out(call, words):
+    before = ambient()
+    with pytest.raises(RuntimeError, match=words):
+        call()
+    assert ambient() == before
+
+
+def test_a_hook_on_what_nobody_records_is_refused_in_torchs_words():
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        tl.vmap(lambda x: (x.register_hook(print), x)[1])(BATCH)
+    with pytest.raises(RuntimeError, match="doesn't require gradient"):
+        tl.grad(lambda x: (x.detach().register_hook(print), x.sum())[1])(X)
 
 
 @hooked

@@ -6,8 +6,8 @@ setup_context, and binds the operands to forward's signature, on the class, at e
 is where each old-style class is taught, when a layer is entered and there are classes that were
 not there before: inside our layers it shows a setup_context, and a forward that takes anything.
 Outside them both are as they were written. torch itself is left as it is, its own old-style
-Functions too, but for reentrant checkpointing, modules' backward hooks, Dirichlet numbers and
-DTensor's: they are shown likewise, and something of ours runs instead.
+Functions too, but for reentrant checkpointing, Dirichlet numbers and DTensor's: they are shown
+likewise, and something of ours runs instead.
 """
 
 import functools
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch.autograd import function as torch_function
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
@@ -75,7 +74,7 @@ def adopt() -> None:
 
 
 def _has_ours_instead(function: Function) -> bool:
-    ours = (CheckpointFunction, BackwardHookFunction, dirichlet.TORCHS)
+    ours = (CheckpointFunction, dirichlet.TORCHS)
     return function in ours or dtensor_api.instead_of(function) is not None
 
 

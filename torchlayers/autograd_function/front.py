@@ -5,10 +5,9 @@ from typing import Any
 
 import torch
 from torch._functorch.autograd_function import custom_function_call as torch_funcs
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
-from torchlayers import _C, tree
+from torchlayers import tree
 from torchlayers.autograd_function import adoption, dirichlet, old_style
 from torchlayers.autograd_function.call import (
     FRONT,
@@ -27,8 +26,6 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
     alive = tree.map_all_tensors(_functorch.unwrap_if_dead, operands)
     if function is CheckpointFunction:
         return _checkpointed(*alive)
-    if function is BackwardHookFunction:
-        return tuple(_C.behind_one_node(alive))
     if function is dirichlet.TORCHS:
         return custom_function_call.on_top(dirichlet.Dirichlet, *alive)
     if instead := dtensor_api.instead_of(function):

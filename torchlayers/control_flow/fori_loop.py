@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import tapped_loops
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.errors import TransformError
@@ -49,8 +50,11 @@ def fori_loop(
     if isinstance(lower, int) and isinstance(upper, int):
         kept = Carry("fori_loop", init, "body_fn")
         carry = init
-        for i in range(lower, upper):
-            carry = kept.checked(body_fn(i, carry))
+        loop = tapped_loops.loop("fori_loop", max(upper - lower, 0))
+        with loop.under_way():
+            for i in range(lower, upper):
+                loop.begin(i - lower)
+                carry = kept.checked(body_fn(i, carry))
         return carry
     device = (lower if isinstance(lower, Tensor) else upper).device  # type: ignore[union-attr]
     first, end = (torch.as_tensor(bound, device=device).reshape(()) for bound in (lower, upper))

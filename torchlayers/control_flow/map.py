@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from torchlayers import tree
+from torchlayers import tapped_loops, tree
 from torchlayers.control_flow.slices import Slices, stacked
 from torchlayers.control_flow.structure import check_function
 from torchlayers.vmap import vmap
@@ -40,4 +40,10 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         with torch.no_grad():
             y = f(slices.of_zeros())
         return tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
-    return stacked("map", [f(x) for x in slices.all()])
+    ys = []
+    loop = tapped_loops.loop("map", slices.length)
+    with loop.under_way():
+        for i, x in enumerate(slices.all()):
+            loop.begin(i)
+            ys.append(f(x))
+    return stacked("map", ys)

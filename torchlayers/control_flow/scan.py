@@ -1,12 +1,13 @@
 """scan: a function over the slices of tensors, with what it carries from one to the next."""
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from torchlayers import tree
+from torchlayers import tapped_loops, tree
 from torchlayers.checkpoint import checkpoint as checkpointed
 from torchlayers.control_flow.slices import Slices, joined, stacked
 from torchlayers.control_flow.structure import Carry, check_function
@@ -63,44 +64,53 @@ def scan(
         raise TransformError(
             f"torchlayers: scan: checkpoint must be a bool or a number of steps, got {checkpoint}."
         )
-    if snapshots is not None:
-        if snapshots < 1 or checkpoint:
-            raise TransformError(
-                "torchlayers: scan: snapshots must be at least 1, and stands in place of "
-                f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
-            )
-        return _binomial(f, init, slices, reverse, snapshots)
-    if checkpoint and slices.length:
-        size = math.isqrt(slices.length) if checkpoint is True else checkpoint
-        full, rest = divmod(slices.length, size)
-        return _in_parts(f, init, slices.parts([size] * full + [rest] * (rest > 0)), reverse)
-    return _run(f, init, slices, reverse)
+    if snapshots is not None and (snapshots < 1 or checkpoint):
+        raise TransformError(
+            "torchlayers: scan: snapshots must be at least 1, and stands in place of "
+            f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
+        )
+    loop = tapped_loops.loop("scan", slices.length)
+    steps = _Steps(f, reverse, loop)
+    with loop.under_way():
+        if snapshots is not None:
+            return _binomial(steps, init, slices, 0, snapshots)
+        if checkpoint and slices.length:
+            size = math.isqrt(slices.length) if checkpoint is True else checkpoint
+            full, rest = divmod(slices.length, size)
+            return _in_parts(steps, init, slices.parts([size] * full + [rest] * (rest > 0)))
+        return _run(steps, init, slices, 0)
 
 
-def _in_parts(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, parts: list[Slices], reverse: bool
-) -> tuple[Any, Any]:
+class _Steps(NamedTuple):
+    """How the steps are run, from which of all slices on."""
+
+    f: Callable[[Any, Any], tuple[Any, Any]]
+    reverse: bool
+    loop: tapped_loops.Unheard
+
+
+def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
     """Each keeps its first carry and its slices alone."""
     carry = init
     found: list[Any] = []
-    for part in reversed(parts) if reverse else parts:
+    firsts = [*itertools.accumulate((part.length for part in parts), initial=0)]
+    numbered = [*zip(firsts[:-1], parts, strict=True)]
+    for first, part in reversed(numbered) if steps.reverse else numbered:
 
-        def run(carry: Any, xs: Any, length: int = part.length) -> tuple[Any, Any]:
-            return _run(f, carry, Slices("scan", xs, length), reverse)
+        def run(
+            carry: Any, xs: Any, first: int = first, length: int = part.length
+        ) -> tuple[Any, Any]:
+            return _run(steps, carry, Slices("scan", xs, length), first)
 
         carry, ys = checkpointed(run)(carry, part.whole())
         found.append(ys)
-    if reverse:
+    if steps.reverse:
         found.reverse()
     return carry, joined("scan", found)
 
 
 def _binomial(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    slices: Slices,
-    reverse: bool,
-    snapshots: int,
+    steps: _Steps, carry: Any, slices: Slices, at: int, snapshots: int
 ) -> tuple[Any, Any]:
     """Keeps the carry for the first part, whose steps run again when the rest has been reversed.
 
@@ -108,16 +118,19 @@ def _binomial(
     less.
     """
     if slices.length < 2:
-        return _run(f, carry, slices, reverse)
+        return _run(steps, carry, slices, at)
     first = _first_part(slices.length, snapshots)
-    lengths = [first, slices.length - first]
-    parts = slices.parts([*reversed(lengths)])[::-1] if reverse else slices.parts(lengths)
+    rest = slices.length - first
+    reverse = steps.reverse
+    parts = slices.parts([rest, first])[::-1] if reverse else slices.parts([first, rest])
 
     def run(carry: Any, xs: Any) -> tuple[Any, Any]:
-        return _binomial(f, carry, Slices("scan", xs, first), reverse, snapshots)
+        these = Slices("scan", xs, first)
+        return _binomial(steps, carry, these, at + rest if reverse else at, snapshots)
 
     carry, ys = checkpointed(run)(carry, parts[0].whole())
-    carry, more = _binomial(f, carry, parts[1], reverse, max(snapshots - 1, 1))
+    after = at if reverse else at + first
+    carry, more = _binomial(steps, carry, parts[1], after, max(snapshots - 1, 1))
     return carry, joined("scan", [more, ys] if reverse else [ys, more])
 
 
@@ -131,17 +144,20 @@ def _first_part(length: int, snapshots: int) -> int:
     return min(max(length - rest, shortest, 1), length - 1)
 
 
-def _run(
-    f: Callable[[Any, Any], tuple[Any, Any]], init: Any, slices: Slices, reverse: bool
-) -> tuple[Any, Any]:
+def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
+    """Of slices of which the first is the one at this place in all."""
+    f, reverse, loop = steps
     kept = Carry("scan", init, "f")
     if not slices.length:
+        loop.begin(0)
         with torch.no_grad():
             _, y = _pair(f(init, slices.of_zeros()))
         return init, tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     carry = init
     ys = []
-    for x in reversed(slices.all()) if reverse else slices.all():
+    numbered = [*enumerate(slices.all(), at)]
+    for i, x in reversed(numbered) if reverse else numbered:
+        loop.begin(i)
         carry, y = _pair(f(carry, x))
         kept.checked(carry)
         ys.append(y)

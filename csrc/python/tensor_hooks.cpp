@@ -1,0 +1,300 @@
+#include "python/tensor_hooks.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <structmember.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_hook.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/errors.h"
+#include "core/stack.h"
+#include "layers/module_hook.h"
+#include "python/bindings.h"
+#include "python/module_dicts.h"
+#include "python/tree.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using modules::interned;
+
+py::object owned(PyObject* made) {
+  if (made == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(made);
+}
+
+void set(const py::handle& object, PyObject* name, const py::handle& value) {
+  if (PyObject_SetAttr(object.ptr(), name, value.ptr()) != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// A gradient, or each of a tuple of them, as `change` has it.
+template <class Change>
+py::object changed(const py::handle& gradients, const Change& change) {
+  const auto one = [&](const py::handle& gradient, size_t i) -> py::object {
+    return THPVariable_Check(gradient.ptr())
+               ? py::cast(change(THPVariable_Unpack(gradient.ptr()), i))
+               : py::reinterpret_borrow<py::object>(gradient);
+  };
+  if (!py::isinstance<py::tuple>(gradients)) {
+    return one(gradients, 0);
+  }
+  py::list results;
+  for (const py::handle gradient : gradients) {
+    results.append(one(gradient, results.size()));
+  }
+  return py::tuple(results);
+}
+
+// Handles of hooks, put together as torch's constructor does, which is Python.
+class Handles {
+ public:
+  static Handles& instance() {
+    static auto* handles = new Handles();
+    return *handles;
+  }
+
+  // Puts a hook among those of a tensor, as the last.
+  py::object put(PyObject* hook, const py::handle& among) {
+    auto* type = reinterpret_cast<PyTypeObject*>(type_.ptr());
+    py::object handle;
+    py::object id;
+    if (are_known_) {
+      handle = owned(type->tp_alloc(type, 0));
+      id = owned(PyLong_FromLongLong(--last_id_)); // torch counts from 0 upwards
+      fill(handle, hooks_, owned(PyWeakref_NewRef(among.ptr(), /*callback=*/nullptr)));
+      fill(handle, id_, id);
+      fill(handle, extra_, no_extra_);
+    } else {
+      handle = type_(among);
+      id = handle.attr("id");
+    }
+    if (PyObject_SetItem(among.ptr(), id.ptr(), hook) != 0) {
+      throw py::error_already_set();
+    }
+    return handle;
+  }
+
+  py::object no_hooks() const {
+    return owned(PyObject_CallNoArgs(dict_.ptr()));
+  }
+
+ private:
+  Handles()
+      : dict_(imported("collections", "OrderedDict")),
+        type_(imported("torchlayers.hooks", "Handle")),
+        hooks_(offset_of("hooks_dict_ref")),
+        id_(offset_of("id")),
+        extra_(offset_of("extra_dict_ref")) {
+    // A later torch's may hold more.
+    const py::object sample = type_(no_hooks());
+    are_known_ = py::len(sample.attr("__dict__")) == 0 &&
+                 py::object(sample.attr("extra_dict_ref")).equal(no_extra_);
+  }
+
+  Py_ssize_t offset_of(const char* slot) const {
+    const py::object descriptor = type_.attr(slot);
+    return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
+  }
+
+  // What a new handle has nothing in yet.
+  static void fill(const py::object& handle, Py_ssize_t offset, py::object value) {
+    *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(handle.ptr()) + offset) =
+        value.release().ptr();
+  }
+
+  py::object dict_;
+  py::object type_;
+  Py_ssize_t hooks_, id_, extra_;
+  bool are_known_ = false;
+  int64_t last_id_ = 0;
+  py::tuple no_extra_;
+};
+
+// The user's hook as the level calls it that records the tensors.
+py::object placed(py::object hook, std::vector<Hold> holds) {
+  HookPlace place(std::move(holds));
+  return place.is_under_vmap() ? py::cast(PlacedHook{std::move(hook), std::move(place)})
+                               : std::move(hook);
+}
+
+[[noreturn]] void raise_stands_for_another(const char* method) {
+  raise(
+      "x.{} on a tensor that the function inside vmap has made and has written values of each "
+      "sample to: what has been read of it does not go by the hook. Put it on y = x.clone(), and "
+      "go on with y.",
+      method);
+}
+
+// Methods of torch.Tensor that refuse tensors which don't require grad themselves, though a level
+// further out records what is in them. Where a layer is on, these stand before torch's.
+struct Method {
+  using Run = PyObject* (*)(const at::Tensor& tensor, PyObject* self, PyObject* hook);
+
+  PyObject* torchs;
+  std::string doc;
+  PyMethodDef definition;
+};
+
+PyObject* ask_torch(
+    const Method& method,
+    PyObject* self,
+    PyObject* const* args,
+    Py_ssize_t count,
+    PyObject* names) {
+  std::vector<PyObject*> all{self};
+  all.insert(all.end(), args, args + count + (names != nullptr ? PyTuple_GET_SIZE(names) : 0));
+  return PyObject_Vectorcall(method.torchs, all.data(), static_cast<size_t>(count) + 1, names);
+}
+
+// The one argument, by place or by name; null where the call has others.
+PyObject* hook_among(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  const bool is_named = names != nullptr && count == 0 && PyTuple_GET_SIZE(names) == 1 &&
+                        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "hook") == 0;
+  return is_named || (names == nullptr && count == 1) ? args[0] : nullptr;
+}
+
+// What the method makes of a call; null where that is torch's to say.
+template <Method& method, Method::Run run>
+PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  HANDLE_TH_ERRORS
+  PyObject* hook = hook_among(args, count, names);
+  if (hook != nullptr && THPVariable_CheckExact(self) && any_layer() &&
+      !at::impl::torch_function_mode_enabled()) {
+    PyObject* made = run(THPVariable_Unpack(self), self, hook);
+    if (made != nullptr || PyErr_Occurred() != nullptr) {
+      return made;
+    }
+  }
+  return ask_torch(method, self, args, count, names);
+  END_HANDLE_TH_ERRORS
+}
+
+Method register_hook_of_tensors;
+Method register_post_accumulate;
+
+// As torch's does it for a tensor that is no leaf, whose node is to have hooks of torch's class for
+// the tensor's. torch makes them for who sets the attribute, which is in the middle of nothing
+// here.
+py::object hooked(const at::Tensor& tensor, PyObject* self, PyObject* hook) {
+  static PyObject* const backward_hooks = interned("_backward_hooks");
+  Handles& handles = Handles::instance();
+  py::object among =
+      py::reinterpret_borrow<py::object>(reinterpret_cast<THPVariable*>(self)->backward_hooks);
+  if (!among) {
+    among = handles.no_hooks();
+    set(self, backward_hooks, among);
+    auto of_node = std::move(torch::autograd::impl::hooks(tensor).back());
+    static_cast<torch::autograd::PyFunctionTensorPreHook&>(*of_node).value_idx = tensor.output_nr();
+    tensor.grad_fn()->add_tensor_pre_hook(std::move(of_node));
+    set(self, backward_hooks, among); // once more, for the tensor
+  }
+  return handles.put(hook, among);
+}
+
+PyObject* register_hook(const at::Tensor& tensor, PyObject* self, PyObject* hook) {
+  if (tensor.requires_grad()) {
+    return tensor.grad_fn() != nullptr ? hooked(tensor, self, hook).release().ptr() : nullptr;
+  }
+  auto [value, hold] = recorded(tensor);
+  if (!value.defined()) {
+    return nullptr;
+  }
+  if (hold.stands_for_another) {
+    raise_stands_for_another("register_hook(...)");
+  }
+  const py::object there = py::cast(value);
+  const py::object to_call = placed(py::reinterpret_borrow<py::object>(hook), {std::move(hold)});
+  const std::array<PyObject*, 2> given{there.ptr(), to_call.ptr()};
+  return value.grad_fn() != nullptr
+             ? hooked(value, there.ptr(), to_call.ptr()).release().ptr()
+             : PyObject_Vectorcall(register_hook_of_tensors.torchs, given.data(), 2, nullptr);
+}
+
+PyObject* register_post_accumulate_grad_hook(const at::Tensor& tensor, PyObject*, PyObject*) {
+  if (!tensor.requires_grad() && recorded(tensor).first.defined()) {
+    raise(
+        "x.register_post_accumulate_grad_hook(...) on a tensor that {} does not differentiate by: "
+        "it is a value inside the tensor that is differentiated by further out. Put the hook on "
+        "that one, or use x.register_hook(...).",
+        top_layer() != nullptr ? top_layer()->name() : "the innermost transform");
+  }
+  return nullptr;
+}
+
+template <Method& method, Method::Run run>
+void replace(const char* name) {
+  auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  const py::handle tensors(THPVariableClass);
+  method.torchs = py::object(tensors.attr(name)).release().ptr(); // for ever
+  method.doc = std::string(name) + "($self, hook)\n--\n\n" +
+               py::str(tensors.attr(name).attr("__doc__")).cast<std::string>();
+  method.definition = {
+      name,
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
+          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>(
+              &called<method, run>))),
+      METH_FASTCALL | METH_KEYWORDS,
+      method.doc.c_str()};
+  tensors.attr(name) = owned(PyDescr_NewMethod(type, &method.definition));
+}
+
+// (tensors, the node's, its place), or None where nobody records any of them.
+py::object behind_node_of_hooks(const std::vector<at::Tensor>& tensors) {
+  BehindOneNode behind = behind_one_node(tensors);
+  if (!behind.recorded.defined()) {
+    return py::none();
+  }
+  const auto place = [holds = std::move(behind.holds)](py::object hook) {
+    return placed(std::move(hook), holds);
+  };
+  return py::make_tuple(behind.tensors, behind.recorded, py::cpp_function(place));
+}
+
+} // namespace
+
+py::object PlacedHook::operator()(const py::args& given) const {
+  const auto alive = [](const at::Tensor& gradient, size_t) {
+    return without_dead_wrappers(gradient);
+  };
+  // Levels that are over are on again inside, and what they wrapped is of them.
+  std::vector<py::object> gradients;
+  for (const py::handle each : given) {
+    gradients.push_back(changed(each, alive));
+  }
+  py::object made;
+  {
+    const HookPlace::Inside inside(place);
+    py::tuple shown(gradients.size());
+    for (size_t i = 0; i < gradients.size(); ++i) {
+      shown[i] = changed(gradients[i], [&](const at::Tensor& gradient, size_t at) {
+        return inside.shown(gradient, at);
+      });
+    }
+    made = changed(hook(*shown), [&](const at::Tensor& gradient, size_t at) {
+      return inside.taken(gradient, at);
+    });
+  }
+  return changed(made, alive);
+}
+
+void bind_tensor_hooks(py::module_& m) {
+  py::class_<PlacedHook>(m, "PlacedHook", "A user's hook, called inside the vmaps it was put in.")
+      .def("__call__", torch::wrap_pybind_function(&PlacedHook::operator()));
+  m.def("behind_node_of_hooks", torch::wrap_pybind_function(&behind_node_of_hooks));
+  replace<register_hook_of_tensors, &register_hook>("register_hook");
+  replace<register_post_accumulate, &register_post_accumulate_grad_hook>(
+      "register_post_accumulate_grad_hook");
+}
+
+} // namespace torchlayers
