@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.device import HOST
 
 _aten = torch.ops.aten
 _EXTERN = {
@@ -38,7 +39,7 @@ def program_of(code: Any) -> Program | None:
         code: a CompiledFxGraph.
     """
     try:
-        if code.inputs_to_check or set(code.device_types) != {"cpu"}:
+        if code.inputs_to_check or set(code.device_types) != {HOST.type}:
             return None
         function = code.current_callable.__func__
         with open(function.__code__.co_filename, encoding="utf-8") as file:
