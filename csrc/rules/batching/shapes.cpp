@@ -199,8 +199,11 @@ bool fill(BatchedCall& call, size_t) {
   if (call.rank(1) != 0 || (!call.is_batched(0) && !call.is_batched(1))) {
     return false;
   }
-  return call.give(
-      [&] { return at::copy(call.expanded(0), BatchedCall::raised(call.value(1), call.rank(0))); });
+  return call.give([&] {
+    return at::copy(
+        call.expanded(0),
+        call.is_batched(1) ? BatchedCall::raised(call.value(1), call.rank(0)) : call.tensor(1));
+  });
 }
 
 } // namespace
