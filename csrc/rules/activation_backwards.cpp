@@ -153,6 +153,17 @@ Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t 
   return at::cat({slope * tangents[1], slope * of_gate}, dim);
 }
 
+// The tangent of glu, which glu_backward is the transpose of.
+Tensor glu_slope(const Tensor& t, const Tensor& x, int64_t dim) {
+  if (!is_differentiated_below({t, x})) {
+    return at::glu_jvp(at::glu(x, dim), x, t, dim);
+  }
+  const auto halves = x.chunk(2, dim);
+  const auto tangents = t.chunk(2, dim);
+  const Tensor s = halves[1].sigmoid();
+  return s * (tangents[0] + halves[0] * (1 - s) * tangents[1]);
+}
+
 Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
   const Tensor s = x.sigmoid();
   return t * g * s * (s - 1);
@@ -181,7 +192,7 @@ void add_activation_backwards(Table& rules) {
   rules["glu_backward"]
       .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, glu_curvature(t, c[0], c[1], c.integer(2))))
       .vjp(
-          VJP(0, at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2))),
+          VJP(0, glu_slope(g, c[1], c.integer(2))),
           VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
   rules["_prelu_kernel_backward"]
       .jvp(prelu_backward)
