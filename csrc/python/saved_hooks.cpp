@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "core/earlier_stack.h"
+#include "core/hooks.h"
 #include "core/recording.h"
 #include "core/stack.h"
 #include "python/bindings.h"
