@@ -67,16 +67,15 @@ test-full: $(VENV)/packages
 	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
 
 # All that is to be seen on a GPU. torch is then the registry's, with CUDA's libraries, unless .venv
-# has one.
+# has one. `make gpu DEVICE=second` goes through the same without one, quickly.
+DEVICE := cuda
+SURVEYS := first_table forward_mode reverse_mode batching workloads
 gpu: $(VENV)/peers
-	$(BIN)/python -c "import torch, sys; torch.cuda.is_available() or sys.exit('There is no GPU here.')"
-	$(BIN)/python -m pytest --device cuda
+	$(BIN)/python -m benchmarks.device $(DEVICE)
+	$(BIN)/python -m pytest --device $(DEVICE)
 	$(BIN)/python -m examples.cuda_graph
-	$(BIN)/python -m benchmarks.first_table --device cuda
-	$(BIN)/python -m benchmarks.forward_mode --device cuda
-	$(BIN)/python -m benchmarks.reverse_mode --device cuda
-	$(BIN)/python -m benchmarks.batching --device cuda
-	$(BIN)/python -m benchmarks.workloads --device cuda
+	for survey in $(SURVEYS); do $(BIN)/python -m benchmarks.$$survey --device $(DEVICE) \
+	  $(if $(filter second,$(DEVICE)),--quick) || exit 1; done
 
 lint: $(VENV)/built
 	$(BIN)/ruff check .

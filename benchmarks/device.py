@@ -7,6 +7,7 @@ is timed to the end of its work.
 
 import argparse
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,11 @@ _device = torch.device("cpu")
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", default="cpu", help="where to compute: cpu, or cuda")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where to compute: cpu, cuda, or second (tests/second_device)",
+    )
 
 
 @contextlib.contextmanager
@@ -33,7 +38,11 @@ def use(name: str) -> Iterator[None]:
     if name == "cpu":
         yield
         return
-    there = torch.accelerator.current_accelerator()
+    if name == "second":
+        from tests import second_device
+
+        second_device.install()
+    there = torch.accelerator.current_accelerator(check_available=True)
     if there is None or there.type != name:
         raise SystemExit(f"There is no {name} on this machine.")
     _device = torch.device(name, 0)
@@ -81,8 +90,15 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def describe() -> str:
     """The device, for the line that names the machine."""
-    if _device.type != "cuda":
+    if is_processor():
         return ""
+    if _device.type != "cuda":
+        return f"; the device {_device.type}"
     memory = torch.cuda.get_device_properties(_device).total_memory / 2**30
     name = torch.cuda.get_device_name(_device)
     return f"; {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}"
+
+
+if __name__ == "__main__":  # whether it is there
+    with use(sys.argv[1]):
+        print(f"Computing on {_device}{describe()}.")

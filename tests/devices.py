@@ -27,6 +27,7 @@ FILES = ABOUT_DEVICES | {
     "test_linearize.py",
     "test_vjp.py",
     "test_vmap.py",
+    "test_waiting.py",
 }
 
 _name = "cpu"

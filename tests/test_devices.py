@@ -162,6 +162,34 @@ def test_memory_is_autograds_at_most(depth):
     assert devices.peak_bytes(lambda: tl.grad(loss)(x)) <= devices.peak_bytes(by_autograd)
 
 
+@pytest.mark.accelerator
+def test_the_most_that_is_held_is_counted():
+    def work():
+        for _ in range(3):
+            torch.empty(64, 64), torch.empty(64, 64)
+        torch.empty(128, 64)
+
+    assert devices.peak_bytes(work) == 2 * 64 * 64 * torch.empty(()).itemsize
+
+
+WAITS = {
+    "a number": lambda: X.sum().item(),
+    "a copy": lambda: X.cpu(),
+    "how many there are": lambda: X.nonzero(),
+    "a mask": lambda: X[X > 0],
+    "an event": lambda: torch.accelerator.current_stream().record_event().synchronize(),
+    "a stream": lambda: torch.accelerator.current_stream().synchronize(),
+    "a device": torch.accelerator.synchronize,
+}
+
+
+@pytest.mark.only_on("second")  # a GPU says so of the first four alone
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
+def test_waiting_is_noticed(wait):
+    with pytest.raises(RuntimeError, match="makes the host wait"), devices.nothing_waits():
+        wait()
+
+
 @pytest.mark.only_on("cuda")
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
 def test_a_cuda_graph(derivative):

@@ -61,3 +61,24 @@ def test_what_is_read_is_written_from_csrc():
 def test_a_file_is_read_in_one_sitting(path):
     if room_of(path.relative_to(CSRC)) not in ("rules", "graph"):  # where a file is a table
         assert len(path.read_text().splitlines()) <= 350
+
+
+# What is true of one device and not of another, apart from torch's names of functions.
+ASKS = {
+    "core/device.h": r"\bis_(cpu|cuda|meta)\(|\bk(CPU|CUDA|Meta)\b|\bDeviceType::\w",
+    "device.py": r"[\"'](cpu|cuda|meta)[\"']|\bis_(cpu|cuda|meta)\b|torch\.(cuda|accelerator)\b",
+}
+
+
+@pytest.mark.parametrize("place", ASKS)
+def test_devices_are_asked_about_in_one_place(place):
+    """Elsewhere a device is one that a tensor is on, whichever it is."""
+    folder = CSRC if place.endswith(".h") else CSRC.parent / "torchlayers"
+    askers = [
+        f"{path.relative_to(folder)}:{number}"
+        for path in sorted(folder.rglob("*.[hc]*" if folder == CSRC else "*.py"))
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if re.search(ASKS[place], line) and path != folder / place
+    ]
+    assert askers == []
+    assert re.search(ASKS[place], (folder / place).read_text())

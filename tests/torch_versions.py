@@ -165,13 +165,6 @@ FAILING = [
         since=(2, 15),
     ),
     Failing(
-        "torch's batching rule of fill_ asks for the storage of a tensor that has none",
-        r"tests/(forward|reverse)_mode/test_in_place_and_views.py::"
-        r"test_a_program_that_writes_has_the_(tangents|gradients)_of_one_that_does_not"
-        r"\[(filled_with_a_tensor|rows_and_a_transpose)-(jvp|grad)\(vmap\)\]",
-        since=(2, 15),
-    ),
-    Failing(
         "torch has no forward mode of this attention, which ours has",
         r"tests/(opinfo/test_op_db.py::test_(basic|all)_transforms_agree_with_torch_func"
         r"\[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu\]"

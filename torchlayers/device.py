@@ -1,12 +1,31 @@
-"""All that Python asks of a device: the memory that is free there, and its random generators.
+"""All that Python asks of devices: which they are, their memory, their random generators.
 
 What C++ asks is in csrc/core/device.h.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch import Tensor
+
+HOST = torch.device("cpu")  # where Python and C++ look at numbers
+SHAPES_ONLY = torch.device("meta")  # where there are none
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == HOST.type
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    return tensor.device.type != SHAPES_ONLY.type
+
+
+def with_autocast() -> tuple[str, ...]:
+    """The kinds of devices that autocast may be on for: the processor, and the accelerator."""
+    there = torch.accelerator.current_accelerator(check_available=True)
+    return (HOST.type,) if there is None else (HOST.type, there.type)
 
 
 def free_memory(device: torch.device) -> int:
@@ -15,8 +34,9 @@ def free_memory(device: torch.device) -> int:
     Raises:
         RuntimeError: the system doesn't tell.
     """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    of_device: Any = getattr(torch, device.type, None)  # torch.cuda
+    if hasattr(of_device, "mem_get_info"):
+        return int(of_device.mem_get_info(device)[0])
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -31,28 +51,46 @@ def free_memory(device: torch.device) -> int:
 
 
 class RandomState:
-    """The state of the random generators of all devices, as it is when this is made."""
+    """The state of the random generators of all devices, as it is when this is made.
+
+    Of an accelerator that nobody has used yet there is none.
+    """
 
     def __init__(self) -> None:
         self._host = torch.get_rng_state()
-        initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if initialized else []
+        module = _accelerator_in_use()
+        count = 0 if module is None else module.device_count()
+        self._accelerators = [module.get_rng_state(i) for i in range(count)]
 
     def restore(self) -> None:
         """From here on what was drawn since is drawn again."""
         torch.set_rng_state(self._host)
-        if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+        for i, state in enumerate(self._accelerators):
+            _accelerator_in_use().set_rng_state(state, i)
 
     def is_now(self) -> bool:
         """Whether as many numbers were drawn as when this was made."""
         now = RandomState()
-        pairs = zip([self._host, *self._cuda], [now._host, *now._cuda], strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+        return len(self._accelerators) == len(now._accelerators) and all(
+            torch.equal(one, other)
+            for one, other in zip(
+                [self._host, *self._accelerators], [now._host, *now._accelerators], strict=True
+            )
+        )
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """The same inside the block; after it the generators go on as before it."""
-        with torch.random.fork_rng(range(len(self._cuda))):
-            self.restore()
+        now = RandomState()
+        self.restore()
+        try:
             yield
+        finally:
+            now.restore()
+
+
+def _accelerator_in_use() -> Any:
+    """Its module, such as torch.cuda; None if it has none, or nobody has used it."""
+    there = torch.accelerator.current_accelerator()
+    module: Any = None if there is None else torch.get_device_module(there)
+    return module if hasattr(module, "is_initialized") and module.is_initialized() else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import random
+from torchlayers.device import HOST
 from torchlayers.errors import TransformError, location
 from torchlayers.random.arguments import broadcast
 from torchlayers.random.discrete import counts
@@ -151,7 +152,7 @@ def _made(numbers: Draw) -> Draw:
             raise TransformError(
                 f"torchlayers: random numbers by a key are strided tensors, not {layout}."
             )
-        return numbers(_on(key, device or torch.device("cpu")), *args, dtype=dtype)  # type: ignore[no-any-return]
+        return numbers(_on(key, device or HOST), *args, dtype=dtype)  # type: ignore[no-any-return]
 
     return draw
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from torchlayers import torch_compile
 from torchlayers.chunks import ChunkSize
-from torchlayers.device import RandomState
+from torchlayers.device import RandomState, has_numbers
 from torchlayers.errors import StructureError, TransformError
 from torchlayers.functional import Apply, Named, functional
 from torchlayers.vmap import vmap
@@ -261,7 +261,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
+        and has_numbers(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not _functorch.is_functorch_wrapped_tensor(tensor)

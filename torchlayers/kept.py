@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C, tree
 from torchlayers.checkpoint_policies import Choice, Policy, TakesNames, checkpoint_name, choice
+from torchlayers.device import HOST, is_on_host
 from torchlayers.errors import RecomputationError
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -47,7 +48,7 @@ class Result:
 
 
 def _kept(tensor: Tensor, how: Choice) -> Tensor:
-    return tensor.to("cpu") if how is Choice.OFFLOAD and not tensor.is_cpu else _alias(tensor)
+    return tensor.to(HOST) if how is Choice.OFFLOAD and not is_on_host(tensor) else _alias(tensor)
 
 
 def _alias(tensor: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from torchlayers import tree
+from torchlayers.device import RandomState, with_autocast
 from torchlayers.seeded import Draws
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -46,7 +47,8 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
-        self.random: dict[str, Any] | None = _random_states()
+        with _past_all():
+            self.random: RandomState | None = RandomState()
         self.draws: Draws | None = Draws()
         self.autocast = _autocast()
         self.device = _default_device()
@@ -56,11 +58,8 @@ class Surroundings:
         assert self.random is not None and self.draws is not None
         if not self.draws.are_over():
             self.draws = None
-        now = _random_states()
         with _past_all():
-            if now.keys() == self.random.keys() and all(
-                torch.equal(state, now[name]) for name, state in self.random.items()
-            ):
+            if self.random.is_now():
                 self.random = None
 
     @contextmanager
@@ -77,7 +76,7 @@ class Surroundings:
             if self.draws is not None:
                 stack.enter_context(self.draws.again())
             if self.random is not None:
-                stack.enter_context(_states(self.random))
+                stack.enter_context(_restored(self.random))
             yield
 
 
@@ -89,46 +88,23 @@ def _past_all() -> Iterator[None]:
         yield
 
 
-def _devices() -> list[str]:
-    devices = ["cpu"]
-    if _torch.cuda.is_initialized():
-        devices += [f"cuda:{i}" for i in range(torch.cuda.device_count())]
-    return devices
-
-
-def _random_states() -> dict[str, Any]:
-    with _past_all():
-        return {
-            device: torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state(device)
-            for device in _devices()
-        }
-
-
 @contextmanager
-def _states(states: dict[str, Any]) -> Iterator[None]:
-    now = _random_states()
-    _set_random_states(states)
+def _restored(random: RandomState) -> Iterator[None]:
+    with _past_all():
+        now = RandomState()
+        random.restore()
     try:
         yield
     finally:
-        _set_random_states(now)
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    with _past_all():
-        for device, state in states.items():
-            if device == "cpu":
-                torch.set_rng_state(state)
-            else:
-                torch.cuda.set_rng_state(state, device)
+        with _past_all():
+            now.restore()
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
-    devices = ["cpu", "cuda"] if _torch.cuda.is_initialized() else ["cpu"]
     caches = torch.is_autocast_cache_enabled()
     return {
         device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), caches)
-        for device in devices
+        for device in with_autocast()
     }
 
 

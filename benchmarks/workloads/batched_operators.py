@@ -5,13 +5,13 @@ A loss is the sum over the samples of what each sample's would be.
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, eye, relu, softmax, tanh
+from torch import Tensor, relu, softmax, tanh
 
-from benchmarks.workloads.torch_operators import layer_norm
+from benchmarks.workloads.torch_operators import axes_of, layer_norm
 
 __all__ = [
-    "conv2d", "cross_entropy", "embedding", "eye", "layer_norm", "linear", "max_pool2d", "relu",
-    "softmax", "tanh",
+    "axes_of", "conv2d", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d",
+    "relu", "softmax", "tanh",
 ]  # fmt: skip
 
 

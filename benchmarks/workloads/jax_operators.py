@@ -4,12 +4,16 @@ from typing import Any
 
 import jax
 from jax.nn import relu, softmax
-from jax.numpy import eye, tanh
+from jax.numpy import tanh
 
 __all__ = [
-    "conv2d", "cross_entropy", "embedding", "eye", "layer_norm", "linear", "max_pool2d", "relu",
-    "softmax", "tanh",
+    "axes_of", "conv2d", "cross_entropy", "embedding", "layer_norm", "linear", "max_pool2d",
+    "relu", "softmax", "tanh",
 ]  # fmt: skip
+
+
+def axes_of(point: Any) -> Any:
+    return jax.numpy.eye(len(point))
 
 
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:

@@ -54,7 +54,7 @@ def laplacian(width: int, points: int) -> Workload:
     def program(transforms: ModuleType, ops: ModuleType) -> Callable[..., Any]:
         def at_a_point(params: Parameters, point: Tensor) -> Tensor:
             slopes = transforms.grad(lambda point: mlp(ops, params, point)[0])
-            axes = ops.eye(2)
+            axes = ops.axes_of(point)
             return sum(transforms.jvp(slopes, (point,), (axis,))[1] @ axis for axis in axes)
 
         return transforms.vmap(at_a_point, (None, 0))

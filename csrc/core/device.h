@@ -1,6 +1,7 @@
 // All that depends on the device that tensors are on.
 #pragma once
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/core/TensorBase.h>
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -31,6 +32,19 @@ inline bool are_keys_of_plain_inference(DispatchKeySet keys) {
   return of_any_device(keys) == DispatchKeySet(DispatchKey::Dense);
 }
 
+// The processor's memory, where numbers are looked at and made.
+inline constexpr c10::DeviceType kHost = c10::DeviceType::CPU;
+
+// What autocast is asked of beside the processor.
+inline c10::DeviceType accelerator() {
+  return at::getAccelerator().value_or(c10::DeviceType::CUDA);
+}
+
+// Whether there are numbers, and not only a shape.
+inline bool has_numbers(const at::TensorBase& tensor) {
+  return !tensor.is_meta();
+}
+
 // Whether C++ may read and write the memory of a plain tensor itself. NOTE [One pass].
 inline bool is_in_host_memory(const c10::TensorImpl& value) {
   return value.is_cpu();
@@ -45,6 +59,11 @@ inline bool runs_at_once(c10::Device device) {
 // default one alone.
 inline bool norms_keep_memory_format(const at::TensorBase& tensor) {
   return tensor.is_cpu();
+}
+
+// Whether a recurrent module's weights are parts of one memory there, as its library wants them.
+inline bool weights_share_memory(c10::Device device) {
+  return !device.is_cpu();
 }
 
 // The one device, beside the processor, that a computation is on. NOTE [Streams].

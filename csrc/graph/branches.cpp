@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/device.h"
 #include "graph/captures.h"
 #include "graph/constants.h"
 #include "graph/errors.h"
@@ -33,7 +34,7 @@ Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
     case c10::TypeKind::BoolType:
       return graph.insertConstant(false);
     case c10::TypeKind::DeviceObjType:
-      return graph.insertConstant(c10::Device(c10::kCPU));
+      return graph.insertConstant(c10::Device(kHost));
     case c10::TypeKind::ListType:
       return graph
           .insertNode(graph.createList(type->expectRef<c10::ListType>().getElementType(), {}))

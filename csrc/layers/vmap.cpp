@@ -165,7 +165,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
     return;
   }
   if (apply_rule(batched_call) || write_functional(op, args, *this) ||
-      resize_samples(op, args, *this)) {
+      resize_samples(op, args, *this) || fill_samples(op, args, *this)) {
     return;
   }
   if (is_to_be_looked_into(op, args)) {

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/args.h"
+#include "core/device.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "values/wrapper.h"
@@ -154,7 +155,7 @@ std::optional<std::string> refusal_of_sample(
   try {
     const Alone alone;
     change_tensors(sample, op.num_args, [](const at::Tensor& tensor, size_t) {
-      return at::zeros({*extent_of(tensor)}, tensor.options().device(at::kCPU))
+      return at::zeros({*extent_of(tensor)}, tensor.options().device(kHost))
           .as_strided(tensor.sizes(), tensor.strides());
     });
     op.handle.callBoxed(&sample);

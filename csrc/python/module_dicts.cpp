@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <unordered_set>
 
+#include "core/device.h"
+
 namespace torchlayers::modules {
 
 namespace py = pybind11;
@@ -172,7 +174,7 @@ void FlatWeights::list_anew(const Dicts& dicts) {
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(weights); ++i) {
     PyObject* tensor = item(dicts.tensors[0], PyList_GET_ITEM(weights, i));
     if (tensor == nullptr || !THPVariable_Check(tensor) ||
-        !THPVariable_Unpack(tensor).device().is_cpu()) {
+        weights_share_memory(THPVariable_Unpack(tensor).device())) {
       return;
     }
     tensors.append(borrowed(tensor));

@@ -26,8 +26,8 @@ CallModes CallModes::of_thread() {
       at::ScalarType::Undefined,
       at::ScalarType::Undefined};
   if (C10_UNLIKELY(autocast_is_on())) {
-    modes.autocast_on_cpu = at::autocast::get_autocast_dtype(at::kCPU);
-    modes.autocast_on_cuda = at::autocast::get_autocast_dtype(at::kCUDA);
+    modes.autocast_on_host = at::autocast::get_autocast_dtype(kHost);
+    modes.autocast_on_accelerator = at::autocast::get_autocast_dtype(accelerator());
   }
   return modes;
 }

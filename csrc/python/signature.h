@@ -20,7 +20,7 @@ struct CallModes {
   bool grad, inference, is_deterministic;
   caffe2::TypeMeta dtype;
   c10::DispatchKeySet autocast;
-  at::ScalarType autocast_on_cpu, autocast_on_cuda;
+  at::ScalarType autocast_on_host, autocast_on_accelerator;
 };
 
 // All of a plain tensor but its numbers.

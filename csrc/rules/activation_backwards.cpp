@@ -30,6 +30,11 @@ T softplus_curvature(
 template <class T>
 T silu_curvature(const T& t, const T& g, const T& x) {
   const T s = sigmoid(x);
+  if constexpr (std::is_same_v<T, Tensor>) {
+    if (!x.is_complex()) {
+      return sigmoid_backward(t * g, s) * (at::addcmul(x, x, s, -2) + 2);
+    }
+  }
   const T slope = s * (1 - s) * (2 + x * (1 - 2 * s));
   return g * conjugated(t * slope);
 }
@@ -38,8 +43,8 @@ T silu_curvature(const T& t, const T& g, const T& x) {
 Tensor mish_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
   const Tensor h = at::softplus(x).tanh();
   const Tensor s = x.sigmoid();
-  const Tensor w = (1 - h * h) * s;
-  return t * g * (2 * w + x * w * (1 - s - 2 * h * s));
+  const Tensor w = at::tanh_backward(s, h);
+  return t * g * w * (at::addcmul(x, x, at::addcmul(s, h, s, 2), -1) + 2);
 }
 
 // logit_backward(g, x, eps): g / (x (1 - x)), and nothing beyond [eps, 1 - eps].
@@ -66,7 +71,8 @@ Tensor elu_curvature(const Tensor& t, const Operands& call) {
   }
   // Of what is positive the exponential may be infinite, and zero times that is nan; of nan it is.
   const Tensor power = (of.clamp_max(0) * rate).exp();
-  return at::where(of >= 0, 0, g * t * rate * rate * scale * alpha * power);
+  const double factor = rate.toDouble() * rate.toDouble() * scale.toDouble() * alpha.toDouble();
+  return zero_where(of >= 0, g * t * power * factor);
 }
 
 constexpr double kInverseSqrtTwoPi = M_2_SQRTPI * M_SQRT1_2 * 0.5;
@@ -91,8 +97,8 @@ Tensor between(const Tensor& x, double low, double high) {
   return (x > low).logical_and(x < high);
 }
 
-Tensor prelu_input_on_first(const Tensor& t, const Tensor& x, const Tensor& weight) {
-  return at::where(x > 0, t, weight * t);
+Tensor prelu_input_on_first(const Tensor& t, const Tensor& is_over, const Tensor& weight) {
+  return at::where(is_over, t, weight * t);
 }
 
 // _prelu_kernel_backward(g, x, weight) -> (gradient of x, gradient of weight)
@@ -101,18 +107,19 @@ void prelu_backward(JvpCall& call) {
   const Tensor& g = call[0];
   const Tensor& x = call[1];
   const Tensor& weight = call[2];
+  const Tensor is_over = x > 0;
   const bool has_g = call.has_tangent(0);
   const Tensor tg = call.tangent(0);
   call.set_tangent(
       0,
       sum_of(
-          {has_g ? prelu_input_on_first(tg, x, weight) : Tensor(),
-           call.has_tangent(2) ? at::where(x > 0, 0, g * call.tangent(2)) : Tensor()}));
+          {has_g ? prelu_input_on_first(tg, is_over, weight) : Tensor(),
+           call.has_tangent(2) ? zero_where(is_over, g * call.tangent(2)) : Tensor()}));
   call.set_tangent(
       1,
       sum_of(
-          {has_g ? at::where(x > 0, 0, x * tg) : Tensor(),
-           call.has_tangent(1) ? at::where(x > 0, 0, call.tangent(1) * g) : Tensor()}));
+          {has_g ? zero_where(is_over, x * tg) : Tensor(),
+           call.has_tangent(1) ? zero_where(is_over, call.tangent(1) * g) : Tensor()}));
 }
 
 void prelu_backward_vjp(VjpCall& call) {
@@ -121,16 +128,18 @@ void prelu_backward_vjp(VjpCall& call) {
   const Tensor& weight = call[2];
   const Tensor& by_input = call.cotangents()[0];
   const Tensor& by_weight = call.cotangents()[1];
+  const Tensor is_over = x > 0;
   if (call.wants(0)) {
-    const Tensor input = by_input.defined() ? prelu_input_on_first(by_input, x, weight) : Tensor();
+    const Tensor input =
+        by_input.defined() ? prelu_input_on_first(by_input, is_over, weight) : Tensor();
     call.give(
-        0, sum_of({input, by_weight.defined() ? at::where(x > 0, 0, x * by_weight) : Tensor()}));
+        0, sum_of({input, by_weight.defined() ? zero_where(is_over, x * by_weight) : Tensor()}));
   }
   if (by_weight.defined() && call.wants(1)) {
-    call.give(1, at::where(x > 0, 0, g * by_weight));
+    call.give(1, zero_where(is_over, g * by_weight));
   }
   if (by_input.defined() && call.wants(2)) {
-    call.give(2, at::where(x > 0, 0, g * by_input));
+    call.give(2, zero_where(is_over, g * by_input));
   }
 }
 
@@ -144,9 +153,20 @@ Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t 
   return at::cat({slope * tangents[1], slope * of_gate}, dim);
 }
 
+// The tangent of glu, which glu_backward is the transpose of.
+Tensor glu_slope(const Tensor& t, const Tensor& x, int64_t dim) {
+  if (!is_differentiated_below({t, x})) {
+    return at::glu_jvp(at::glu(x, dim), x, t, dim);
+  }
+  const auto halves = x.chunk(2, dim);
+  const auto tangents = t.chunk(2, dim);
+  const Tensor s = halves[1].sigmoid();
+  return s * (tangents[0] + halves[0] * (1 - s) * tangents[1]);
+}
+
 Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
   const Tensor s = x.sigmoid();
-  return -t * g * s * (1 - s);
+  return t * g * s * (s - 1);
 }
 
 } // namespace
@@ -172,7 +192,7 @@ void add_activation_backwards(Table& rules) {
   rules["glu_backward"]
       .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, glu_curvature(t, c[0], c[1], c.integer(2))))
       .vjp(
-          VJP(0, at::glu_jvp(at::glu(c[1], c.integer(2)), c[1], g, c.integer(2))),
+          VJP(0, glu_slope(g, c[1], c.integer(2))),
           VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
   rules["_prelu_kernel_backward"]
       .jvp(prelu_backward)

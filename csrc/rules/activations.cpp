@@ -85,11 +85,21 @@ void log_sigmoid(JvpCall& call) {
 
 // _prelu_kernel(x, weight), the weight broadcast to x.
 Tensor prelu_of_input(const Tensor& t, const Tensor& x, const Tensor& weight) {
-  return t * at::where(x > 0, 1, weight);
+  return at::where(x > 0, t, t * weight);
 }
 
 Tensor prelu_of_weight(const Tensor& t, const Tensor& x) {
-  return at::where(x > 0, 0, x * t);
+  return zero_where(x > 0, x * t);
+}
+
+void prelu_vjp(VjpCall& call) {
+  const auto [by_x, by_weight] = at::_prelu_kernel_backward(call.cotangents()[0], call[0], call[1]);
+  if (call.wants(0)) {
+    call.give(0, by_x);
+  }
+  if (call.wants(1)) {
+    call.give(1, by_weight);
+  }
 }
 
 } // namespace
@@ -117,7 +127,9 @@ void add_activations(Table& rules) {
   rules["glu"]
       .jvp(TANGENT(0, at::glu_jvp(y, x, t, c.integer(1))))
       .vjp(VJP(0, at::glu_backward(g, x, c.integer(1))));
-  rules["_prelu_kernel"].terms(TERM(0, prelu_of_input(t, x, c[1])), TERM(1, prelu_of_weight(t, x)));
+  rules["_prelu_kernel"]
+      .jvp(TANGENT(0, prelu_of_input(t, x, c[1])), TANGENT(1, prelu_of_weight(t, x)))
+      .vjp(prelu_vjp, {.by = {"self", "weight"}, .saves = {"self", "weight"}});
   rules["log_sigmoid_forward"]
       .jvp(log_sigmoid)
       .vjp(VJP(0, at::log_sigmoid_backward(g, x, c.result(1))));

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <functional>
 
+#include "core/device.h"
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "rules/collectives.h"
@@ -52,7 +53,7 @@ void check_all_are_at(
   const std::string call = c10::str(ours, " of ", x.scalar_type(), x.sizes());
   const auto mark = static_cast<int64_t>(std::hash<std::string>{}(c10::str(name, call)) >> 1);
   const Tensor both = at::tensor({mark, -mark}, x.options().dtype(at::kLong));
-  const Tensor largest = collective("all_reduce", both, {"max", group}).to(at::kCPU);
+  const Tensor largest = collective("all_reduce", both, {"max", group}).to(kHost);
   if (largest[0].item<int64_t>() != -largest[1].item<int64_t>()) {
     raise(
         "the ranks differ: this one is at {}, and not all of them are. All have to come to the "
@@ -70,7 +71,7 @@ Tensor over_ranks(
     std::initializer_list<c10::IValue> rest,
     const Tensor& alike = Tensor()) {
   try {
-    if (comparing_ranks > 0 && !x.is_meta()) { // a recording has no numbers to compare
+    if (comparing_ranks > 0 && has_numbers(x)) { // a recording has no numbers to compare
       check_all_are_at(ours, name, alike.defined() ? alike : x, *(rest.end() - 1));
     }
     return collective(name, x, rest);
@@ -152,7 +153,7 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
   check_is_of_ranks(axis);
   return at::scalar_tensor(
       hooks.rank_in_group(axis),
-      at::TensorOptions().dtype(at::kLong).device(device.value_or(at::kCPU)));
+      at::TensorOptions().dtype(at::kLong).device(device.value_or(kHost)));
 }
 
 // A dimension dealt out to ranks as torch.chunk cuts it: the last parts are smaller, or empty.

@@ -235,6 +235,15 @@ Tensor on_ties(const Tensor& t, const Tensor& x, const Tensor& other, const Tens
   return kTiesAreShared ? at::where(x == other, t / 2, elsewhere) : elsewhere;
 }
 
+// What is made of x, and nothing where x is zero.
+Tensor at_nonzero(Tensor made, const Tensor& x) {
+  return zero_where(x == 0, std::move(made));
+}
+
+Scalar one_minus(const Scalar& x) {
+  return x.isComplex() ? Scalar(1.0 - x.toComplexDouble()) : Scalar(1 - x.toDouble());
+}
+
 // How far from start to end each of the result's values is.
 Tensor fractions(const Tensor& result, int64_t steps) {
   return at::linspace(0, 1, steps, result.options());
@@ -286,7 +295,7 @@ Tensor meets(const Tensor& x, const Tensor& bound, const Tensor& low, const Tens
 
 // What a lone bound is given: as maximum and minimum do it, all of it where one is nan.
 Tensor of_bound(const Tensor& t, const Tensor& x, const Tensor& bound, const Tensor& is_past) {
-  return at::where(is_past, 0, at::where(x == bound, t / 2, t));
+  return zero_where(is_past, at::where(x == bound, t / 2, t));
 }
 
 Tensor of_low(const Tensor& t, const Tensor& x, const Tensor& low, const Tensor& high) {
@@ -352,7 +361,7 @@ void add_binary(Table& rules) {
       TERM(0, t),
       TERM(1, times(t / c[2], c.scalar(3))),
       TERM(2, -times(t * (c[1] / c[2] / c[2]), c.scalar(3))));
-  rules["lerp.Scalar"].terms(TERM(0, t - t * c.scalar(2)), TERM(1, t * c.scalar(2)));
+  rules["lerp.Scalar"].terms(TERM(0, t * one_minus(c.scalar(2))), TERM(1, t * c.scalar(2)));
   rules["lerp.Tensor"].terms(
       TERM(0, t * (1 - c[2])), TERM(1, t * c[2]), TERM(2, t * (c[1] - c[0])));
 
@@ -367,22 +376,22 @@ void add_binary(Table& rules) {
   rules["logaddexp2"].terms(
       TERM(0, t / (1 + (c[1] - c[0]).exp2())), TERM(1, t / (1 + (c[0] - c[1]).exp2())));
   rules["xlogy.Tensor"].terms(
-      TERM(0, at::xlogy(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= 0), 0)),
+      TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= 0), at::xlogy(t, c[1]))),
       TERM(1, t * c[0] / c[1]));
   rules["remainder.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "floor")));
   rules["fmod.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "trunc")));
   ELEMENTWISE("remainder.Scalar", t);
   ELEMENTWISE("fmod.Scalar", t);
-  rules["copysign.Tensor"].terms(TERM(0, t * (y / x).masked_fill(x == 0, 0)));
-  ELEMENTWISE("copysign.Scalar", t * (y / x).masked_fill(x == 0, 0));
+  rules["copysign.Tensor"].terms(TERM(0, t * at_nonzero(y / x, x)));
+  ELEMENTWISE("copysign.Scalar", t * at_nonzero(y / x, x));
 
   // A half each where they are equal, and all of it each where one is nan.
   rules["maximum"].terms(
-      TERM(0, where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t))),
-      TERM(1, where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t))));
+      TERM(0, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))),
+      TERM(1, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))));
   rules["minimum"].terms(
-      TERM(0, where(c[0] > c[1], 0, where(c[0] == c[1], t / 2, t))),
-      TERM(1, where(c[0] < c[1], 0, where(c[0] == c[1], t / 2, t))));
+      TERM(0, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))),
+      TERM(1, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))));
   rules["fmax"].terms(
       TERM(0, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))),
       TERM(1, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))));
@@ -403,7 +412,7 @@ void add_binary(Table& rules) {
       TERM(2, of_high(t, c[0], c[1], c[2])));
 
   rules["special_xlog1py"].terms(
-      TERM(0, at::special_xlog1py(t, c[1]).masked_fill((c[0] == 0).logical_and(c[1] <= -1), 0)),
+      TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= -1), at::special_xlog1py(t, c[1]))),
       TERM(1, t * c[0] / (c[1] + 1)));
   rules["igamma"].jvp(incomplete_gamma<1>).vjp(VJP(1, g * gamma_density(c[0], c[1])));
   rules["igammac"].jvp(incomplete_gamma<-1>).vjp(VJP(1, -g * gamma_density(c[0], c[1])));

@@ -264,7 +264,8 @@ void qr_vjp(VjpCall& call) {
     square = by_r.matmul(r.mH());
   }
   if (by_q.defined()) {
-    square = sum_of({square, -q.mH().matmul(by_q)});
+    const Tensor turn = q.mH().matmul(by_q);
+    square = square.defined() ? square - turn : -turn;
   }
   const Tensor half = upper_half(square);
   const Tensor stretch = half + half.mH();

@@ -12,7 +12,7 @@ using at::Tensor;
 
 Tensor powers_of(const Tensor& size, double order) {
   const Tensor powers = size.pow(order - 1);
-  return order < 1 ? powers.masked_fill(size == 0, 0) : powers;
+  return order < 1 ? zero_where(size == 0, powers) : powers;
 }
 
 double order_of(const c10::IValue& order) {
@@ -32,7 +32,9 @@ Tensor norm_tangent(
     const auto product = [](const auto& x, const auto& t) { return x * t; };
     const Tensor sum = x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t);
     return in_one_pass(
-        [](const auto& sum, const auto& norm) { return where(norm == 0, 0, sum / norm); }, sum, y);
+        [](const auto& sum, const auto& norm) { return zero_where(norm == 0, sum / norm); },
+        sum,
+        y);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
@@ -40,7 +42,7 @@ Tensor norm_tangent(
     return over.sum(chosen) / over.sum(is_extreme).clamp_min(1); // none equals nan
   }
   const Tensor sum = over.sum(powers_of(x.abs(), order) * real_product(x.sgn(), t));
-  return (sum / y.pow(order - 1)).masked_fill(y == 0, 0);
+  return zero_where(y == 0, sum / y.pow(order - 1));
 }
 
 Tensor norm_gradient(
@@ -53,18 +55,21 @@ Tensor norm_gradient(
     return x.sgn() * along;
   }
   const Tensor norm = over.kept(y, x.dim());
-  const auto unless_zero = [&](const Tensor& divisor) {
-    return divisor.masked_fill(norm == 0, INFINITY); // so that second derivatives are zero too
+  const auto over_norm = [&](const Tensor& divisor) {
+    return may_write({along, norm})
+               ? zero_where(norm == 0, along / divisor)
+               : along /
+                     divisor.masked_fill(norm == 0, INFINITY); // second derivatives are zero too
   };
   if (order == 2) {
-    return x * (along / unless_zero(norm));
+    return x * over_norm(norm);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == norm;
     const Tensor count = Dims{over.dims, /*keepdim=*/true}.sum(is_extreme).clamp_min(1);
     return at::where(is_extreme, x.sgn() * (along / count), 0);
   }
-  return x.sgn() * powers_of(x.abs(), order) * (along / unless_zero(norm.pow(order - 1)));
+  return x.sgn() * powers_of(x.abs(), order) * over_norm(norm.pow(order - 1));
 }
 
 // linalg_vector_norm(x, order, dim, keepdim, …)
@@ -127,8 +132,8 @@ class Distances {
   static Tensor without_zeros(const Tensor& sizes) {
     return sizes.masked_fill(sizes == 0, 1);
   }
-  Tensor unless_zero(const Tensor& quotient) const {
-    return quotient.masked_fill(y_ == 0, 0);
+  Tensor unless_zero(Tensor quotient) const {
+    return zero_where(y_ == 0, std::move(quotient));
   }
   Tensor slopes() const {
     if (order_ == 2) {
@@ -149,7 +154,7 @@ class Distances {
       return t;
     }
     const Tensor bend = (order_ - 1) * without_zeros(difference_.abs()).pow(order_ - 2);
-    return bend.masked_fill(difference_ == 0, 0) * t;
+    return zero_where(difference_ == 0, bend) * t;
   }
 
   Tensor difference_;

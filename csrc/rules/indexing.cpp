@@ -24,7 +24,7 @@ void embedding_bag(JvpCall& call) {
   }
   if (call.has_tangent(0) && call.integer(4) == kMax) {
     const Tensor& rows = call.result(3);
-    sum = call.tangent(0).gather(0, rows.clamp_min(0)).masked_fill(rows < 0, 0);
+    sum = zero_where(rows < 0, call.tangent(0).gather(0, rows.clamp_min(0)));
   }
   call.set_tangent(0, sum);
 }
@@ -66,7 +66,7 @@ Tensor embedding_of_gradient(
         g.new_zeros_symint(g.sym_size(0)).index_add(0, indices.flatten(), ones.flatten());
     rows = rows / counts.index_select(0, indices.flatten()).view_as(indices).unsqueeze(-1);
   }
-  return padding < 0 ? rows : rows.masked_fill((indices == padding).unsqueeze(-1), 0);
+  return padding < 0 ? rows : zero_where((indices == padding).unsqueeze(-1), rows);
 }
 
 using Indices = c10::List<std::optional<Tensor>>;
@@ -94,7 +94,8 @@ Tensor in_corner(const Tensor& read, c10::SymIntArrayRef sizes) {
 
 Tensor put_by_mask(const Tensor& g, c10::SymIntArrayRef sizes, const Tensor& mask) {
   const auto broadcast = at::infer_size_symint(sizes, mask.sym_sizes());
-  return g.new_zeros_symint(broadcast).masked_scatter(mask, g);
+  Tensor zeros = g.new_zeros_symint(broadcast);
+  return may_write({g, mask}) ? zeros.masked_scatter_(mask, g) : zeros.masked_scatter(mask, g);
 }
 
 // The sum over what an index_fill fills.

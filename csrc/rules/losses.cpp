@@ -109,7 +109,11 @@ Tensor cross_entropy_of_weight(const Tensor& t, const Operands& call) {
 Tensor with_logits_slope(const Operands& call) {
   const Tensor& target = call[1];
   const Tensor p = call[0].sigmoid();
-  return call[3].defined() ? (call[3] * target + 1 - target) * p - call[3] * target : p - target;
+  if (!call[3].defined()) {
+    return p - target;
+  }
+  const Tensor positive = call[3] * target;
+  return (positive + 1 - target) * p - positive;
 }
 
 Tensor with_logits_of_input(const Tensor& t, const Operands& call) {

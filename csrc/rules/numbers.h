@@ -64,6 +64,20 @@ std::enable_if_t<std::is_arithmetic_v<Condition>, std::common_type_t<Yes, No>> w
 }
 
 template <class T>
+IfNumber<T> zero_where(bool condition, T x) {
+  return condition ? 0 : x;
+}
+
+template <class T>
+IfNumber<T> cube(T x) {
+  return x * x * x;
+}
+
+inline double one_minus(double x) {
+  return 1 - x;
+}
+
+template <class T>
 IfNumber<T> conjugated(T x) {
   return x;
 }

@@ -251,18 +251,20 @@ auto of_elements(const Expression& expression, const Tensors&...) {
   };
 }
 
-// The same of tensors alone: `expression(a, b)` of in_one_pass(expression, a, b).
+// The same of tensors alone; undefined where it takes more than one pass.
 template <class Expression, class... Tensors>
-at::Tensor in_one_pass(const Expression& expression, const Tensors&... tensors) {
+at::Tensor if_in_one_pass(const Expression& expression, const Tensors&... tensors) {
   OnePass pass;
   size_t place = 0;
-  if ((pass.read(place++, tensors) && ...)) {
-    at::Tensor result = pass.compute(of_elements(expression, tensors...));
-    if (result.defined()) {
-      return result;
-    }
-  }
-  return expression(tensors...);
+  return (pass.read(place++, tensors) && ...) ? pass.compute(of_elements(expression, tensors...))
+                                              : at::Tensor();
+}
+
+// `expression(a, b)` of in_one_pass(expression, a, b), in any case.
+template <class Expression, class... Tensors>
+at::Tensor in_one_pass(const Expression& expression, const Tensors&... tensors) {
+  at::Tensor result = if_in_one_pass(expression, tensors...);
+  return result.defined() ? result : expression(tensors...);
 }
 
 // The sum of all that this would be; undefined where it takes more than one pass.

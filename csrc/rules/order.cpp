@@ -35,8 +35,11 @@ void many_of(JvpCall& call) {
   call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
 }
 
+// Where a result is nan, one that skips nan was chosen among nothing else, and another may have
+// been chosen among any.
+template <bool SkipsNan>
 Tensor is_chosen(const Tensor& x, const Tensor& value) {
-  return value.isnan().logical_and(x.isnan()).logical_or(x == value);
+  return (SkipsNan ? value : x).isnan().logical_or(x == value);
 }
 
 template <class T>
@@ -44,22 +47,27 @@ bool is_chosen(T x, T value) {
   return x == value || (std::isnan(x) && std::isnan(value));
 }
 
-Tensor count_chosen(const Tensor& x, const Tensor& value) {
-  return sum_in_one_pass(
+Tensor count_if_in_one_pass(const Tensor& x, const Tensor& value) {
+  return sum_if_in_one_pass(
       [](const auto& x, const auto& value) { return where(is_chosen(x, value), 1, 0); }, x, value);
 }
 
 // Where several elements are the extreme one, each has an equal share.
+template <bool SkipsNan>
 Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
-  const Tensor sum = sum_in_one_pass(
+  const Tensor sum = sum_if_in_one_pass(
       [](const auto& t, const auto& x, const auto& value) {
         return where(is_chosen(x, value), t, 0);
       },
       t,
       x,
       value);
-  return in_one_pass(
-      [](const auto& sum, const auto& count) { return sum / count; }, sum, count_chosen(x, value));
+  const Tensor count = sum.defined() ? count_if_in_one_pass(x, value) : sum;
+  if (count.defined()) {
+    return in_one_pass([](const auto& sum, const auto& count) { return sum / count; }, sum, count);
+  }
+  const Tensor chosen = is_chosen<SkipsNan>(x, value);
+  return at::where(chosen, t, 0).sum() / chosen.sum();
 }
 
 // The same along dimensions. nan equals nothing, itself included: where it is the extreme one,
@@ -80,15 +88,18 @@ void aminmax(JvpCall& call) {
   }
 }
 
+template <bool SkipsNan>
 Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
-  return in_one_pass(
-      [](const auto& g, const auto& x, const auto& value, const auto& count) {
-        return where(is_chosen(x, value), g / count, 0);
-      },
-      g,
-      x,
-      value,
-      count_chosen(x, value));
+  const auto share = [](const auto& g, const auto& x, const auto& value, const auto& count) {
+    return where(is_chosen(x, value), g / count, 0);
+  };
+  if (const Tensor count = count_if_in_one_pass(x, value); count.defined()) {
+    if (const Tensor shares = if_in_one_pass(share, g, x, value, count); shares.defined()) {
+      return shares;
+    }
+  }
+  const Tensor chosen = is_chosen<SkipsNan>(x, value);
+  return at::where(chosen, g / chosen.sum(), 0);
 }
 
 Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, const Dims& over) {
@@ -119,9 +130,10 @@ Tensor put_back(
 } // namespace
 
 void add_order(Table& rules) {
-  for (const char* name : {"max", "min", "median", "nanmedian"}) {
-    rules[name].jvp(TANGENT(0, shared(t, x, y))).vjp(VJP(0, share_out(g, x, y)));
+  for (const char* name : {"max", "min", "median"}) {
+    rules[name].jvp(TANGENT(0, shared<false>(t, x, y))).vjp(VJP(0, share_out<false>(g, x, y)));
   }
+  rules["nanmedian"].jvp(TANGENT(0, shared<true>(t, x, y))).vjp(VJP(0, share_out<true>(g, x, y)));
   for (const char* name : {"amax", "amin"}) {
     rules[name]
         .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.integers(1), c.flag(2)})))

@@ -63,7 +63,7 @@ Tensor variance_tangent(
 Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
   return in_one_pass(
       [](const auto& variance, const auto& deviation) {
-        return where(deviation == 0, 0, variance / (2 * deviation));
+        return zero_where(deviation == 0, variance / (2 * deviation));
       },
       variance,
       deviation);

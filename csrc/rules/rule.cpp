@@ -114,6 +114,13 @@ bool may_write(std::initializer_list<at::Tensor> values) {
          std::ranges::all_of(values, [](const at::Tensor& value) { return is_plain(value); });
 }
 
+at::Tensor filled_where(const at::Tensor& mask, at::Tensor made, const at::Scalar& value) {
+  // The functional operator would copy it first.
+  return may_write({made, mask}) && at::is_expandable_to(mask.sizes(), made.sizes())
+             ? made.masked_fill_(mask, value)
+             : made.masked_fill(mask, value);
+}
+
 at::Tensor add_back(
     const at::Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const at::Tensor& index) {
   at::Tensor zeros = g.new_zeros_symint(sizes);

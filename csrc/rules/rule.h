@@ -99,6 +99,12 @@ at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> 
 // has to be told.
 bool may_write(std::initializer_list<at::Tensor> values);
 
+// What a rule has just made, and nobody else has, with this value where the mask says.
+at::Tensor filled_where(const at::Tensor& mask, at::Tensor made, const at::Scalar& value);
+inline at::Tensor zero_where(const at::Tensor& mask, at::Tensor made) {
+  return filled_where(mask, std::move(made), 0);
+}
+
 // Zeros of these sizes, with the gradient added where `index` says along `dim`: perhaps several
 // times to one element.
 at::Tensor add_back(

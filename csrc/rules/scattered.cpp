@@ -50,6 +50,9 @@ class Destinations {
   Tensor read(const Tensor& places) const {
     return places.gather(dim_, index_);
   }
+  Tensor without_written(const Tensor& places) const {
+    return places.scatter(dim_, index_, 0);
+  }
 
  private:
   int64_t dim_;
@@ -57,11 +60,22 @@ class Destinations {
   c10::SymIntArrayRef sizes_;
 };
 
-// The derivatives of the results by the element of x at their place, and by the source's elements.
+// The derivatives of the results by the element of x at their place, and by the source's elements;
+// undefined: ones.
 struct Slopes {
   Tensor by_x;
   Tensor by_source;
+  bool is_x_written_over = false; // it counts where nothing is written, and there by itself
 };
+
+Tensor scaled(const Tensor& values, const Tensor& slopes) {
+  return slopes.defined() ? values * slopes : values;
+}
+
+// By the elements of x.
+Tensor scaled_by_x(const Tensor& values, const Slopes& slopes, const Destinations& places) {
+  return slopes.is_x_written_over ? places.without_written(values) : scaled(values, slopes.by_x);
+}
 
 // `counts_x` says where x is one of what is reduced; undefined: everywhere.
 
@@ -104,14 +118,14 @@ Slopes slopes_of(const Destinations& places, const Operands& call, const Tensor&
   const Tensor source = places.corner(call[3]);
   const bool includes_x = call.flag(5);
   const auto written = [&] { return places.sum(at::ones_like(source)); };
-  const Tensor counts_x = includes_x ? Tensor() : written() == 0;
   if (reduce == "sum") {
-    return {includes_x ? at::ones_like(x) : counts_x.to(x.scalar_type()), at::ones_like(source)};
+    return {Tensor(), Tensor(), !includes_x};
   }
   if (reduce == "mean") {
-    const Tensor share = 1 / (includes_x ? written() + 1 : written().clamp_min(1));
-    return {includes_x ? share : counts_x * share, places.read(share)};
+    const Tensor share = (includes_x ? written() + 1 : written().clamp_min(1)).reciprocal();
+    return {share, places.read(share), !includes_x};
   }
+  const Tensor counts_x = includes_x ? Tensor() : written() == 0;
   if (reduce == "prod") {
     return of_product(places, call, source, counts_x);
   }
@@ -124,10 +138,10 @@ void reduce_at_index(JvpCall& call) {
   const Slopes slopes = slopes_of(places, call, call.result());
   Tensor sum;
   if (call.has_tangent(0)) {
-    sum = slopes.by_x * call.tangent(0);
+    sum = scaled_by_x(call.tangent(0), slopes, places);
   }
   if (call.has_tangent(3)) {
-    sum = sum_of({sum, places.sum(slopes.by_source * places.corner(call.tangent(3)))});
+    sum = sum_of({sum, places.sum(scaled(places.corner(call.tangent(3)), slopes.by_source))});
   }
   call.set_tangent(0, sum);
 }
@@ -137,10 +151,10 @@ void reduced_at_index_vjp(VjpCall& call) {
   const Destinations places(call);
   const Slopes slopes = slopes_of(places, call, call.result());
   if (call.wants(0)) {
-    call.give(0, g * slopes.by_x);
+    call.give(0, scaled_by_x(g, slopes, places));
   }
   if (call.wants(3)) {
-    call.give(3, places.whole(places.read(g) * slopes.by_source, call.sizes_of(3)));
+    call.give(3, places.whole(scaled(places.read(g), slopes.by_source), call.sizes_of(3)));
   }
 }
 
@@ -226,7 +240,7 @@ Tensor slopes_of(const Segments& segments, const Operands& call, const Tensor& y
     return {};
   }
   if (reduce == "mean") {
-    return segments.read(1 / segments.sum(at::ones_like(x)).clamp_min(1));
+    return segments.read(segments.sum(at::ones_like(x)).clamp_min(1).reciprocal());
   }
   if (reduce == "prod") {
     const Tensor others = segments.product_of_others(x);
@@ -237,10 +251,6 @@ Tensor slopes_of(const Segments& segments, const Operands& call, const Tensor& y
   return is_extreme / segments.read(segments.sum(is_extreme)).clamp_min(1);
 }
 
-Tensor scaled(const Tensor& values, const Tensor& slopes) {
-  return slopes.defined() ? values * slopes : values;
-}
-
 void segment_reduce(JvpCall& call) {
   call.run();
   const Segments segments(call);
@@ -249,9 +259,24 @@ void segment_reduce(JvpCall& call) {
 }
 
 void segment_reduce_vjp(VjpCall& call) {
+  const Tensor& g = call.cotangents()[0];
+  if (may_write({g, call[0], call.result()})) { // whom nobody differentiates: torch's can't be
+    call.give(
+        0,
+        at::_segment_reduce_backward(
+            g,
+            call.result(),
+            call[0],
+            call.arg(1).toStringView(),
+            call.optional(2),
+            call.optional(4),
+            at::maybe_wrap_dim(call.integer(5), call[0].dim()),
+            call.arg(7).toOptional<at::Scalar>()));
+    return;
+  }
   const Segments segments(call);
   const Tensor slopes = slopes_of(segments, call, call.result());
-  call.give(0, scaled(segments.read(call.cotangents()[0]), slopes));
+  call.give(0, scaled(segments.read(g), slopes));
 }
 
 } // namespace

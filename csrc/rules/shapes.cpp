@@ -201,6 +201,11 @@ Tensor outside_strided(
     const std::vector<int64_t>& sizes,
     const std::vector<int64_t>& strides,
     const c10::IValue& offset) {
+  if (may_write({g})) {
+    const Tensor outside = with_strides_of(x, g);
+    outside.as_strided(sizes, strides, outside.storage_offset() + offset_in(x, offset)).zero_();
+    return outside;
+  }
   const auto mask = g.options().dtype(at::kBool);
   const Tensor everything = at::empty_strided(x.sizes(), x.strides(), mask).fill_(true);
   const Tensor is_outside = at::as_strided_scatter(

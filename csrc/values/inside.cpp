@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/below.h"
+#include "core/device.h"
 #include "core/errors.h"
 #include "core/hooks.h"
 #include "core/recording.h"
@@ -50,7 +51,7 @@ void bump_versions(const Tensor& tensor) {
 // Whoever reads or writes the memory that a tensor had before it was written to gets an error.
 void close_memory(const Tensor& tensor, const Layer& layer) {
   const Tensor& holder = holder_of(tensor);
-  const bool is_in_memory = !holder.is_meta() && !holder.key_set().has(DispatchKey::Python) &&
+  const bool is_in_memory = has_numbers(holder) && !holder.key_set().has(DispatchKey::Python) &&
                             !holder.key_set().has(DispatchKey::Functionalize);
   if (is_in_memory) {
     memory_of(tensor)->release_data_and_set_meta_custom_data_ptr_error_msg_(

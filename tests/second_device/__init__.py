@@ -45,6 +45,7 @@ def _module() -> types.ModuleType:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "device_count": lambda: 2,
+        "mem_get_info": torch.accelerator.get_memory_info,
         "current_device": torch._C._accelerator_getDeviceIndex,
         "_is_in_bad_fork": lambda: False,
         "manual_seed_all": lambda seed: None,
@@ -65,6 +66,11 @@ def hazards() -> list[str]:
 def launches() -> list[str]:
     """The kernels since this was asked last: "aten::mul.Tensor on 3", a stream."""
     return torch.ops.second.launches()
+
+
+def waits() -> list[str]:
+    """What made the host wait since this was asked last."""
+    return torch.ops.second.waits()
 
 
 @contextmanager

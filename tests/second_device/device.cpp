@@ -1,11 +1,13 @@
 #include "device.h"
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -31,7 +33,7 @@ thread_local c10::StreamId streams_of_thread[kCount] = {0, 0};
 
 auto& launched = *new std::vector<std::string>;
 auto& hazards = *new std::vector<std::string>;
-int64_t synchronizations = 0;
+auto& waits = *new std::vector<std::string>;
 bool is_forbidden = false;
 
 StreamKey key_of(c10::Stream stream) {
@@ -57,6 +59,20 @@ const StreamKey* ahead_of(const Clock& clock, const Clock& work) {
     }
   }
   return nullptr;
+}
+
+// Nobody has asked for a long time: a benchmark runs.
+void note(std::vector<std::string>& list, std::string text) {
+  constexpr size_t kMost = 1 << 16;
+  if (list.size() == kMost) {
+    list.clear();
+  }
+  list.push_back(std::move(text));
+}
+
+void count_waiting(const std::string& why) {
+  TORCH_CHECK(!is_forbidden, "second device: ", why, " makes the host wait");
+  note(waits, why);
 }
 
 struct Event {
@@ -85,7 +101,7 @@ char* arena() {
 auto& blocks = *new std::map<char*, Block>;
 auto& holes = *new std::map<char*, size_t>;
 size_t end_of_used = 0; // of the arena
-size_t held = 0, most_held = 0;
+auto& statistics = *new std::array<c10::CachingDeviceAllocator::DeviceStats, kCount>;
 int reaching = 0;
 
 void protect(int protection) {
@@ -136,6 +152,14 @@ Block* block_of(const c10::TensorImpl& tensor) {
   return found == blocks.end() ? nullptr : &found->second;
 }
 
+void record_use(const c10::DataPtr& data, const c10::Stream& stream) {
+  const Lock lock(mutex);
+  const auto found = blocks.find(static_cast<char*>(data.get_context()));
+  if (found != blocks.end()) {
+    found->second.recorded.insert(key_of(stream));
+  }
+}
+
 // The home stream's next work gets the memory: it has to come after all that used it.
 void look_at_freed(const Block& block) {
   for (const Clock* work : {&block.written, &block.read}) {
@@ -151,16 +175,37 @@ void look_at_freed(const Block& block) {
   }
 }
 
+// Of a device's counters, those that change: nothing is kept for later, so all bytes are the same.
+template <class Visit>
+void visit_counters(c10::DeviceIndex device, const Visit& visit) {
+  auto& all = statistics.at(device);
+  const auto of_all_sizes = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  for (auto* number : {&all.allocation, &all.active}) {
+    visit((*number)[of_all_sizes], /*is_bytes=*/false);
+  }
+  for (auto* bytes :
+       {&all.allocated_bytes, &all.active_bytes, &all.reserved_bytes, &all.requested_bytes}) {
+    visit((*bytes)[of_all_sizes], /*is_bytes=*/true);
+  }
+}
+
+void count(const Block& block, bool is_taken) {
+  visit_counters(block.home.first, [&](c10::CachingAllocator::Stat& counter, bool is_bytes) {
+    const size_t amount = is_bytes ? block.size : 1;
+    is_taken ? counter.increase(amount) : counter.decrease(amount);
+  });
+}
+
 void release(void* start) {
   const Lock lock(mutex);
   const auto found = blocks.find(static_cast<char*>(start));
   look_at_freed(found->second);
-  held -= found->second.size;
+  count(found->second, /*is_taken=*/false);
   give_back(found->first, found->second.size);
   blocks.erase(found);
 }
 
-struct Memory final : c10::Allocator {
+struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t size) override {
     const Lock lock(mutex);
     const c10::Device device(kType, device_of_thread);
@@ -170,8 +215,7 @@ struct Memory final : c10::Allocator {
     size = (size + kAlignment - 1) / kAlignment * kAlignment;
     char* start = take(size);
     blocks[start] = {size, key_of(current_stream(device.index())), {}, {}, {}};
-    held += size;
-    most_held = std::max(most_held, held);
+    count(blocks[start], /*is_taken=*/true);
     const Reach reach;
     std::memset(start, 0xff, size); // nan: nobody may count on what was there
     return {start, start, &release, device};
@@ -182,6 +226,34 @@ struct Memory final : c10::Allocator {
   void copy_data(void* to, const void* from, size_t size) const override {
     const Reach reach;
     std::memcpy(to, from, size);
+  }
+
+  bool initialized() override {
+    return true;
+  }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    record_use(data, stream);
+  }
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    const Lock lock(mutex);
+    return statistics.at(device);
+  }
+  void resetAccumulatedStats(c10::DeviceIndex device) override {
+    const Lock lock(mutex);
+    visit_counters(device, [](auto& counter, bool) { counter.reset_accumulated(); });
+  }
+  void resetPeakStats(c10::DeviceIndex device) override {
+    const Lock lock(mutex);
+    visit_counters(device, [](auto& counter, bool) { counter.reset_peak(); });
+  }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    const Lock lock(mutex);
+    size_t free = kArena - end_of_used;
+    for (const auto& [start, room] : holes) {
+      free += room;
+    }
+    return {free, kArena};
   }
 };
 
@@ -255,6 +327,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void synchronizeEvent(void* event) const override {
     if (event != nullptr) {
       const Lock lock(mutex);
+      count_waiting("synchronizing with an event");
       join(seen_by_host, static_cast<Event*>(event)->seen);
     }
   }
@@ -266,7 +339,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
     const Lock lock(mutex);
-    ++synchronizations;
+    count_waiting("synchronizing with a device");
     for (const auto& [stream, clock] : seen) {
       if (stream.first == device) {
         join(seen_by_host, clock);
@@ -274,11 +347,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     }
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    const Lock lock(mutex);
-    const auto found = blocks.find(static_cast<char*>(data.get_context()));
-    if (found != blocks.end()) {
-      found->second.recorded.insert(key_of(stream));
-    }
+    record_use(data, stream);
   }
 
  private:
@@ -332,6 +401,11 @@ const bool has_hooks = [] {
   at::RegisterPrivateUse1HooksInterface(new Hooks);
   return true;
 }();
+
+c10::CachingAllocator::Stat allocated_bytes() {
+  return memory.getDeviceStats(device_of_thread)
+      .allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
+}
 
 template <class T>
 T taken(T& list) {
@@ -399,14 +473,13 @@ void wait_for(c10::Stream waiting, c10::Stream other) {
 
 void synchronize(const std::string& why, c10::Stream stream) {
   const Lock lock(mutex);
-  TORCH_CHECK(!is_forbidden, "second device: ", why, " makes the host wait");
-  ++synchronizations;
+  count_waiting(why);
   join(seen_by_host, seen[key_of(stream)]);
 }
 
 void note_launch(const std::string& name, c10::Stream stream) {
   const Lock lock(mutex);
-  launched.push_back(name + " on " + std::to_string(stream.id()));
+  note(launched, name + " on " + std::to_string(stream.id()));
 }
 
 std::vector<std::string> launches() {
@@ -416,13 +489,15 @@ std::vector<std::string> launches() {
 TORCH_LIBRARY(second, library) {
   library.def("launches() -> str[]", &launches);
   library.def("hazards() -> str[]", [] { return taken(hazards); });
-  library.def("synchronizations() -> int", [] { return taken(synchronizations); });
+  library.def("waits() -> str[]", [] { return taken(waits); });
   library.def("forbid_synchronizing(bool forbidden) -> ()", [](bool forbidden) {
     is_forbidden = forbidden;
   });
-  library.def("held() -> int", [] { return static_cast<int64_t>(held); });
+  library.def("held() -> int", [] { return allocated_bytes().current; });
   library.def("most_held() -> int", [] { // since this was asked last
-    return static_cast<int64_t>(std::exchange(most_held, held));
+    const int64_t most = allocated_bytes().peak;
+    memory.resetPeakStats(device_of_thread);
+    return most;
   });
 }
 

@@ -445,6 +445,11 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   for (const char* name : {"convolution", "convolution_backward", "mse_loss"}) {
     library.impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel>());
   }
+  // A GPU has kernels of these, and other devices what they are made of.
+  for (const char* name :
+       {"addr", "mish_backward", "native_group_norm", "native_layer_norm", "silu_backward"}) {
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&kernel>());
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, library) {

@@ -19,6 +19,7 @@ from torchlayers import _C, tree
 from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Like
+from torchlayers.device import HOST
 from torchlayers.errors import StructureError, TransformError
 from torchlayers.torch_versions import is_no_compiler
 
@@ -169,7 +170,7 @@ def load(path: str | os.PathLike[str]) -> "Package":
 
 
 def _check_processor(path: str, found: dict[str, str]) -> None:
-    if found.get("AOTI_DEVICE_KEY") != "cpu":
+    if found.get("AOTI_DEVICE_KEY") != HOST.type:
         return  # AOTInductor asks the driver
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 

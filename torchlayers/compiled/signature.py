@@ -11,6 +11,7 @@ from torch.nn import Buffer, Parameter
 
 from torchlayers import tree
 from torchlayers.compiled.refused import unhashable
+from torchlayers.device import with_autocast
 
 PLAIN = (Tensor, Parameter, Buffer)
 
@@ -32,7 +33,7 @@ class Modes(NamedTuple):
     def autocast_restored(self) -> Iterator[None]:
         """Autocast is inside as it was."""
         with ExitStack() as stack:
-            for device, (enabled, dtype) in zip(_AUTOCAST, self.autocast, strict=True):
+            for device, (enabled, dtype) in zip(with_autocast(), self.autocast, strict=True):
                 stack.enter_context(torch.autocast(device, dtype, enabled))
             yield
 
@@ -68,9 +69,6 @@ class Signature(NamedTuple):
         return self.leaves, self.static, self.modes
 
 
-_AUTOCAST = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-
-
 def modes() -> Modes:
     return Modes(
         torch.is_grad_enabled(),
@@ -78,7 +76,7 @@ def modes() -> Modes:
         torch.get_default_dtype(),
         tuple(
             (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _AUTOCAST
+            for device in with_autocast()
         ),
         torch.are_deterministic_algorithms_enabled(),
     )

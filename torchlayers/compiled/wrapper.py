@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiled.kernels import Kernel
+from torchlayers.device import HOST
 
 _aten = torch.ops.aten
 _EXTERN = {
@@ -39,7 +40,7 @@ def program_of(code: Any) -> Program | None:
         code: a CompiledFxGraph.
     """
     try:
-        if code.inputs_to_check or set(code.device_types) != {"cpu"}:
+        if code.inputs_to_check or set(code.device_types) != {HOST.type}:
             return None
         function = code.current_callable.__func__
         with open(function.__code__.co_filename, encoding="utf-8") as file:

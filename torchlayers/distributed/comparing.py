@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchlayers.device import has_numbers
 from torchlayers.distributed import agreement
 from torchlayers.distributed.axes import Axis
 from torchlayers.errors import TransformError
@@ -31,7 +32,7 @@ class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
     tensors: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
-    if not tensors or any(x.is_meta or type(x) is not Tensor for x in tensors):
+    if not tensors or any(type(x) is not Tensor or not has_numbers(x) for x in tensors):
         return  # of a recording, or of a class that has its own
     group = args[-1]
     size = _groups._resolve_process_group(group).size()

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchlayers.device import is_on_host
 from torchlayers.distributed import dtensor
 from torchlayers.errors import TransformError
 
@@ -37,7 +38,7 @@ def operator_for(name: str, key: Tensor) -> Any:
     """The operator; what it is made of where a compiler makes one kernel of that."""
     if torch.compiler.is_compiling():
         of_tensors = f"{name}_of_tensors"
-        name = of_tensors if key.device.type != "cpu" and hasattr(_ops, of_tensors) else name
+        name = of_tensors if not is_on_host(key) and hasattr(_ops, of_tensors) else name
     elif dtensor.is_dtensor_below(key):
         importlib.import_module("torchlayers.random.sharding")
     return getattr(_ops, name)

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "core/device.h"
 #include "core/errors.h"
 #include "rules/batching/families.h"
 
@@ -127,7 +128,7 @@ bool axis_index(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return false;
   }
-  const at::Device device = call[0].isNone() ? at::Device(at::kCPU) : call[0].toDevice();
+  const at::Device device = call[0].isNone() ? at::Device(kHost) : call[0].toDevice();
   return call.give([&] { return at::arange(call.batch_size(), device); });
 }
 

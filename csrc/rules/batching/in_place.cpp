@@ -8,6 +8,7 @@
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/trace.h"
+#include "values/places.h"
 
 namespace torchlayers {
 namespace {
@@ -79,6 +80,25 @@ bool resize_samples(const Operator& op, Args& args, const Layer& layer) {
     value.view({value.size(0), numel}).narrow(1, 0, count).copy_(before.narrow(1, 0, count));
   }
   batched->refreshTensorMetadata();
+  drop(args, op.num_args);
+  args.emplace_back(x);
+  return true;
+}
+
+bool fill_samples(const Operator& op, Args& args, const Layer& layer) {
+  if (!op.is_in_place || op.schema().name() != "aten::fill_" ||
+      op.schema().overload_name() != "Tensor") {
+    return false;
+  }
+  const at::Tensor x = peek(args, 0, op.num_args).toTensor();
+  const at::Tensor y = peek(args, 1, op.num_args).toTensor();
+  if (!layer.follows(x) || y.dim() != 0) {
+    return false; // for torch to refuse
+  }
+  trace("rule", op, layer);
+  const c10::StorageImpl* memory = memory_of(x);
+  const bool may_be_written_over = memory == nullptr || memory == memory_of(y);
+  x.copy_(may_be_written_over ? y.clone() : y);
   drop(args, op.num_args);
   args.emplace_back(x);
   return true;

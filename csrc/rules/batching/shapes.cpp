@@ -194,6 +194,18 @@ bool copy(BatchedCall& call, size_t) {
   });
 }
 
+// fill(x, y)
+bool fill(BatchedCall& call, size_t) {
+  if (call.rank(1) != 0 || (!call.is_batched(0) && !call.is_batched(1))) {
+    return false;
+  }
+  return call.give([&] {
+    return at::copy(
+        call.expanded(0),
+        call.is_batched(1) ? BatchedCall::raised(call.value(1), call.rank(0)) : call.tensor(1));
+  });
+}
+
 } // namespace
 
 void add_batched_shapes(BatchingTable& rules) {
@@ -216,6 +228,7 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});
   rules.add({"copy"}, {copy});
+  rules.add({"fill.Tensor"}, {fill});
 }
 
 } // namespace torchlayers

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import aten, calls, emit, is_tensor, replace, value
+from torchlayers.device import is_on_host
 
 # Multiplications, up to which products were faster; docs/compile-passes.md.
 SMALL = 1 << 24
@@ -52,7 +53,7 @@ def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
         not node.kwargs
         and not transposed
         and not any(output_padding)
-        and kind.device.type == "cpu"
+        and is_on_host(kind)
         and kind.is_floating_point()
         and kind.itemsize >= 4
         and kind.numel() > 0

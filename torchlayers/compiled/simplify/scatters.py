@@ -22,6 +22,7 @@ from torchlayers.compiled.simplify.nodes import (
     replace,
     value,
 )
+from torchlayers.device import is_on_host
 
 UNROLLED = 8  # terms; a sum of so few is computed as one expression
 
@@ -56,7 +57,7 @@ def _batch_of(node: Node) -> int:
     if any(not is_tensor(index) or value(index).dtype.itemsize < 4 for index in numbers):
         return 0  # masks
     sizes = [*told.shape, *rows.shape]
-    if told.device.type != "cpu" or not all(isinstance(size, int) for size in sizes):
+    if not is_on_host(told) or not all(isinstance(size, int) for size in sizes):
         return 0
     batch, row = told.shape[:dims], told.shape[dims + len(numbers) :]
     rank = dims + max(value(index).dim() for index in numbers) + len(row)

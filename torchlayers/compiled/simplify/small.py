@@ -8,6 +8,7 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.batches import LANES, TIMES, in_memory
 from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+from torchlayers.device import SHAPES_ONLY, is_on_host
 
 # Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
 SMALL = 1 << 14
@@ -19,7 +20,7 @@ def expand_small(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.target in EXPANSIONS and is_tensor(node):
             told = value(node)
-            if told.device.type != "cpu" or not (told.is_floating_point() and told.itemsize >= 4):
+            if not is_on_host(told) or not (told.is_floating_point() and told.itemsize >= 4):
                 continue  # half precision adds up in float32 there
             product = EXPANSIONS[node.target](node, *node.args)
             if product is not None:
@@ -54,7 +55,7 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
     told = value(factor)
     if times < TIMES or told.stride(-1) == 1 or told.shape[-1] < LANES or 0 in told.stride():
         return factor
-    return in_memory(node, factor, list(torch.empty(told.shape, device="meta").stride()))
+    return in_memory(node, factor, list(torch.empty(told.shape, device=SHAPES_ONLY).stride()))
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:

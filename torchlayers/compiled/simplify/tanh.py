@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import aten, calls, emit, replace, value
+from torchlayers.device import is_on_host
 
 # tanh(x) / x is P(x * x) / Q(x * x) within 2e-8 up to x = 9: least squares, weighted until the
 # largest relative error was as small as it gets. At LARGEST it is more than 1, and cut off.
@@ -25,7 +26,7 @@ def approximate_tanh(graph: GraphModule) -> None:
         if not calls(node, aten.tanh.default):
             continue
         told = value(node)
-        if told.dtype == torch.float32 and told.device.type == "cpu":
+        if told.dtype == torch.float32 and is_on_host(told):
             replace(node, _quotient(node, node.args[0]))
 
 
