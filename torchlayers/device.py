@@ -4,9 +4,12 @@ What C++ asks is in csrc/core/device.h.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
+
+from torchlayers import _C
 
 
 def free_memory(device: torch.device) -> int:
@@ -34,25 +37,45 @@ class RandomState:
     """The state of the random generators of all devices, as it is when this is made."""
 
     def __init__(self) -> None:
-        self._host = torch.get_rng_state()
-        initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        self._cuda = torch.cuda.get_rng_state_all() if initialized else []
+        self._host = _C.RandomState()
+        self._cuda = _states_of_gpus()
 
     def restore(self) -> None:
         """From here on what was drawn since is drawn again."""
-        torch.set_rng_state(self._host)
+        self._host.restore()
         if self._cuda:
-            torch.cuda.set_rng_state_all(self._cuda)
+            with _past_all():
+                torch.cuda.set_rng_state_all(self._cuda)
 
     def is_now(self) -> bool:
         """Whether as many numbers were drawn as when this was made."""
-        now = RandomState()
-        pairs = zip([self._host, *self._cuda], [now._host, *now._cuda], strict=True)
-        return all(torch.equal(one, other) for one, other in pairs)
+        if not self._host.is_now():
+            return False
+        now = _states_of_gpus()
+        with _past_all() if now else nullcontext():
+            return len(now) == len(self._cuda) and all(map(torch.equal, now, self._cuda))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """The same inside the block; after it the generators go on as before it."""
-        with torch.random.fork_rng(range(len(self._cuda))):
-            self.restore()
+        now = RandomState()
+        self.restore()
+        try:
             yield
+        finally:
+            now.restore()
+
+
+def _states_of_gpus() -> list[torch.Tensor]:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return []
+    with _past_all():
+        return torch.cuda.get_rng_state_all()
+
+
+@contextmanager
+def _past_all() -> Iterator[None]:
+    """Past layers and modes, which would take a state for a tensor of the program's."""
+    none: Any = torch._C
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+        yield

@@ -16,6 +16,10 @@ void bind_operators(pybind11::module_& m);
 
 // Saved-tensor hooks, called as they should be under layers.
 void bind_saved_hooks(pybind11::module_& m);
+// What the processor's random generator will draw.
+void bind_random_state(pybind11::module_& m);
+// Those of checkpoints.
+void bind_checkpoint(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, torch_compile, tree
-from torchlayers.checkpoint import AdoptedHooks, is_recording
+from torchlayers.checkpoint import AdoptedHooks
 from torchlayers.errors import TransformError
 from torchlayers.memory_budget.plan import Plan
 from torchlayers.memory_budget.stages import Outline
@@ -23,6 +23,7 @@ from torchlayers.memory_budget.tape import (
     alias,
     at_the_bottom,
 )
+from torchlayers.recorded_again import is_recording
 from torchlayers.stack import transformed
 
 _torch: Any = torch  # what it keeps for its own use has no types
