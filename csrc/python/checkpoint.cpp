@@ -16,8 +16,8 @@ namespace {
 namespace py = pybind11;
 
 // What a tensor has to be again.
-struct Looks {
-  explicit Looks(const at::Tensor& tensor)
+struct Likeness {
+  explicit Likeness(const at::Tensor& tensor)
       : sizes(tensor.sym_sizes()), dtype(tensor.scalar_type()), device(tensor.device()) {}
 
   bool fit(const at::Tensor& tensor) const {
@@ -46,7 +46,7 @@ struct Place : Kept {
 
   std::shared_ptr<Region> region;
   size_t stream;
-  Looks looks;
+  Likeness looks;
   at::Tensor value;
 };
 
@@ -99,7 +99,7 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
   void fill(Place& place, at::Tensor value) {
     if (!place.looks.fit(value)) {
       const py::gil_scoped_acquire gil;
-      call_.attr("refuse_other")(place.looks.to_python(), Looks(value).to_python());
+      call_.attr("refuse_other")(place.looks.to_python(), Likeness(value).to_python());
     }
     const std::lock_guard lock(mutex_);
     place.value = std::move(value);
