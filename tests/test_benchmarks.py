@@ -25,11 +25,11 @@ from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
 from benchmarks.workloads import peers, tables
 from benchmarks.workloads.catalogue import catalogue, small
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, Ready
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, RAW_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
 
 SPECIALISTS = ("Opacus", "BackPACK", "curvlinops")
-OTHERS = (COMPILED, JIT, EAGER, OURS_COMPILED, *SPECIALISTS)
+OTHERS = (COMPILED, RAW_COMPILED, JIT, EAGER, OURS_COMPILED, *SPECIALISTS)
 
 
 def doubling(by_hand=lambda x: 2 * x, specialists=None, size="one number"):
@@ -111,7 +111,7 @@ def test_a_wrong_compiler_is_in_the_table_with_its_error(monkeypatch):
         *(peers, "compiled_by_torch"),
         lambda workload: lambda: 3 * workload.by_hand(*workload.arguments),
     )
-    others = (JIT, EAGER, OURS_COMPILED)
+    others = (RAW_COMPILED, JIT, EAGER, OURS_COMPILED)
     ready = peers.prepare(doubling(), others)
     wrong = tables.Row(doubling(), 1.0, ready, by_turns(ready.works, Effort(2, 1e-6)))
     assert COMPILED not in ready.works

@@ -25,6 +25,7 @@ from benchmarks.workloads.peers import (
     EAGER,
     JIT,
     OURS_COMPILED,
+    RAW_COMPILED,
     prepare,
     warm_up_compiler,
 )
@@ -36,9 +37,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small ones, printed only")
     parser.add_argument("--threads", choices=("one", "all"), default="one")
-    parser.add_argument(
-        "--leave-out", action="append", choices=(COMPILED, JIT, EAGER, OURS_COMPILED), default=[]
-    )
+    others = (COMPILED, RAW_COMPILED, JIT, EAGER, OURS_COMPILED)
+    parser.add_argument("--leave-out", action="append", choices=others, default=[])
     device.add_option(parser)
     options = parser.parse_args()
     if options.threads == "one":
@@ -69,7 +69,7 @@ def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
     left_out = (*left_out_of(quick, threads), *besides)
     rows = []
     with compiler_cache(), quiet(), page.progress(len(bounded)) as advance:
-        if COMPILED not in left_out:
+        if not quick:
             warm_up_compiler()
         for workload, bar in bounded:
             ready = prepare(workload, left_out)
@@ -89,8 +89,8 @@ def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
 def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
     """What compiles for minutes in all: inductor programs, JAX outside jit each operator."""
     if quick:
-        return COMPILED, JIT, EAGER, OURS_COMPILED
-    return (COMPILED, EAGER) if threads == "all" else ()
+        return COMPILED, RAW_COMPILED, JIT, EAGER, OURS_COMPILED
+    return (EAGER,) if threads == "all" else ()
 
 
 @contextlib.contextmanager

@@ -7,11 +7,11 @@ from benchmarks import page
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.comparisons import judged
 from benchmarks.timing import Timing
-from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, Ready
+from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, RAW_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
 
 MICRO = 1e6
-EVERYWHERE = (RAW, FUNC, COMPILED, JIT, EAGER)
+EVERYWHERE = (RAW, RAW_COMPILED, FUNC, COMPILED, JIT, EAGER)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 #include <ATen/ops/_unpack_dual.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "core/keys.h"
 #include "core/modes.h"
 #include "core/recording.h"
 #include "core/stack.h"
@@ -123,6 +124,24 @@ at::Tensor shown_at(const at::Tensor& tensor, int64_t level) {
                                ? layer->inside()->shown(tensor)
                                : at::Tensor();
   return shown.defined() ? shown : tensor;
+}
+
+at::Tensor shown(const at::Tensor& tensor) {
+  auto keys = thread_keys();
+  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
+  const c10::impl::ForceDispatchKeyGuard guard(keys);
+  const auto* wrapper = wrapper_of(tensor);
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  const int64_t own = wrapper != nullptr   ? wrapper->level().value_or(0)
+                      : batched != nullptr ? batched->level()
+                                           : 0;
+  for (auto level = static_cast<int64_t>(mirror().size()); level > own; --level) {
+    const at::Tensor found = shown_at(tensor, level);
+    if (!found.is_same(tensor)) {
+      return found;
+    }
+  }
+  return tensor;
 }
 
 at::Tensor remove_batch_dim(

@@ -35,6 +35,9 @@ at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim);
 // The batched tensor of the vmap of this level that the tensor stands for, or the tensor. NOTE
 // [Made inside].
 at::Tensor shown_at(const at::Tensor& tensor, int64_t level);
+// The same of any vmap on the stack: for torch's printing too, with whose own keys excluded the
+// layers below are not to take them for their own bypassing.
+at::Tensor shown(const at::Tensor& tensor);
 
 // The tensor without its batch dimension, which is moved to `out_dim`; a tensor
 // that this vmap did not batch is repeated `batch_size` times.

@@ -25,6 +25,7 @@
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
 #include "values/inside.h"
@@ -58,27 +59,6 @@ py::list current_stack() {
 py::object top() {
   const Layer* layer = top_layer();
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
-}
-
-// What a tensor stands for that a vmap's function has written to, at whichever level that is; torch
-// prints with its own keys excluded, which the layers below are not to take for their own
-// bypassing.
-at::Tensor shown(const at::Tensor& tensor) {
-  auto keys = thread_keys();
-  keys.set_excluded(keys.excluded() - kTorchFuncKeys);
-  const c10::impl::ForceDispatchKeyGuard guard(keys);
-  const auto* wrapper = wrapper_of(tensor);
-  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  const int64_t own = wrapper != nullptr   ? wrapper->level().value_or(0)
-                      : batched != nullptr ? batched->level()
-                                           : 0;
-  for (auto level = static_cast<int64_t>(mirror().size()); level > own; --level) {
-    const at::Tensor found = shown_at(tensor, level);
-    if (!found.is_same(tensor)) {
-      return found;
-    }
-  }
-  return tensor;
 }
 
 template <class Is>
@@ -125,6 +105,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);
+  stand_before_subscripts();
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));

@@ -5,6 +5,7 @@
 #include "python/arguments.h"
 #include "python/tree.h"
 #include "rules/rule.h"
+#include "rules/vjp_call.h"
 
 namespace torchlayers {
 namespace {

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "core/hooks.h"
+#include "core/recording.h"
 #include "core/stack.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -34,6 +36,16 @@ at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |
                     c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched);
   return at::detail::make_tensor<OurBatch>(keys, std::move(value), dim, layer);
+}
+
+const at::Tensor* batched_in_front(const at::Tensor& tensor, const Layer& layer) {
+  const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
+  if (impl == nullptr || impl->level() != layer.level() || impl->bdim() != 0 || tensor.dim() == 0 ||
+      has_escaped(tensor, layer)) {
+    return nullptr;
+  }
+  const at::Tensor& value = impl->value();
+  return is_strided(value) ? &value : nullptr;
 }
 
 at::Tensor adopted(const at::Tensor& tensor, const Layer& layer) {

@@ -18,6 +18,10 @@ namespace torchlayers {
 // The batched tensor of this value, of the layer, which is on this thread's stack.
 at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer);
 
+// What the tensor batches, if it does so in front, at this layer's level, and samples have
+// dimensions; else null.
+const at::Tensor* batched_in_front(const at::Tensor& tensor, const Layer& layer);
+
 // The same tensor, of our kind, if it is of torch's, of the layer's level, and nobody else's yet.
 at::Tensor adopted(const at::Tensor& tensor, const Layer& layer);
 

@@ -265,7 +265,7 @@ void Inside::make_room(const Tensor& tensor) {
     const Place from = trail(place_of(whole), layer_.level(), [](const Place&) { return true; });
     moved.to = room(moved.extent.count, tensor);
     const Tensor old = at_places(moved.to, after(moved, from));
-    if (!nothing_is_below() || !copy_at_once(old, whole)) {
+    if (!nothing_is_below() || !copy_at_once(old, all_of(old), whole)) {
       old.copy_(whole);
     }
   }

@@ -34,6 +34,11 @@ def _of_ones(rank: int) -> Tensor:
     return values(3, 4, *[1] * (rank - 2))
 
 
+def _places(x: Tensor) -> Tensor:
+    """Two places that each sample has of its own, where it differs."""
+    return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
+
+
 def in_order(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -420,6 +425,19 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x: x[:, PLACES, PLACES], [values(2, 3, 3)]),
         (lambda x: x[PLACES, :, PLACES], [values(3, 2, 3)]),
         (lambda x: x[ROWS > 0], [X]),
+    ],
+    "index_put": [
+        (lambda x, y: A.index_put(x, [_places(x)], y), [SQUARE, V]),
+        (lambda x, y: A.index_put(x, [None, _places(x), PLACES], y, True), [CUBES, X[:, :2]]),
+        (lambda x, y: A.index_put(x, [_places(x), None, PLACES], y), [CUBES[:, :2], X[:, :2]]),
+    ],
+    "index_put_": [
+        (lambda x, y: A.index_put_(x.clone(), [None, _places(x)], y), [SQUARE, values(3, 2)]),
+        (lambda x, y: A.index_put_(x.clone(), [None, _places(x)[0], PLACES], y), [CUBES, X[:, :2]]),
+        (lambda x, y: A.index_put_(x.clone(), [_places(x), MASK[0]], y), [SQUARE, values()]),
+    ],
+    "_index_put_impl_": [
+        (lambda x, y: A._index_put_impl_(x.clone(), [None, _places(x)], y), [SQUARE, values(2)]),
     ],
     "embedding": [
         (lambda w: A.embedding(w, PLACES), [SQUARE]),

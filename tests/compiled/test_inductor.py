@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 import torchlayers as tl
 from tests.reported import POINTS, REPORTED
@@ -68,6 +69,18 @@ def test_strides_are_those_of_the_function():
     f = lambda x: (x.t() * 2, x.t().contiguous().sin(), x[1:])  # noqa: E731
     for one, other in zip(tl.compile(f)(POINTS), f(POINTS), strict=True):
         assert one.stride() == other.stride()
+
+
+def test_inductors_table_of_dtypes_is_made_once(monkeypatch):
+    made = []
+    fill = DtypePropagationOpsHandler.__init__
+    monkeypatch.setattr(
+        DtypePropagationOpsHandler, "__init__", lambda self: (made.append(1), fill(self))[1]
+    )
+    tl.compile(lambda x: x.sin().exp().cos() * 0.75 + x)(POINTS)
+    assert len(made) == 1
+    DtypePropagationOpsHandler()
+    assert len(made) == 2
 
 
 def test_auto_takes_the_code_when_it_is_ready():

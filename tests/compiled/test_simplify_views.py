@@ -136,3 +136,35 @@ def test_large_products_and_half_precision_stay_products():
         lambda *x: torch.addmv(*x, beta=0), nan, torch.ones(2, 2), torch.ones(2), fuse_small=True
     )
     assert "add" not in operators(graph)
+
+
+# What a product of so few terms is of, and whether its second factor's rows have holes in between.
+STRIDED = {
+    "transposed": (torch.mm, (8, 3), (20, 3), True),
+    "each of a batch": (torch.bmm, (2, 8, 3), (2, 20, 3), True),
+    "with a bias": (lambda x, y: torch.addmm(x[:, :1], x, y), (8, 3), (20, 3), True),
+    "read by few rows": (torch.mm, (3, 3), (20, 3), False),
+    "with few columns": (torch.mm, (8, 3), (15, 3), False),
+    "of more terms": (torch.mm, (8, 5), (20, 5), False),
+}
+
+
+@pytest.mark.parametrize("name", STRIDED)
+def test_a_factor_whose_rows_have_holes_is_copied(name):
+    product, one, other, is_copied = STRIDED[name]
+    args = torch.randn(one), torch.randn(other)
+    graph = same(lambda x, y: product(x, y.mT), *args, exact=False, fuse_small=True)
+    assert copied_in_rows(graph) == ([True] if is_copied else [])
+
+
+def test_a_factor_that_lies_in_rows_is_read_as_it_is():
+    x, y = torch.randn(8, 3), torch.randn(3, 20)
+    for other in (lambda y: y, lambda y: y[0].expand(3, 20), lambda y: y[:, :1].expand(3, 20)):
+        graph = same(lambda x, y, f=other: x @ f(y), x, y, exact=False, fuse_small=True)
+        assert copied_in_rows(graph) == []
+
+
+def copied_in_rows(graph):
+    """Of each copy with strides of its own, whether its rows have no holes."""
+    copies = [node for node in graph.graph.nodes if "force_stride" in str(node.target)]
+    return [node.meta["val"].is_contiguous() for node in copies]

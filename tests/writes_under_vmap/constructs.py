@@ -178,7 +178,70 @@ PROGRAMS: dict[str, Sample] = {
     "swapped in place": lambda x: _swap(x),
 }
 
-CONSTRUCTS: dict[str, Sample] = {**FACTORIES, **WRITES, **VIEWS, **PROGRAMS}
+# A tensor without dimensions as an index, of which each sample has its own.
+NUMBERS: dict[str, Sample] = {
+    "an element": lambda x: _set(torch.zeros(3, **DOUBLE), x.argmax(), x.sum()),
+    "an element of a clone": lambda x: _set(x.clone(), x.argmin(), x[0] ** 2),
+    "a row": lambda x: _set(torch.zeros(3, 2, **DOUBLE), x.argmax(), x[:2]),
+    "a part of a row": lambda x: _set(
+        torch.zeros(3, 3, **DOUBLE), (x.argmax(), slice(1, 3)), x[None, :2]
+    ),
+    "a column": lambda x: _set(torch.ones(3, 3, **DOUBLE), (..., x.argmin()), x),
+    "two of them apart": lambda x: _set(
+        torch.ones(3, 2, 3, **DOUBLE), (x.argmin(), slice(None), x.argmax()), x[:2]
+    ),
+    "beside a list": lambda x: _set(
+        torch.ones(3, 3, 3, **DOUBLE), (x.argmin(), slice(None), [0, 2]), x[:2]
+    ),
+    "behind a list": lambda x: _set(
+        torch.ones(2, 3, 3, **DOUBLE), ([1, 0], slice(None), x.argmin()), x
+    ),
+    "beside a mask": lambda x: _set(
+        torch.ones(3, 2, 3, **DOUBLE), (x.argmin(), slice(None), CAPTURED > 0), x[:2]
+    ),
+    "beside None": lambda x: _set(torch.ones(3, 3, **DOUBLE), (None, x.argmin(), 1), x[2]),
+    "counted from behind": lambda x: _set(torch.ones(3, **DOUBLE), x.argmin() - 3, x[2]),
+    "of int32": lambda x: _set(torch.ones(3, **DOUBLE), x.argmin().int(), x[2]),
+    "a number is written": lambda x: _set(torch.ones(3, **DOUBLE) + x, x.argmin(), 2.5),
+    "of another dtype": lambda x: _set(torch.zeros(3, **DOUBLE), x.argmax(), x.sum().float()),
+    "added to": lambda x: _add(x.clone(), x.argmax(), x[1] * x[2]),
+    "a row is added to": lambda x: _add(torch.outer(x, x), x.argmax(), x.sin()),
+    "that the function wrote": lambda x: _counted(x),
+    "read": lambda x: x[x.argmax()] * x[x.argmin()],
+    "a row is read": lambda x: torch.outer(x, x)[x.argmax()] * x,
+    "a column is read": lambda x: torch.outer(x, x)[:, x.argmax()] * x,
+    "an element is read": lambda x: torch.outer(x, x)[x.argmax(), -1],
+    "read beside a list": lambda x: torch.outer(x, x)[[0, 1], x.argmax()],
+    "a captured one is read": lambda x: CAPTURED[x.argmin()] * x,
+    "a flag": lambda x: _set(torch.zeros(3, **DOUBLE), x.sum() > 0, x),
+    "a flag and a number": lambda x: _set(
+        torch.zeros(3, 3, **DOUBLE), (x.argmax(), x.sum() > 0), x.exp()
+    ),
+    "a flag and a slice": lambda x: _set(
+        torch.zeros(3, **DOUBLE), (slice(1, 3), x.sum() > 0), x[:2]
+    ),
+}
+
+
+def _set(y: Tensor, index: Any, value: Any) -> Tensor:
+    y[index] = value
+    return y
+
+
+def _add(y: Tensor, index: Any, value: Tensor) -> Tensor:
+    y[index] += value
+    return y
+
+
+def _counted(x: Tensor) -> Tensor:
+    y, place = torch.zeros(3, **DOUBLE), torch.tensor(-1)
+    for i in range(3):
+        place += x[i] > 0
+        y[place] += x[i]
+    return y
+
+
+CONSTRUCTS: dict[str, Sample] = {**FACTORIES, **WRITES, **VIEWS, **PROGRAMS, **NUMBERS}
 
 
 def _items(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.compiled.kernels import Kernel
 
 _aten = torch.ops.aten
 _EXTERN = {
@@ -189,9 +190,12 @@ def _kernels(module: ast.Module) -> dict[str, int]:
 
 
 def _address(kernel: Any) -> int:
-    """Where the function in C is that a kernel's module has for Python."""
-    library = ctypes.CDLL(kernel.__self__.__file__)
-    address = ctypes.cast(library.kernel, ctypes.c_void_p).value
+    """Where the function in C is, of a kernel alone or of one that has a module for Python."""
+    if isinstance(kernel, Kernel):
+        address = kernel.address
+    else:
+        library = ctypes.CDLL(kernel.__self__.__file__)
+        address = ctypes.cast(library.kernel, ctypes.c_void_p).value
     if address is None:
         raise _UnknownError
     return address

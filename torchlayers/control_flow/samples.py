@@ -12,6 +12,7 @@ branch never meets a tensor of which it has other samples than it runs on.
 import contextlib
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -303,8 +304,9 @@ class Inside(Around):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        call = _BY_SLOT.get(func, func)
         if self.is_covered:  # by one inside it, which asks this one
-            return func(*args, **kwargs)
+            return call(*args, **kwargs)
         if func in _OF_THE_TENSOR:
             return func(*args, **{name: self._of_the_tensor(name, kwargs[name]) for name in kwargs})
         seen = tree.map_all_tensors(self.sample, args)
@@ -318,7 +320,7 @@ class Inside(Around):
         if (rule := RULES.get(func)) is not None:
             with self:
                 return rule(*seen, **options)
-        return func(*seen, **options)
+        return call(*seen, **options)
 
     def _of_the_tensor(self, name: str, value: Any) -> Any:
         return value if name == "inputs" else tree.map_all_tensors(self.sample, [value])[0]
@@ -359,6 +361,13 @@ _OF_THE_TENSOR = {
         for name in ("requires_grad", "is_leaf", "grad", "grad_fn")
         for access in (getattr(Tensor, name).__get__, getattr(Tensor, name).__set__)
     ),
+}
+
+
+# Which torch calls by names that stand for its own alone. NOTE [Subscripts].
+_BY_SLOT: dict[Any, Any] = {
+    Tensor.__getitem__: operator.getitem,
+    Tensor.__setitem__: operator.setitem,
 }
 
 

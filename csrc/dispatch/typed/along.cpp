@@ -13,17 +13,6 @@ namespace {
 
 using at::Tensor;
 
-// What is batched, if the tensor is so in front, at this layer's level; else null.
-const Tensor* batched_in_front(const Tensor& tensor, const Layer& layer) {
-  const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
-  if (impl == nullptr || impl->level() != layer.level() || impl->bdim() != 0 || tensor.dim() == 0 ||
-      has_escaped(tensor, layer)) {
-    return nullptr;
-  }
-  const Tensor& value = impl->value();
-  return is_strided(value) ? &value : nullptr;
-}
-
 // Whether it is one for all samples, and no wrapper.
 bool is_unbatched(const Tensor& tensor, const Layer& layer) {
   const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);

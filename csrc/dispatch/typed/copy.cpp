@@ -39,7 +39,8 @@ class Copy final : public c10::OperatorKernel {
     if (!alike.is_lined_up() || !is_at_home(x, layer) || !is_at_home(y, layer)) {
       return false;
     }
-    if (layer.level() == 1 && copy_at_once(alike.value(x), alike.value(y))) {
+    if (layer.level() == 1 &&
+        copy_at_once(alike.value(x), all_of(alike.value(x)), alike.value(y))) {
       return true;
     }
     const auto done = process_typed(op_, layer, "rule", /*are_plain=*/false, [&] {

@@ -141,7 +141,21 @@ class BatchedCall {
     finish(results);
     return true;
   }
-  // The same where what it returns is one tensor that does not depend on the sample.
+  // The same of an operator in place, whose first argument is batched: `compute` writes to its
+  // value.
+  template <class Compute>
+  bool write(const Compute& compute) {
+    trace("rule", op_, layer_);
+    {
+      const Below below(layer_, op_);
+      compute();
+    }
+    at::Tensor written = tensor(0);
+    args_.resize(first_);
+    args_.emplace_back(std::move(written));
+    return true;
+  }
+  // The same as `give` where what it returns is one tensor that does not depend on the sample.
   template <class Compute>
   bool give_unbatched(const Compute& compute) {
     trace("rule", op_, layer_);

@@ -1,6 +1,10 @@
 // Indexing, gathering and scattering.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <optional>
+#include <vector>
+
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -30,31 +34,40 @@ bool by_elements(BatchedCall& call, size_t) {
   });
 }
 
-// index.Tensor(x, indices). Indices that stand side by side leave the batch where it is; parted
-// ones would bring what they pick to the front of it.
-bool index(BatchedCall& call, size_t) {
-  const auto given = call[1].toListRef();
-  std::vector<Tensor> indices;
-  int64_t runs = 0;
-  bool was_index = false;
-  bool any_batched = false;
-  for (const c10::IValue& each : given) {
-    const bool is_index = each.isTensor() && each.toTensor().defined();
-    runs += is_index && !was_index ? 1 : 0;
-    was_index = is_index;
-    indices.push_back(is_index ? each.toTensor() : Tensor());
-    any_batched = any_batched || (is_index && call.is_batched(indices.back()));
+c10::List<std::optional<Tensor>> as_list(const std::vector<Tensor>& indices) {
+  c10::List<std::optional<Tensor>> list;
+  for (const Tensor& index : indices) {
+    list.push_back(index.defined() ? std::optional<Tensor>(index) : std::nullopt);
   }
+  return list;
+}
+
+// The indices of x[indices], undefined where a dimension has none, and in how many places tensors
+// stand side by side: in one they leave the dimensions before them where they are, parted they
+// bring what they pick to the front.
+struct Indices {
+  std::vector<Tensor> all;
+  int64_t runs = 0;
+  bool any_batched = false;
+
+  Indices(const BatchedCall& call, const c10::IValue& given) {
+    bool was_index = false;
+    for (const c10::IValue& each : given.toListRef()) {
+      const bool is_index = each.isTensor() && each.toTensor().defined();
+      runs += is_index && !was_index ? 1 : 0;
+      was_index = is_index;
+      all.push_back(is_index ? each.toTensor() : Tensor());
+      any_batched = any_batched || (is_index && call.is_batched(all.back()));
+    }
+  }
+};
+
+// index.Tensor(x, indices)
+bool index(BatchedCall& call, size_t) {
+  auto [indices, runs, any_batched] = Indices(call, call[1]);
   if (runs != 1) {
     return false;
   }
-  const auto as_list = [](const std::vector<Tensor>& tensors) {
-    c10::List<std::optional<Tensor>> list;
-    for (const Tensor& tensor : tensors) {
-      list.push_back(tensor.defined() ? std::optional<Tensor>(tensor) : std::nullopt);
-    }
-    return list;
-  };
   if (!any_batched && call.is_batched(0)) {
     const bool has_rank = static_cast<int64_t>(indices.size()) <= call.rank(0);
     return has_rank && call.give([&] {
@@ -67,6 +80,64 @@ bool index(BatchedCall& call, size_t) {
     return call.give([&] { return at::index(call.tensor(0), as_list({call.value(indices[0])})); });
   }
   return false;
+}
+
+bool is_mask(const Tensor& index) {
+  return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
+}
+
+// index_put(x, indices, values, ...), with indices of each sample's own: the sample's number is one
+// more, beside the first of them. torch's rule of index_put_ puts the values' dimensions in another
+// order where a dimension without an index is before them.
+bool index_put(BatchedCall& call, size_t) {
+  const bool is_in_place = call.op().is_in_place;
+  const Indices given(call, call[1]);
+  const auto is_first = [](const Tensor& index) { return index.defined(); };
+  const auto before = std::find_if(given.all.begin(), given.all.end(), is_first);
+  int64_t picked = 0; // dimensions of x
+  int64_t rank = 0;   // of what all indices together are
+  for (const Tensor& index : given.all) {
+    if (!index.defined()) {
+      continue;
+    }
+    if (is_mask(index) && (call.is_batched(index) || index.dim() == 0)) {
+      return false;
+    }
+    picked += is_mask(index) ? index.dim() : 1;
+    rank = std::max(rank, is_mask(index) ? 1 : index.dim());
+  }
+  const int64_t rank_of_values = call.rank(0) - picked + rank;
+  if (!given.any_batched || (is_in_place && !call.is_batched(0)) || picked > call.rank(0) ||
+      call.rank(2) > rank_of_values) {
+    return false;
+  }
+  const int64_t at = given.runs == 1 ? before - given.all.begin() : 0;
+  const auto put = [&] {
+    std::vector<Tensor> indices(at);
+    at::DimVector sizes(rank + 1, 1);
+    sizes[0] = call.batch_size();
+    indices.push_back(
+        at::arange(sizes[0], call.tensor(0).options().dtype(at::kLong)).reshape(sizes));
+    for (auto index = given.all.begin() + at; index != given.all.end(); ++index) {
+      if (!index->defined()) {
+        indices.emplace_back();
+      } else if (call.is_batched(*index)) {
+        indices.push_back(BatchedCall::raised(call.value(*index), rank));
+      } else if (is_mask(*index)) {
+        const auto places = index->nonzero().unbind(1);
+        indices.insert(indices.end(), places.begin(), places.end());
+      } else {
+        indices.push_back(*index);
+      }
+    }
+    const Tensor values = call.is_batched(2) ? call.value(2) : call.tensor(2).unsqueeze(0);
+    Args args = call.args_with([&](size_t i) { return call.tensor(i); });
+    args[0] = (is_in_place ? call.value(0) : call.expanded(0)).movedim(0, at);
+    args[1] = as_list(indices);
+    args[2] = BatchedCall::raised(values, rank_of_values).movedim(0, at);
+    return call.call(std::move(args)).movedim(at, 0);
+  };
+  return is_in_place ? call.write(put) : call.give(put);
 }
 
 // embedding(weight, indices, padding, scale by frequency, sparse): what is after the indices is a
@@ -98,6 +169,7 @@ void add_batched_indexing(BatchingTable& rules) {
   rules.add({"index_select"}, {at_dim, 1}); // one index for all samples
   rules.add({"gather", "scatter.src", "scatter.value", "scatter_add"}, {by_elements});
   rules.add({"index.Tensor"}, {index});
+  rules.add({"index_put", "index_put_", "_index_put_impl_"}, {index_put});
   rules.add({"embedding"}, {embedding});
 }
 

@@ -1,0 +1,207 @@
+#include "python/subscripts.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+
+#include "core/keys.h"
+#include "dispatch/typed/typed.h"
+#include "values/batched.h"
+#include "values/copy.h"
+#include "values/inside.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+binaryfunc torchs_get = nullptr;
+objobjargproc torchs_set = nullptr;
+
+bool may_be_ours(PyObject* self) {
+  return C10_UNLIKELY(thread_keys().included().has(kFront)) && THPVariable_CheckExact(self) &&
+         !at::impl::torch_function_mode_enabled();
+}
+
+Indices members_of(PyObject* const& index) {
+  if (!PyTuple_CheckExact(index)) {
+    return index;
+  }
+  return {
+      reinterpret_cast<PyTupleObject*>(index)->ob_item,
+      static_cast<size_t>(PyTuple_GET_SIZE(index))};
+}
+
+// ---- y[i] = v at once
+
+bool is_int_or_none(PyObject* object) {
+  return object == Py_None || PyLong_CheckExact(object);
+}
+
+// Whether it takes up a dimension.
+bool is_of_dim(PyObject* index) {
+  return PyLong_CheckExact(index) || PySlice_Check(index);
+}
+
+// What whole numbers, slices, None and an ellipsis leave of the dimensions behind the batch.
+class Narrowed {
+ public:
+  explicit Narrowed(const Tensor& batch) : part(all_of(batch)) {}
+
+  // False where torch is to see to it.
+  bool take(Indices indices) {
+    for (size_t i = 0; i < indices.size(); ++i) {
+      PyObject* index = indices[i];
+      if (index == Py_None) {
+        part.sizes.insert(part.sizes.begin() + dim_, 1);
+        part.strides.insert(part.strides.begin() + dim_, 0);
+        ++dim_;
+      } else if (index == Py_Ellipsis) {
+        const auto rest = std::count_if(indices.begin() + i + 1, indices.end(), is_of_dim);
+        const auto behind = static_cast<ptrdiff_t>(part.sizes.size()) - rest;
+        if (behind < dim_) {
+          return false;
+        }
+        dim_ = behind;
+      } else if (dim_ >= static_cast<ptrdiff_t>(part.sizes.size()) || !take_of_dim(index)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Part part;
+
+ private:
+  bool take_of_dim(PyObject* index) {
+    int64_t& size = part.sizes[dim_];
+    int64_t& stride = part.strides[dim_];
+    if (PyLong_CheckExact(index)) {
+      int overflow = 0;
+      int64_t at = PyLong_AsLongLongAndOverflow(index, &overflow);
+      at += at < 0 ? size : 0;
+      if (overflow != 0 || at < 0 || at >= size) {
+        return false;
+      }
+      part.offset += at * stride;
+      part.sizes.erase(part.sizes.begin() + dim_);
+      part.strides.erase(part.strides.begin() + dim_);
+      return true;
+    }
+    if (!PySlice_Check(index)) {
+      return false;
+    }
+    const auto* slice = reinterpret_cast<PySliceObject*>(index);
+    Py_ssize_t start = 0;
+    Py_ssize_t stop = 0;
+    Py_ssize_t step = 0;
+    if (!is_int_or_none(slice->start) || !is_int_or_none(slice->stop) ||
+        !is_int_or_none(slice->step) || PySlice_Unpack(index, &start, &stop, &step) < 0) {
+      PyErr_Clear();
+      return false;
+    }
+    if (step < 1) {
+      return false;
+    }
+    const Py_ssize_t count = PySlice_AdjustIndices(size, &start, &stop, step);
+    part.offset += start * stride;
+    size = count;
+    stride *= step;
+    ++dim_;
+    return true;
+  }
+
+  ptrdiff_t dim_ = 1;
+};
+
+// The tensor that it stands for. NOTE [Made inside].
+Tensor shown_here(const Tensor& tensor, const Layer& layer) {
+  Tensor shown = layer.inside()->shown(tensor);
+  return shown.defined() ? shown : tensor;
+}
+
+bool write_at_once(PyObject* self, PyObject* const& index, PyObject* given) {
+  const Layer* layer = vmap_on_top();
+  if (layer == nullptr || layer->level() != 1 || !THPVariable_CheckExact(given)) {
+    return false;
+  }
+  const Tensor y = shown_here(THPVariable_Unpack(self), *layer);
+  const Tensor* into = batched_in_front(y, *layer);
+  if (into == nullptr) {
+    return false;
+  }
+  Narrowed narrowed(*into);
+  if (!narrowed.take(members_of(index))) {
+    return false;
+  }
+  const Tensor value = shown_here(THPVariable_Unpack(given), *layer);
+  const auto* batched = at::functorch::maybeGetBatchedImpl(value);
+  if (batched == nullptr) { // or of another transform, which is not plain
+    const bool has_no_batch = value.dim() < static_cast<int64_t>(narrowed.part.sizes.size());
+    return has_no_batch && copy_at_once(*into, narrowed.part, value);
+  }
+  return batched->level() == layer->level() && batched->bdim() == 0 &&
+         !has_escaped(value, *layer) &&
+         copy_at_once(*into, narrowed.part, batched->value(), /*in_front=*/1);
+}
+
+// ---- the slots
+
+PyObject* subscript(PyObject* self, PyObject* index) {
+  if (may_be_ours(self)) {
+    HANDLE_TH_ERRORS
+    const auto indices = members_of(index);
+    if (any_number_of_samples(indices)) {
+      const Pick pick(self, indices, torchs_get);
+      if (!pick.any_flag()) { // whose result would have a size of its own for each sample
+        return THPVariable_Wrap(pick.get());
+      }
+    }
+    END_HANDLE_TH_ERRORS
+  }
+  return torchs_get(self, index);
+}
+
+int set_subscript(PyObject* self, PyObject* index, PyObject* value) {
+  if (may_be_ours(self) && value != nullptr) {
+    HANDLE_TH_ERRORS
+    if (write_at_once(self, index, value)) {
+      return 0;
+    }
+    const auto indices = members_of(index);
+    if (any_number_of_samples(indices)) {
+      Pick(self, indices, torchs_get).set(value);
+      return 0;
+    }
+    END_HANDLE_TH_ERRORS_RET(-1)
+  }
+  return torchs_set(self, index, value);
+}
+
+void stand_before_torchs(PyTypeObject* type) {
+  PyMappingMethods* slots = type->tp_as_mapping;
+  if (slots->mp_subscript == torchs_get) {
+    slots->mp_subscript = subscript;
+  }
+  if (slots->mp_ass_subscript == torchs_set) {
+    slots->mp_ass_subscript = set_subscript;
+  }
+  const auto classes = pybind11::handle(reinterpret_cast<PyObject*>(type)).attr("__subclasses__")();
+  for (const pybind11::handle each : classes) {
+    stand_before_torchs(reinterpret_cast<PyTypeObject*>(each.ptr()));
+  }
+}
+
+} // namespace
+
+void stand_before_subscripts() {
+  auto* base = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  torchs_get = base->tp_as_mapping->mp_subscript;
+  torchs_set = base->tp_as_mapping->mp_ass_subscript;
+  stand_before_torchs(base);
+}
+
+} // namespace torchlayers

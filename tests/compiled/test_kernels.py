@@ -1,0 +1,130 @@
+"""Inductor's kernels, several in a file: as many files as are compiled at a time."""
+
+import ctypes
+import threading
+
+import pytest
+import torch
+from torch._inductor import config, cpp_builder
+from torch._inductor.async_compile import AsyncCompile
+
+import torchlayers as tl
+from torchlayers.compiled import inductor, kernels
+from torchlayers.compiled.kernels import Kernel
+
+X = torch.randn(64, 64)
+
+
+def chain(count, shift):
+    """So many kernels, each between two products; shift has others than in another test."""
+
+    def f(x):
+        for i in range(count):
+            x = (x @ x / 64).sin() + i / 64 + shift
+        return x
+
+    return f
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The files that a compiler was called for."""
+    files = []
+    build = cpp_builder.CppBuilder.build
+    monkeypatch.setattr(
+        cpp_builder.CppBuilder,
+        "build",
+        lambda self: (files.append(self.get_target_file_path()), build(self)),
+    )
+    return files
+
+
+@pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
+def test_kernels_share_files(at_a_time, files, built, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    f = chain(3, shift=at_a_time / 64)
+    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # what is made once is made
+    built.clear()
+    with config.patch(compile_threads=at_a_time):
+        compiled = tl.compile(f)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(X), f(X))
+    assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
+    assert len(built) == files
+
+
+def test_what_was_compiled_is_found_on_disk(built):
+    f = chain(2, shift=0.5)
+    expected = tl.compile(f)(X)
+    built.clear()
+    torch.testing.assert_close(tl.compile(f)(X), expected, rtol=0, atol=0)
+    assert built == []
+
+
+def test_kernels_are_called_from_python_where_the_wrapper_is_unknown(monkeypatch):
+    monkeypatch.setattr(inductor, "program_of", lambda code: None)
+    f = chain(2, shift=0.25)
+    compiled = tl.compile(f)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(X), f(X))
+    assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
+
+
+def test_a_kernel_is_called_from_python():
+    signature = ctypes.CFUNCTYPE(
+        None, ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_float)
+    )
+    called = signature(lambda x, y: x.__setitem__(0, y[1]))
+    kernel = Kernel(2)
+    kernel.address = ctypes.cast(called, ctypes.c_void_p).value
+    x, y = torch.zeros(2), torch.tensor([1.0, 2.0])
+    for _ in range(2):
+        assert kernel(x, y) is None
+    assert x.tolist() == [2, 0]
+
+
+KERNEL = """
+#include <torch/csrc/inductor/cpp_prefix.h>
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0)
+{
+    out_ptr0[0] = in_ptr0[0];
+}
+"""
+ADDRESSES = ["const float*", "float*"]
+ALONE = {
+    "numbers among its arguments": (["const float*", "const int64_t"], KERNEL),
+    "more tensors than are passed at once": (["float*"] * 81, KERNEL),
+    "another header": (ADDRESSES, KERNEL.replace("cpp_prefix", "other")),
+    "a function before it": (ADDRESSES, KERNEL.replace("extern", "void f() {}\nextern")),
+    "two functions": (ADDRESSES, KERNEL + 'extern "C" void other() {}'),
+}
+
+
+def test_a_kernel_of_addresses_shares_a_file():
+    assert kernels._read(ADDRESSES, KERNEL) is not None
+
+
+@pytest.mark.parametrize(("types", "source"), ALONE.values(), ids=ALONE)
+def test_a_kernel_with_more_is_compiled_alone(types, source):
+    assert kernels._read(types, source) is None
+
+
+def test_kernels_go_to_the_file_that_is_the_shortest():
+    sources = [kernels._Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
+    shared = kernels._shared_out(sources, 2)
+    assert [[len(source.text) for source in file] for file in shared] == [[5, 2], [3, 3, 1]]
+    assert kernels._shared_out([], 2) == []
+
+
+def test_other_threads_compile_as_they_did(monkeypatch):
+    alone = []
+    monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args: alone.append(args[1:]))
+    with kernels.compiled_together():
+        thread = threading.Thread(target=lambda: AsyncCompile().cpp_pybinding(ADDRESSES, KERNEL))
+        thread.start()
+        thread.join()
+        assert isinstance(AsyncCompile().cpp_pybinding(ADDRESSES, KERNEL), Kernel)
+    assert alone == [(ADDRESSES, KERNEL)]
+    AsyncCompile().cpp_pybinding(ADDRESSES, KERNEL)
+    assert len(alone) == 2
