@@ -4,11 +4,13 @@ What C++ asks is in csrc/core/device.h.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from torchlayers import _C
 
 HOST = torch.device("cpu")  # where Python and C++ look at numbers
 SHAPES_ONLY = torch.device("meta")  # where there are none
@@ -57,26 +59,26 @@ class RandomState:
     """
 
     def __init__(self) -> None:
-        self._host = torch.get_rng_state()
-        module = _accelerator_in_use()
-        count = 0 if module is None else module.device_count()
-        self._accelerators = [module.get_rng_state(i) for i in range(count)]
+        self._host = _C.RandomState()
+        self._accelerators = _states_of_accelerators()
 
     def restore(self) -> None:
         """From here on what was drawn since is drawn again."""
-        torch.set_rng_state(self._host)
-        for i, state in enumerate(self._accelerators):
-            _accelerator_in_use().set_rng_state(state, i)
+        self._host.restore()
+        if self._accelerators:
+            with _past_all():
+                for i, state in enumerate(self._accelerators):
+                    _accelerator_in_use().set_rng_state(state, i)
 
     def is_now(self) -> bool:
         """Whether as many numbers were drawn as when this was made."""
-        now = RandomState()
-        return len(self._accelerators) == len(now._accelerators) and all(
-            torch.equal(one, other)
-            for one, other in zip(
-                [self._host, *self._accelerators], [now._host, *now._accelerators], strict=True
+        if not self._host.is_now():
+            return False
+        now = _states_of_accelerators()
+        with _past_all() if now else nullcontext():
+            return len(now) == len(self._accelerators) and all(
+                map(torch.equal, now, self._accelerators)
             )
-        )
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -94,3 +96,19 @@ def _accelerator_in_use() -> Any:
     there = torch.accelerator.current_accelerator()
     module: Any = None if there is None else torch.get_device_module(there)
     return module if hasattr(module, "is_initialized") and module.is_initialized() else None
+
+
+def _states_of_accelerators() -> list[Tensor]:
+    module = _accelerator_in_use()
+    if module is None:
+        return []
+    with _past_all():
+        return [module.get_rng_state(i) for i in range(module.device_count())]
+
+
+@contextmanager
+def _past_all() -> Iterator[None]:
+    """Past layers and modes, which would take a state for a tensor of the program's."""
+    none: Any = torch._C
+    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+        yield

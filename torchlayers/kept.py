@@ -61,11 +61,12 @@ def _alias(tensor: Tensor) -> Tensor:
 def _may_be_kept(op: Any) -> bool:
     """Not what shares memory with its arguments or writes there, nor what draws random numbers.
 
-    Those drawn after it would be others.
+    Those drawn after it would be others. Nor is a tensor asked where it is in each recomputation.
     """
     schema = op._schema
     return (
-        not schema.is_mutable
+        op.namespace != "prim"
+        and not schema.is_mutable
         and not any(result.alias_info for result in schema.returns)
         and torch.Tag.nondeterministic_seeded not in op.tags
     )

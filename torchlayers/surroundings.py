@@ -11,6 +11,7 @@ from torch.utils._device import DeviceContext
 
 from torchlayers import tree
 from torchlayers.device import RandomState, with_autocast
+from torchlayers.recorded_again import recording
 from torchlayers.seeded import Draws
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -46,21 +47,22 @@ class Surroundings:
     """What a function sees, the random state, draws by keys, autocast and the default device."""
 
     def __init__(self) -> None:
-        self.seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
-        with _past_all():
-            self.random: RandomState | None = RandomState()
+        modes = _function_modes()
+        self.seen = [mode.as_now() for mode in modes if isinstance(mode, Around)]
+        self.device = _default_device(modes)
+        self.random: RandomState | None = RandomState()
         self.draws: Draws | None = Draws()
         self.autocast = _autocast()
-        self.device = _default_device()
+        self.recorded = recording()
+        self.recorded_draws = self.recorded.here() if self.recorded is not None else 0
 
     def forget_unused(self) -> None:
         """When the function has run, and it shows whether it has drawn random numbers."""
         assert self.random is not None and self.draws is not None
         if not self.draws.are_over():
             self.draws = None
-        with _past_all():
-            if self.random.is_now():
-                self.random = None
+        if self.random.is_now():
+            self.random = None
 
     @contextmanager
     def again(self) -> Iterator[None]:
@@ -68,36 +70,20 @@ class Surroundings:
         with ExitStack() as stack:
             for again in self.seen:
                 stack.enter_context(again())
-            for device, (is_on, dtype, caches) in self.autocast.items():
-                if _autocast().get(device) != (is_on, dtype, caches):
-                    stack.enter_context(torch.autocast(device, dtype, is_on, caches))
-            if self.device is not None and self.device is not _default_device():
+            now = _autocast()
+            if now != self.autocast:
+                for device, (is_on, dtype, caches) in self.autocast.items():
+                    if now.get(device) != (is_on, dtype, caches):
+                        stack.enter_context(torch.autocast(device, dtype, is_on, caches))
+            if self.device is not None and self.device is not _default_device(_function_modes()):
                 stack.enter_context(self.device)
             if self.draws is not None:
                 stack.enter_context(self.draws.again())
             if self.random is not None:
-                stack.enter_context(_restored(self.random))
+                stack.enter_context(self.random.restored())
+            if self.recorded is not None:
+                stack.enter_context(self.recorded.again(self.recorded_draws))
             yield
-
-
-@contextmanager
-def _past_all() -> Iterator[None]:
-    """Past layers and modes, which would take a state for a tensor of the program's."""
-    none = _torch._C
-    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
-        yield
-
-
-@contextmanager
-def _restored(random: RandomState) -> Iterator[None]:
-    with _past_all():
-        now = RandomState()
-        random.restore()
-    try:
-        yield
-    finally:
-        with _past_all():
-            now.restore()
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
@@ -108,10 +94,8 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
     }
 
 
-def _default_device() -> Any:
-    return next(
-        (mode for mode in reversed(_function_modes()) if isinstance(mode, DeviceContext)), None
-    )
+def _default_device(modes: list[Any]) -> Any:
+    return next((mode for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def _function_modes() -> list[Any]:

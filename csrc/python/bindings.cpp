@@ -100,6 +100,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_steps(m);
   bind_saved_hooks(m);
   bind_tensor_hooks(m);
+  bind_checkpoint(m);
+  bind_random_state(m);
   bind_budget(m);
   bind_modules(m);
   bind_programs(m);

@@ -18,6 +18,10 @@ void bind_operators(pybind11::module_& m);
 void bind_saved_hooks(pybind11::module_& m);
 // Hooks that a function inside transforms puts on tensors and modules.
 void bind_tensor_hooks(pybind11::module_& m);
+// What the processor's random generator will draw.
+void bind_random_state(pybind11::module_& m);
+// Those of checkpoints.
+void bind_checkpoint(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
 

@@ -35,9 +35,78 @@ py::tuple taken_apart(const at::Tensor& tensor) {
   return py::make_tuple(std::move(shell), std::move(numbers));
 }
 
+// How a tensor sees its memory.
+class Looks {
+ public:
+  explicit Looks(const at::Tensor& tensor)
+      : dtype_(tensor.dtype()),
+        sizes_(tensor.sizes()),
+        strides_(tensor.strides()),
+        offset_(tensor.storage_offset()),
+        is_conj_(tensor.is_conj()),
+        is_neg_(tensor.is_neg()) {}
+
+  // All of another one's memory, as one dimension.
+  static Looks at_all_of(const at::Tensor& tensor) {
+    Looks looks(tensor);
+    const auto bytes = tensor.storage().nbytes();
+    looks.sizes_ = {static_cast<int64_t>(bytes / tensor.element_size())};
+    looks.strides_ = {1};
+    looks.offset_ = 0;
+    looks.is_conj_ = looks.is_neg_ = false;
+    return looks;
+  }
+
+  bool operator==(const Looks&) const = default;
+
+  // Another tensor of the same memory. No operator runs.
+  at::Tensor seen(const at::Tensor& base) const {
+    const auto keys =
+        base.key_set() -
+        c10::DispatchKeySet({c10::DispatchKey::Conjugate, c10::DispatchKey::Negative});
+    auto tensor =
+        at::detail::make_tensor<c10::TensorImpl>(c10::Storage(base.storage()), keys, dtype_);
+    auto* impl = tensor.unsafeGetTensorImpl();
+    impl->set_sizes_and_strides(sizes_, strides_);
+    impl->set_storage_offset(offset_);
+    tensor._set_conj(is_conj_);
+    tensor._set_neg(is_neg_);
+    return tensor;
+  }
+
+ private:
+  caffe2::TypeMeta dtype_;
+  c10::SmallVector<int64_t, 5> sizes_, strides_;
+  int64_t offset_;
+  bool is_conj_, is_neg_;
+};
+
+// What tells a plain tensor's memory from another's; 0 where memory can't be told.
+uintptr_t address_of_memory(const at::Tensor& tensor) {
+  const bool is_plain = tensor.layout() == at::kStrided && tensor.has_storage() &&
+                        !tensor.is_quantized() && !tensor.is_nested() &&
+                        !tensor.key_set().has(c10::DispatchKey::Python);
+  return is_plain ? reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()) : 0;
+}
+
+// Another tensor with its memory and its version, which autograd knows nothing of.
+at::Tensor alias_of(const at::Tensor& tensor) {
+  const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKey::Python);
+  const auto& impl = tensor.getIntrusivePtr();
+  return at::Tensor(impl->shallow_copy_and_detach(
+      impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
 } // namespace
 
 void bind_budget(py::module_& m) {
+  py::class_<Looks>(m, "Looks", "How a tensor sees its memory.")
+      .def(py::init<const at::Tensor&>())
+      .def_static("at_all_of", torch::wrap_pybind_function(&Looks::at_all_of))
+      .def("__eq__", [](const Looks& one, const Looks& other) { return one == other; })
+      .def("seen", torch::wrap_pybind_function(&Looks::seen));
+  m.def("memory_of", &address_of_memory);
+  m.def("alias_of", torch::wrap_pybind_function(&alias_of));
   py::class_<Shell>(m, "Shell", "What the layers have put around a tensor's numbers.")
       .def(
           "around",

@@ -2,6 +2,7 @@
 // level records.
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
@@ -11,7 +12,9 @@
 #include "core/recording.h"
 #include "core/stack.h"
 #include "python/bindings.h"
-#include "python/module_dicts.h"
+#include "python/saved_hooks.h"
+#include "python/tree.h"
+#include "reverse/packed.h"
 #include "reverse/pass.h"
 #include "values/history.h"
 #include "values/shell.h"
@@ -22,22 +25,12 @@ namespace {
 
 namespace py = pybind11;
 
-// A user's pair of hooks, the stack that they were written in, and the tensors that modules were
-// called with there. NOTE [Where a hook runs].
-struct HooksOfUser {
-  py::object pack, unpack;
-  std::shared_ptr<const StackCopy> stack;
-  modules::Replacements in_modules;
-  bool keeps_tangents;  // as what `unpack` returns has none, as a rule
-  bool are_checkpoints; // of torch.utils.checkpoint
-};
-
 // What `pack` has returned, and what its tensor was besides its numbers.
 struct PackedTensor {
-  py::object packed;
+  at::Tensor itself; // where nothing is kept in its place
+  std::shared_ptr<Kept> kept;
   std::shared_ptr<const StackCopy> stack;
   History history;
-  bool is_itself; // `pack` was not asked
 };
 
 // While it lives, the thread's keys are those that the user called the operator with which the
@@ -86,52 +79,113 @@ class GroupOfPass {
   py::object set_;
 };
 
-// While a program is recorded to be compiled, a recomputation would be recorded too, and draw
-// random numbers of its own in every call.
-bool is_recording() {
-  return c10::impl::TorchDispatchModeTLS::get_mode(c10::impl::TorchDispatchModeKey::PROXY)
-      .has_value();
+// While somebody else records a program to be compiled, a recomputation would be recorded too, and
+// draw random numbers of its own in every call.
+bool may_recompute() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  return !Modes::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value() ||
+         imported("torchlayers.recorded_again", "may_recompute")().cast<bool>();
 }
 
-PackedTensor pack(const HooksOfUser& hooks, const at::Tensor& tensor, int64_t kept_at) {
-  const KeysOfCaller keys;
-  // A transform inside the hooks' block, or around it, may be at work above those.
-  const bool is_inner = mirror().size() > hooks.stack->size();
-  auto stack = is_inner ? std::make_shared<const StackCopy>(mirror()) : hooks.stack;
-  History history(tensor, kept_at, hooks.keeps_tangents);
-  if (hooks.are_checkpoints && is_recording()) {
-    return {py::cast(without_graphs(tensor)), std::move(stack), std::move(history), true};
+// What a user's `pack` has returned.
+struct KeptInPython : Kept {
+  explicit KeptInPython(py::object given) : packed(std::move(given)) {}
+  ~KeptInPython() override {
+    const py::gil_scoped_acquire gil;
+    packed = py::object();
   }
-  return {hooks.pack(tensor), std::move(stack), std::move(history), false};
-}
+  KeptInPython(const KeptInPython&) = delete;
+  KeptInPython& operator=(const KeptInPython&) = delete;
 
-at::Tensor unpack(const HooksOfUser& hooks, const PackedTensor& packed) {
-  py::object found = packed.packed;
-  if (!packed.is_itself) {
+  py::object packed;
+};
+
+class HooksOfUser : public SavedHooks {
+ public:
+  HooksOfUser(py::object pack, py::object unpack)
+      : SavedHooks(!py::hasattr(pack, "remakes_tangents")),
+        are_checkpoints_(
+            py::getattr(pack, "__module__", py::none()).equal(py::str("torch.utils.checkpoint"))),
+        pack_(std::move(pack)),
+        unpack_(std::move(unpack)) {}
+
+  std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t) override {
+    const py::gil_scoped_acquire gil;
+    const KeysOfCaller keys;
+    if (are_checkpoints_ && !may_recompute()) {
+      tensor = without_graphs(tensor);
+      return nullptr;
+    }
+    return std::make_shared<KeptInPython>(pack_(tensor));
+  }
+
+  at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
+    const py::gil_scoped_acquire gil;
     const GroupOfPass group;
-    const OnEarlierStack earlier(*packed.stack);
-    const modules::PutInAgain in_modules(hooks.in_modules);
-    found = hooks.unpack(packed.packed);
+    const OnEarlierStack earlier(stack);
+    const modules::PutInAgain in_modules(this->in_modules());
+    const py::object found = unpack_(static_cast<KeptInPython&>(kept).packed);
+    if (!THPVariable_Check(found.ptr())) {
+      throw torch::TypeError(
+          "torchlayers: the unpack hook of saved_tensors_hooks must return a tensor, got " +
+          std::string(py::str(py::type::of(found).attr("__name__"))) + ".");
+    }
+    return THPVariable_Unpack(found.ptr());
   }
-  if (!THPVariable_Check(found.ptr())) {
-    throw py::type_error(
-        "torchlayers: the unpack hook of saved_tensors_hooks must return a tensor, got " +
-        std::string(py::str(py::type::of(found).attr("__name__"))) + ".");
+
+ private:
+  bool are_checkpoints_; // of torch.utils.checkpoint
+  py::object pack_, unpack_;
+};
+
+PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by) {
+  // A transform inside the hooks' block, or around it, may be at work above those.
+  const bool is_inner = mirror().size() > hooks.stack()->size();
+  PackedTensor packed{
+      tensor,
+      nullptr,
+      is_inner ? std::make_shared<const StackCopy>(mirror()) : hooks.stack(),
+      History(tensor, saved_by, hooks.keeps_tangents())};
+  packed.kept = hooks.pack(packed.itself, saved_by);
+  if (packed.kept != nullptr) {
+    packed.itself = at::Tensor();
   }
-  return packed.history.given_to(THPVariable_Unpack(found.ptr()), *packed.stack);
+  return packed;
+}
+
+at::Tensor unpack(SavedHooks& hooks, const PackedTensor& packed) {
+  const at::Tensor numbers =
+      packed.kept == nullptr ? packed.itself : hooks.unpack(*packed.kept, *packed.stack);
+  return packed.history.given_to(numbers, *packed.stack);
 }
 
 // As Python's hooks are called: by torch.
 struct Pack {
-  std::shared_ptr<const HooksOfUser> hooks;
+  std::shared_ptr<SavedHooks> hooks;
 };
 struct Unpack {
-  std::shared_ptr<const HooksOfUser> hooks;
+  std::shared_ptr<SavedHooks> hooks;
+};
+
+// As nodes of ours call them.
+class OfNode : public torch::autograd::SavedVariableHooks {
+ public:
+  explicit OfNode(std::shared_ptr<SavedHooks> hooks) : hooks_(std::move(hooks)) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    packed_.emplace(pack(*hooks_, tensor, static_cast<int64_t>(mirror().size())));
+  }
+  at::Tensor call_unpack_hook() override {
+    return unpack(*hooks_, *packed_);
+  }
+
+ private:
+  std::shared_ptr<SavedHooks> hooks_;
+  std::optional<PackedTensor> packed_;
 };
 
 // A tensor that the hooks around have packed, as autograd's nodes have theirs; of no node.
 struct SavedByHooks {
-  std::shared_ptr<const HooksOfUser> hooks;
+  std::shared_ptr<SavedHooks> hooks;
   PackedTensor packed;
 };
 
@@ -147,41 +201,74 @@ StackCopy stack_of_hooks() {
   return stack;
 }
 
+using Defaults = at::SavedTensorDefaultHooks;
+
+py::handle innermost_pack() {
+  return Defaults::get_tls_state().stack.top().first.ptr(getPyInterpreter());
+}
+
+// They are on when this returns.
+void put_on(const std::shared_ptr<SavedHooks>& hooks) {
+  const auto object = [](auto&& caller) {
+    return c10::SafePyObject(py::cast(std::move(caller)).release().ptr(), getPyInterpreter());
+  };
+  Defaults::lazy_initialize();
+  Defaults::push_hooks(object(Pack{hooks}), object(Unpack{hooks}));
+}
+
 // Puts hooks of ours in the place of the innermost pair, which call those.
 void adopt() {
-  using Defaults = at::SavedTensorDefaultHooks;
   const py::gil_scoped_acquire gil;
-  const py::handle top = Defaults::get_tls_state().stack.top().first.ptr(getPyInterpreter());
-  if (!Defaults::is_enabled() || py::isinstance<Pack>(top)) {
+  if (!Defaults::is_enabled() || py::isinstance<Pack>(innermost_pack())) {
     return;
   }
-  auto stack = std::make_shared<const StackCopy>(stack_of_hooks());
   const auto [pack, unpack] = Defaults::pop_hooks();
-  const auto hooks = std::make_shared<HooksOfUser>(HooksOfUser{
+  const auto hooks = make_hooks<HooksOfUser>(
       py::reinterpret_borrow<py::object>(pack.ptr(getPyInterpreter())),
-      py::reinterpret_borrow<py::object>(unpack.ptr(getPyInterpreter())),
-      std::move(stack),
-      modules::put_in_now(),
-      true,
-      false});
-  hooks->keeps_tangents = !py::hasattr(hooks->pack, "remakes_tangents");
-  hooks->are_checkpoints =
-      py::getattr(hooks->pack, "__module__", py::none()).equal(py::str("torch.utils.checkpoint"));
-  Defaults::push_hooks(
-      c10::SafePyObject(py::cast(Pack{hooks}).release().ptr(), getPyInterpreter()),
-      c10::SafePyObject(py::cast(Unpack{hooks}).release().ptr(), getPyInterpreter()));
+      py::reinterpret_borrow<py::object>(unpack.ptr(getPyInterpreter())));
+  put_on(hooks);
+  hooks->look_around();
+}
+
+// Those that are on, which have been adopted.
+std::shared_ptr<SavedHooks> innermost() {
+  const py::gil_scoped_acquire gil;
+  const py::handle top = innermost_pack();
+  return py::isinstance<Pack>(top) ? top.cast<const Pack&>().hooks : nullptr;
+}
+
+std::unique_ptr<torch::autograd::SavedVariableHooks> hooks_for_node() {
+  if (Defaults::is_enabled() && any_saved_hooks() && !Defaults::get_tls_state().is_tracing) {
+    if (auto hooks = innermost()) {
+      return std::make_unique<OfNode>(std::move(hooks));
+    }
+  }
+  return torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks();
 }
 
 SavedByHooks saved_by_hooks(const at::Tensor& tensor) {
   adopt();
-  const py::handle top =
-      at::SavedTensorDefaultHooks::get_tls_state().stack.top().first.ptr(getPyInterpreter());
-  const auto& hooks = top.cast<const Pack&>().hooks;
+  auto hooks = innermost();
   at::NoGradGuard no_grad;
-  return {hooks, pack(*hooks, tensor, /*kept_at=*/-1)};
+  auto packed = pack(*hooks, tensor, SavedHooks::kArguments);
+  return {std::move(hooks), std::move(packed)};
 }
 
 } // namespace
+
+void SavedHooks::look_around() {
+  stack_ = std::make_shared<const StackCopy>(stack_of_hooks());
+  in_modules_ = modules::put_in_now();
+}
+
+void HooksOn::enter() const {
+  put_on(hooks_);
+  hooks_->look_around();
+}
+
+void HooksOn::exit() {
+  Defaults::pop_hooks();
+}
 
 void bind_saved_hooks(py::module_& m) {
   py::class_<SavedByHooks>(m, "SavedByHooks", "A tensor that the innermost hooks have packed.")
@@ -200,7 +287,11 @@ void bind_saved_hooks(py::module_& m) {
           torch::wrap_pybind_function([](const Unpack& self, const PackedTensor& packed) {
             return unpack(*self.hooks, packed);
           }));
+  py::class_<HooksOn>(m, "HooksOn", "In its block, saved-tensor hooks of ours are on.")
+      .def("__enter__", torch::wrap_pybind_function(&HooksOn::enter))
+      .def("__exit__", [](const HooksOn&, const py::args&) { HooksOn::exit(); });
   hooks.adopt_saved_hooks = &adopt;
+  saved_hooks_for_node = &hooks_for_node;
   m.def("adopt_saved_hooks", torch::wrap_pybind_function(&adopt));
   m.def("without_graphs", torch::wrap_pybind_function(&without_graphs));
   m.def("holder_of", torch::wrap_pybind_function(&holder_of));

@@ -20,6 +20,10 @@ const at::Tensor& stand_in() {
 
 } // namespace
 
+std::unique_ptr<torch::autograd::SavedVariableHooks> (*saved_hooks_for_node)() = [] {
+  return torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks();
+};
+
 bool packs_result() {
   return packing_result;
 }
@@ -27,9 +31,7 @@ bool packs_result() {
 void Packed::pack(const at::Tensor& tensor, bool is_result) {
   // A number that stands in an expression is its node's alone, here and in torch.
   hooks_.push_back(
-      tensor.unsafeGetTensorImpl()->is_wrapped_number()
-          ? nullptr
-          : torch::autograd::Engine::get_default_engine().get_default_saved_variable_hooks());
+      tensor.unsafeGetTensorImpl()->is_wrapped_number() ? nullptr : saved_hooks_for_node());
   if (hooks_.back() == nullptr) {
     return;
   }

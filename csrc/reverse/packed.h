@@ -14,6 +14,9 @@ namespace torchlayers {
 // saves it; else it is an argument, and the operator has not run yet.
 bool packs_result();
 
+// The hooks that are on, for one tensor of a node; null where there are none. Python has them.
+extern std::unique_ptr<torch::autograd::SavedVariableHooks> (*saved_hooks_for_node)();
+
 class Packed {
  public:
   // Calls the hooks that are on with a tensor that is saved. NOTE [Where a hook runs].

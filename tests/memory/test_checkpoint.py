@@ -297,7 +297,7 @@ def test_nothing_is_left_when_the_gradient_is_there():
     assert all(y() is None for y in seen)
 
 
-# In recordings nothing is recomputed.
+# In recordings
 
 
 def drawing(x):

@@ -40,7 +40,7 @@ def test_checkpointing_changes_nothing(nest, function, way):
     compare(nest, way(function), function)
 
 
-@pytest.mark.parametrize("nest", ["grad", "vjp", "vmap(grad)", "grad(vmap)", "jvp(grad)"])
+@nests
 def test_one_checkpoint_inside_another(nest):
     def f(x):
         return layers(layers(x) * x).sin()
@@ -52,20 +52,16 @@ def test_one_checkpoint_inside_another(nest):
             use_reentrant=False,
         )
 
-    compare(NESTS[nest], nested, f)
+    compare(nest, nested, f)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the inner one's arguments are packed by the outer one's hooks before any operator has "
-    "come to a layer, which could have told these hooks what the levels below know of a tensor",
-)
-def test_one_checkpoint_at_the_beginning_of_another_differentiated_twice():
+@nests
+def test_one_checkpoint_at_the_beginning_of_another(nest):
     def nested(x):
         inside = functools.partial(checkpoint, layers, use_reentrant=False)
         return checkpoint(inside, x, use_reentrant=False)
 
-    compare(NESTS["grad(grad)"], nested, layers)
+    compare(nest, nested, layers)
 
 
 def test_a_function_is_recomputed_once_a_pass():

@@ -37,6 +37,10 @@ def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
 # With max_norm they scale rows of the weight in place; a checkpoint's arguments have to stay.
 WRITES_TO_ITS_ARGUMENT = {"nn.functional.embedding", "nn.functional.embedding_bag"}
 
+# LAPACK adds in an order that depends on where in memory the numbers are: two calls of the same
+# gradient differ.
+DEPENDS_ON_ADDRESSES = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
+
 WAYS = {"checkpoint": checkpointed, "memory_budget": within_the_least}
 
 
@@ -71,8 +75,9 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
             if found is RecomputationError and full_name(op) in WRITES_TO_ITS_ARGUMENT:
                 continue
             assert not isinstance(found, type), (name, found)
+            exactly = {} if full_name(op) in DEPENDS_ON_ADDRESSES else {"rtol": 0, "atol": 0}
             for ours, theirs in zip(found, plain, strict=True):
-                torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(ours, theirs, equal_nan=True, **exactly)
 
 
 FILLED = pytest.mark.xfail(

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlayers import tree
 from torchlayers.compiled.opaque import random_from
 from torchlayers.compiled.refused import DATA_DEPENDENT, explain
+from torchlayers.recorded_again import Recomputations
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -22,8 +23,14 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, func: Callable[..., Any], capture: Callable[[Tensor], FakeTensor]) -> None:
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        capture: Callable[[Tensor], FakeTensor],
+        recomputations: Recomputations,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._recomputations = recomputations
         self._func = func
         self._capture = capture
 
@@ -38,7 +45,7 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))
         try:
-            return OTHERWISE.get(func, func)(*args, **kwargs)
+            return self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
             explain(error, self._func)
             raise

@@ -24,6 +24,7 @@ from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
+from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
 
 if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
@@ -209,7 +210,9 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with BelowTheLayers(self.func, self.capture), Branches():
+            recomputations = Recomputations()
+            bottom = BelowTheLayers(self.func, self.capture, recomputations)
+            with recorded(recomputations), bottom, Branches():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, torch_compile, tree
-from torchlayers.checkpoint import AdoptedHooks, is_recording
+from torchlayers._C import alias_of
+from torchlayers.checkpoint import AdoptedHooks
 from torchlayers.errors import TransformError
 from torchlayers.memory_budget.plan import Plan
 from torchlayers.memory_budget.stages import Outline
@@ -20,9 +21,9 @@ from torchlayers.memory_budget.tape import (
     State,
     Tape,
     again,
-    alias,
     at_the_bottom,
 )
+from torchlayers.recorded_again import is_recording
 from torchlayers.stack import transformed
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -136,7 +137,7 @@ class _Region:
             holds = self.holds_all
         if not holds or not state.bytes:
             return
-        state.hold(alias(tensor))
+        state.hold(alias_of(tensor))
         self.held.add(state.number)
         if self.holds_all and self._bytes(self.held) > self.budget:
             self.holds_all = False

@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from torchlayers import tree
+from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.errors import RecomputationError
 
 _torch: Any = torch  # what it keeps for its own use has no types
-_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-
-Looks = tuple[Any, ...]  # how a tensor sees its memory
 
 
 class State:
@@ -43,7 +42,7 @@ class State:
         self.is_read = False
 
     def hold(self, tensor: Tensor) -> None:
-        self.base, self.looks, self.version = tensor, looks(tensor), _version(tensor)
+        self.base, self.looks, self.version = tensor, Looks(tensor), _version(tensor)
 
     def let_go(self) -> None:
         if self.operator is not None:
@@ -66,7 +65,7 @@ class State:
 
     def tensor(self, looks: Looks) -> Tensor:
         assert self.base is not None
-        return self.base if looks == self.looks else seen(self.base, looks)
+        return self.base if looks == self.looks else looks.seen(self.base)
 
 
 class Read(NamedTuple):
@@ -85,36 +84,12 @@ class Operator(NamedTuple):
     place: int
     func: Any
     leaves: list[Any]  # a Read for a tensor
-    spec: tree.TreeSpec
+    spec: Any  # how the arguments are made of these
     makes: list[tuple[int, int]]
-
-
-def looks(tensor: Tensor) -> Looks:
-    return (
-        tensor.dtype,
-        tensor.size(),
-        tensor.stride(),
-        tensor.storage_offset(),
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
 
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def seen(base: Tensor, looks: Looks) -> Tensor:
-    """Another tensor of the same memory."""
-    dtype, size, stride, offset, is_conj, is_neg = looks
-    with _torch._C._DisableFuncTorch(), _torch._C._DisableTorchDispatch():
-        tensor = torch.empty(0, dtype=dtype, device=base.device)
-        tensor.set_(base.untyped_storage(), offset, size, stride)
-        if is_conj:
-            _torch._C._set_conj(tensor, True)
-        if is_neg:
-            _torch._C._set_neg(tensor, True)
-    return tensor
 
 
 @contextmanager
@@ -124,14 +99,6 @@ def at_the_bottom() -> Iterator[None]:
     layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
     with layers, none.DisableTorchFunction(), casts, torch.no_grad():
         yield
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """Another tensor with its memory and its version, which autograd knows nothing of."""
-    none = _torch._C
-    keeps_version = none._SetExcludeDispatchKeyGuard(none.DispatchKey.ADInplaceOrView, False)
-    with none._DisableFuncTorch(), none._DisableTorchDispatch(), keeps_version:
-        return tensor.detach()
 
 
 class _Kind(NamedTuple):
@@ -164,13 +131,34 @@ def _kind(op: Any) -> _Kind:
     return _Kind(is_view, written, repeats)
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    return (
-        type(tensor) in _PLAIN
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_mkldnn
-    )
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments as a list with all tensors among them in it, and how they are made of that.
+
+    As a rule no argument holds tensors, and none has to be looked into.
+    """
+    leaves = [*args, *kwargs.values()] if kwargs else [*args]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is dict or (
+            (kind is list or kind is tuple) and any(isinstance(each, Tensor) for each in leaf)
+        ):
+            return _flattened_deeply(args, kwargs)
+    return leaves, (len(args), tuple(kwargs))
+
+
+def _flattened_deeply(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    return tree.flatten((args, kwargs))
+
+
+def _unflattened(leaves: list[Any], spec: Any) -> Any:
+    if not isinstance(spec, tuple):
+        return tree.unflatten(leaves, spec)
+    count, names = spec
+    return leaves[:count], dict(zip(names, leaves[count:], strict=True))
+
+
+def _results(result: Any) -> Any:
+    return (result,) if isinstance(result, Tensor) else tree.leaves(result)
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -208,7 +196,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind.is_view:
             return func(*args, **kwargs)
         self.settle()
-        leaves, spec = tree.flatten((args, kwargs))
+        flatten = _flattened if isinstance(func, OpOverload) else _flattened_deeply
+        leaves, spec = flatten(args, kwargs)
         reads: list[Any] = [
             self.read(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
         ]
@@ -224,8 +213,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i in written:
             if reads[i] is not None:
                 self._wrote(operator, leaves[i], reads[i].state, may_repeat, i)
-        for i, leaf in enumerate(tree.leaves(result)):
-            if isinstance(leaf, Tensor) and _is_plain(leaf) and not self._known(leaf):
+        for i, leaf in enumerate(_results(result)):
+            address = memory_of(leaf) if isinstance(leaf, Tensor) else 0
+            if address and address not in self._now:
                 self._made(operator, leaf, may_repeat, i)
         for read in reads:
             if isinstance(read, Read):
@@ -251,20 +241,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def read(self, tensor: Tensor) -> Read | None:
         """The state that the tensor's memory is in; None where memory can't be told."""
-        if not _is_plain(tensor):
+        address = memory_of(tensor)
+        if address == 0:
             return None
-        address = tensor.untyped_storage()._cdata
         state = self._now.get(address)
         if state is None:
             state = self._new(tensor, None)
             state.is_outside = True
             state.bytes = 0
-            state.hold(alias(tensor))
+            state.hold(alias_of(tensor))
             self._now[address] = state
-        return Read(state, looks(tensor))
-
-    def _known(self, tensor: Tensor) -> bool:
-        return tensor.untyped_storage()._cdata in self._now
+        return Read(state, Looks(tensor))
 
     def _new(self, tensor: Tensor, operator: Operator | None) -> State:
         state = State(len(self.states), tensor.untyped_storage().nbytes(), operator)
@@ -273,7 +260,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _made(self, operator: Operator, tensor: Tensor, may_repeat: bool, place: int) -> None:
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = memory_of(tensor)
         state = self._new(tensor, operator if may_repeat else None)
         self._now[address] = state
         self._watched[address] = weakref.ref(storage, functools.partial(self._gone, address))
@@ -282,7 +269,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _keep(self, state: State, tensor: Tensor) -> None:
         if state.operator is None:
-            state.hold(alias(tensor))
+            state.hold(alias_of(tensor))
         else:
             self.made(state, tensor)
 
@@ -308,7 +295,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             state.let_go()
         elif state.base is not None and (state.is_outside or state.is_read):
             base = state.base
-            state.hold(seen(_cloned(base), looks(base)))
+            state.hold(Looks(base).seen(_cloned(base)))
         else:  # random numbers that nobody has read
             state.base = None
             return False
@@ -317,7 +304,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _wrote(
         self, operator: Operator, tensor: Tensor, old: State, may_repeat: bool, place: int
     ) -> None:
-        address = tensor.untyped_storage()._cdata
+        address = memory_of(tensor)
         if self._now.get(address) is not old:
             return  # of two tensors with one memory, the other
         state = self._new(tensor, operator if may_repeat and not old.is_outside else None)
@@ -334,8 +321,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _cloned(base: Tensor) -> Tensor:
     """A tensor of a copy of all its memory."""
     with at_the_bottom():
-        size = base.untyped_storage().nbytes() // base.element_size()
-        return seen(base, (base.dtype, (size,), (1,), 0, False, False)).clone()
+        return Looks.at_all_of(base).seen(base).clone()
 
 
 def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]:
@@ -354,12 +340,12 @@ def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]
             if state.number in written and state.number not in overwritten:
                 if state.number not in copies:
                     copies[state.number] = _cloned(state.base)
-                leaf = seen(copies[state.number], leaf.looks)
+                leaf = leaf.looks.seen(copies[state.number])
             else:
                 leaf = state.tensor(leaf.looks)
         leaves.append(leaf)
-    args, kwargs = tree.unflatten(leaves, operator.spec)
-    results = tree.leaves(operator.func(*args, **kwargs))
+    args, kwargs = _unflattened(leaves, operator.spec)
+    results = _results(operator.func(*args, **kwargs))
     return [
         (number, results[place] if place >= 0 else leaves[-1 - place])
         for number, place in operator.makes
@@ -375,7 +361,7 @@ def _cost(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     moved = sum(
         leaf.numel() * leaf.element_size()
         for leaf in tree.leaves((args, kwargs, result))
-        if isinstance(leaf, Tensor) and _is_plain(leaf)
+        if isinstance(leaf, Tensor) and memory_of(leaf)
     )
     counted = flop_registry.get(getattr(func, "overloadpacket", None))
     flops = counted(*args, **kwargs, out_val=result) if counted is not None else 0

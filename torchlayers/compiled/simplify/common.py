@@ -7,15 +7,24 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import has_effect
+from torchlayers.recorded_again import NUMBER
 
 
 def share_common(graph: GraphModule) -> None:
-    """Exact: the same operator on the same arguments. Draws of random numbers are not the same."""
+    """Exact: the same operator on the same arguments.
+
+    Draws of random numbers are not the same, nor is what a checkpoint computes again.
+    """
     first: dict[Hashable, Node] = {}
     for node in graph.graph.nodes:
         if node.op != "call_function" or has_effect(node):
             continue
-        told = (node.target, _key(node.args), _key(tuple(sorted(node.kwargs.items()))))
+        told = (
+            node.target,
+            _key(node.args),
+            _key(tuple(sorted(node.kwargs.items()))),
+            node.meta.get(NUMBER),
+        )
         earlier = first.setdefault(told, node)
         if earlier is not node:
             node.replace_all_uses_with(earlier)

@@ -16,6 +16,8 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchlayers.recorded_again import mark_like
+
 aten = torch.ops.aten
 
 # They read memory by strides of their own: what they read keeps its layout.
@@ -112,6 +114,7 @@ def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) ->
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target)
     node.args, node.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+    mark_like(node, before)
     try:
         node.meta["val"] = _computed(node)
     except Exception:

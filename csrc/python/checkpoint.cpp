@@ -1,0 +1,227 @@
+// The saved-tensor hooks of torchlayers/checkpoint.py.
+#include <algorithm>
+#include <array>
+#include <mutex>
+#include <vector>
+
+#include "core/stack.h"
+#include "python/bindings.h"
+#include "python/saved_hooks.h"
+#include "python/tree.h"
+#include "values/shell.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// What a tensor has to be again.
+struct Likeness {
+  explicit Likeness(const at::Tensor& tensor)
+      : sizes(tensor.sym_sizes()), dtype(tensor.scalar_type()), device(tensor.device()) {}
+
+  bool fit(const at::Tensor& tensor) const {
+    return tensor.sym_sizes() == c10::SymIntArrayRef(sizes) && tensor.scalar_type() == dtype &&
+           tensor.device() == device;
+  }
+  py::tuple to_python() const {
+    py::list shape;
+    for (const auto& size : sizes) {
+      shape.append(py::cast(size));
+    }
+    return py::make_tuple(py::tuple(shape), py::cast(dtype), py::cast(device));
+  }
+
+  c10::SymDimVector sizes;
+  at::ScalarType dtype;
+  at::Device device;
+};
+
+class Region;
+
+// A saved tensor's, filled where it has been recomputed and not been read yet.
+struct Place : Kept {
+  Place(std::shared_ptr<Region> region, size_t stream, const at::Tensor& tensor)
+      : region(std::move(region)), stream(stream), looks(tensor) {}
+
+  std::shared_ptr<Region> region;
+  size_t stream;
+  Likeness looks;
+  at::Tensor value;
+};
+
+// The tensors that a level saves are a stream of their own, and so are the arguments that regions
+// inside were given.
+size_t stream_of(int64_t saved_by) {
+  static_assert(SavedHooks::kArguments == -1);
+  return static_cast<size_t>(saved_by + 1);
+}
+constexpr size_t kStreamOfArguments = 0;
+
+// Whether it is one of a transform that the checkpointed function calls.
+bool is_inside(size_t depth) {
+  return mirror().size() > depth;
+}
+
+using Places = std::vector<std::weak_ptr<Place>>;
+
+// One call of a checkpointed function: what it saves at first becomes places.
+class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
+ public:
+  explicit Region(py::object call)
+      : SavedHooks(/*keeps_tangents=*/false), call_(std::move(call)), depth_(mirror().size()) {}
+
+  std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t saved_by) override {
+    if (is_inside(depth_)) {
+      tensor = without_graphs(tensor);
+      return nullptr;
+    }
+    const size_t stream = stream_of(saved_by);
+    auto place = std::make_shared<Place>(shared_from_this(), stream, tensor);
+    const std::lock_guard lock(mutex_);
+    if (places_.size() <= stream) {
+      places_.resize(stream + 1);
+    }
+    places_[stream].push_back(place);
+    return place;
+  }
+
+  at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
+    auto& place = static_cast<Place&>(kept);
+    for (;;) { // another thread may have read it meanwhile
+      if (at::Tensor value = take(place); value.defined()) {
+        return value;
+      }
+      recompute(place.stream, stack);
+    }
+  }
+
+  void fill(Place& place, at::Tensor value) {
+    if (!place.looks.fit(value)) {
+      const py::gil_scoped_acquire gil;
+      call_.attr("refuse_other")(place.looks.to_python(), Likeness(value).to_python());
+    }
+    const std::lock_guard lock(mutex_);
+    place.value = std::move(value);
+  }
+
+  size_t depth() const {
+    return depth_;
+  }
+
+ private:
+  at::Tensor take(Place& place) {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(place.value, at::Tensor());
+  }
+
+  Places places_of(size_t stream) {
+    const std::lock_guard lock(mutex_);
+    return stream < places_.size() ? places_[stream] : Places();
+  }
+
+  void recompute(size_t stream, const StackCopy& stack);
+
+  py::object call_; // in Python
+  size_t depth_;
+  std::mutex mutex_;
+  std::vector<Places> places_; // by stream
+};
+
+// When it is recomputed: fills the places of one stream, and of the arguments beside it.
+class Filling : public SavedHooks {
+ public:
+  struct Wanted {
+    size_t stream;
+    std::vector<std::shared_ptr<Place>> places; // null where nobody will read it any more
+    size_t count = 0;                           // of those saved
+
+    bool is_there() const {
+      return count >= places.size();
+    }
+  };
+
+  Filling(std::shared_ptr<Region> region, size_t stream, const Places& places, const Places& given)
+      : SavedHooks(/*keeps_tangents=*/false),
+        region_(std::move(region)),
+        wanted_{Wanted{stream, locked(places)}, Wanted{kStreamOfArguments, locked(given)}} {}
+
+  std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t saved_by) override {
+    tensor = without_graphs(tensor);
+    if (is_inside(region_->depth())) {
+      return nullptr;
+    }
+    const auto wanted = std::ranges::find(
+        wanted_, stream_of(saved_by), [](const auto& each) { return each.stream; });
+    if (wanted == wanted_.end()) {
+      return nullptr;
+    }
+    const size_t i = wanted->count++;
+    if (i < wanted->places.size()) {
+      if (const auto place = std::exchange(wanted->places[i], nullptr)) {
+        region_->fill(*place, tensor);
+      }
+    }
+    if (std::ranges::all_of(wanted_, [](const auto& each) { return each.is_there(); })) {
+      stop();
+    }
+    return nullptr;
+  }
+
+  at::Tensor unpack(Kept&, const StackCopy&) override {
+    TORCH_INTERNAL_ASSERT(false, "it keeps nothing");
+  }
+
+  size_t saved_at_first() const {
+    return wanted_[0].places.size();
+  }
+  size_t saved_again() const {
+    return wanted_[0].count;
+  }
+
+ private:
+  static std::vector<std::shared_ptr<Place>> locked(const Places& places) {
+    std::vector<std::shared_ptr<Place>> found;
+    found.reserve(places.size());
+    for (const auto& place : places) {
+      found.push_back(place.lock());
+    }
+    return found;
+  }
+
+  [[noreturn]] static void stop() {
+    const py::gil_scoped_acquire gil;
+    PyErr_SetNone(imported("torchlayers.checkpoint", "AllThere").ptr());
+    python_error error;
+    error.persist();
+    throw error;
+  }
+
+  std::shared_ptr<Region> region_;
+  std::array<Wanted, 2> wanted_;
+};
+
+void Region::recompute(size_t stream, const StackCopy& stack) {
+  const py::gil_scoped_acquire gil;
+  const OnEarlierStack earlier(stack);
+  const modules::PutInAgain again(in_modules());
+  const Places given = stream == kStreamOfArguments ? Places() : places_of(kStreamOfArguments);
+  const auto filling = make_hooks<Filling>(shared_from_this(), stream, places_of(stream), given);
+  call_.attr("recompute")(filling);
+}
+
+} // namespace
+
+void bind_checkpoint(py::module_& m) {
+  py::class_<SavedHooks, std::shared_ptr<SavedHooks>>(m, "SavedHooks", "Hooks of ours.")
+      .def("on", [](const std::shared_ptr<SavedHooks>& self) { return HooksOn(self); });
+  py::class_<Region, SavedHooks, std::shared_ptr<Region>>(
+      m, "Region", "What one call of a checkpointed function saves.")
+      .def(py::init([](py::object call) { return make_hooks<Region>(std::move(call)); }));
+  py::class_<Filling, SavedHooks, std::shared_ptr<Filling>>(
+      m, "Filling", "The same, while it is recomputed.")
+      .def_property_readonly("saved_at_first", &Filling::saved_at_first)
+      .def_property_readonly("saved_again", &Filling::saved_again);
+}
+
+} // namespace torchlayers

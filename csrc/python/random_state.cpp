@@ -1,0 +1,59 @@
+// The state of the processor's random generator, kept and compared without a tensor of it.
+#include <ATen/CPUGeneratorImpl.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "python/bindings.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+at::CPUGeneratorImpl& generator() {
+  return *at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator());
+}
+
+class RandomState {
+ public:
+  RandomState() {
+    const std::lock_guard lock(generator().mutex_);
+    state_ = generator().clone();
+  }
+
+  // Whether nothing has been drawn since.
+  bool is_now() const {
+    at::CPUGeneratorImpl& now = generator();
+    const std::lock_guard lock(now.mutex_);
+    const auto one = now.engine().data(), other = state_->engine().data();
+    return one.seed_ == other.seed_ && one.left_ == other.left_ && one.next_ == other.next_ &&
+           one.seeded_ == other.seeded_ && one.state_ == other.state_ &&
+           now.next_float_normal_sample() == state_->next_float_normal_sample() &&
+           now.next_double_normal_sample() == state_->next_double_normal_sample();
+  }
+
+  // From here on what was drawn since is drawn again.
+  void restore() const {
+    at::CPUGeneratorImpl& now = generator();
+    const std::lock_guard lock(now.mutex_);
+    now.set_engine(state_->engine());
+    now.set_next_float_normal_sample(state_->next_float_normal_sample());
+    now.set_next_double_normal_sample(state_->next_double_normal_sample());
+  }
+
+ private:
+  std::shared_ptr<at::CPUGeneratorImpl> state_;
+};
+
+} // namespace
+
+void bind_random_state(py::module_& m) {
+  py::class_<RandomState>(m, "RandomState", "Of the processor, as it is when this is made.")
+      .def(py::init<>())
+      .def("is_now", &RandomState::is_now)
+      .def("restore", &RandomState::restore);
+}
+
+} // namespace torchlayers
