@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
-from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
+from torchlayers.compiled.torchs_control_flow import ControlFlow
 from torchlayers.torch_versions import make_fx
 
 if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
@@ -209,7 +209,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
-            with BelowTheLayers(self.func, self.capture), Branches():
+            with BelowTheLayers(self.func, self.capture), ControlFlow():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
