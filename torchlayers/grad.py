@@ -245,10 +245,6 @@ def vjp(
                 retain_graph = create_graph
             _check_flag("retain_graph", retain_graph)
         try:
-            if _function_modes():  # control flow may show other cotangents
-                from torchlayers.surroundings import seen
-
-                cotangents = seen(cotangents)
             return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
         except TransformError:
             raise
@@ -258,9 +254,6 @@ def vjp(
 
     vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
     return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
-
-
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 
 def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:

@@ -21,6 +21,7 @@ class Around(TorchFunctionMode):
     """A mode that shows a function other tensors than it would see without it."""
 
     is_covered: bool  # by one inside it, which asks it
+    beyond: "Around | None" = None  # one around it, which it does not ask
 
     def sample(self, x: Tensor) -> Tensor:
         """The tensor as it is seen."""
@@ -32,15 +33,22 @@ class Around(TorchFunctionMode):
 
 
 def innermost() -> Around | None:
-    """The one that was entered last. It asks those around it."""
+    """The one that was entered last."""
     modes = reversed(_function_modes())
     return next((mode for mode in modes if isinstance(mode, Around)), None)
 
 
 def seen(values: Any) -> Any:
     """The values as a function sees them here."""
-    around = innermost()
-    return values if around is None else tree.map_tensors(around.sample, values)
+    return seen_by(innermost(), values)
+
+
+def seen_by(around: Around | None, values: Any) -> Any:
+    """Likewise, inside this one, which was entered here."""
+    while around is not None:
+        values = tree.map_tensors(around.sample, values)
+        around = around.beyond
+    return values
 
 
 class Surroundings:

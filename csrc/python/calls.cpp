@@ -30,22 +30,41 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
          std::is_sorted(places.begin(), places.end());
 }
 
-// The call as Python makes it, shown to torch.export where that is at work.
-PyObject* called(Call* call, PyObject* const* passed) {
-  HANDLE_TH_ERRORS
+// Where modes see functions of torch: control flow may show other arguments, as it does to
+// operators (torchlayers/surroundings.py), and torch.export is shown the call.
+py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t count) {
+  const auto seen = imported("torchlayers.surroundings", "seen");
+  std::vector<py::object> shown;
+  std::vector<PyObject*> given;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    const auto argument = py::reinterpret_borrow<py::object>(passed[i]);
+    const bool is_seen = i > 0 && (PyTuple_CheckExact(passed[i]) || PyDict_CheckExact(passed[i]) ||
+                                   PyList_CheckExact(passed[i]) || is_tensor(argument));
+    shown.push_back(is_seen ? py::object(seen(argument)) : argument);
+    given.push_back(shown.back().ptr());
+  }
   if (C10_LIKELY(!is_exporting())) {
+    return call(given.data());
+  }
+  const auto again = py::cpp_function([&] { return call(given.data()); });
+  return imported("torchlayers.torch_compile", "exported")(again);
+}
+
+// The call as Python makes it.
+PyObject* called(Call* call, PyObject* const* passed, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  if (C10_LIKELY(at::impl::PythonTorchFunctionTLS::stack_len() == 0)) {
     return call(passed).release().ptr();
   }
-  const auto again = py::cpp_function([=] { return call(passed); });
-  return imported("torchlayers.torch_compile", "exported")(again).release().ptr();
+  return called_under_modes(call, passed, count).release().ptr();
   END_HANDLE_TH_ERRORS
 }
 
 // pybind's way of calling takes longer than all that a call does.
 template <Call call>
 PyMethodDef method(const char* name) {
-  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t) {
-    return called(call, passed);
+  constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t count) {
+    return called(call, passed, count);
   };
   return {
       name,

@@ -42,7 +42,13 @@ def root(x):
 
 
 BRANCHES = [of_operands, of_what_it_captures, of_a_pytree, by_number, root]
-FUNCTIONS = [*BRANCHES, fixed]
+
+
+def doublings(x):
+    return tl.while_loop(lambda x: x.sum() < 10, lambda x: 2 * x + 1, x)
+
+
+FUNCTIONS = [*BRANCHES, fixed, doublings]
 
 
 def total(f):
@@ -89,10 +95,6 @@ def test_dynamo_knows_it(f):
         torch.testing.assert_close(compiled(x), f(x))
 
 
-def doublings(x):
-    return tl.while_loop(lambda x: x.sum() < 10, lambda x: 2 * x + 1, x)
-
-
 def test_dynamo_knows_while_loop():
     compiled = torch.compile(doublings, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), doublings(X))
@@ -121,16 +123,48 @@ def test_a_recorded_cond_holds_both_branches():
     assert not tl.current_stack()
 
 
-@pytest.mark.parametrize("nest", ["plain", "vmap", "grad"])
-def test_a_while_loop_is_refused_in_words(nest):
-    with pytest.raises(tl.errors.DataDependentError, match="Use scan, or fori_loop with bounds"):
-        tl.compile(NESTS[nest](doublings), backend="replay")(X)
+@pytest.mark.parametrize("nest", ["plain", "grad", "vmap"])
+@pytest.mark.parametrize("other", [lambda x: x[0], lambda x: x.double()], ids=["shape", "dtype"])
+def test_branches_that_differ_are_refused(nest, other):
+    def f(x):
+        return tl.cond(x.sum() > 0, lambda: x, lambda: other(x))
+
+    with pytest.raises(tl.errors.StructureError, match="the same shapes"):
+        tl.compile(NESTS[nest](f), backend="replay")(X)
     assert tl.current_stack() == ()
 
 
-def test_branches_that_differ_are_refused_under_layers():
+def test_a_branch_may_draw_where_it_is_differentiated():
     def f(x):
-        return tl.cond(x.sum() > 0, lambda: x, lambda: x[0]).sum()
+        return tl.cond(x.sum() > 0, lambda: x * torch.rand(2), lambda: x).sum()
 
-    with pytest.raises(tl.errors.StructureError, match="the same shapes"):
-        tl.compile(tl.grad(f), backend="replay")(X)
+    compiled = tl.compile(tl.grad(f, has_aux=False), backend="replay")
+    torch.manual_seed(0)
+    slopes = compiled(X)
+    torch.manual_seed(0)
+    torch.testing.assert_close(slopes, torch.rand(2))
+
+
+def gradient_inside(x):
+    """Transforms in a branch: of its operands, and of what it captures."""
+    y = 2 * x
+
+    def slope(z):
+        return tl.grad(lambda z: (z * z * y).sum())(z) + tl.vmap(torch.sin)(y)
+
+    return tl.cond(x.sum() > 0, slope, lambda z: tl.jvp(torch.exp, (y,), (z,))[1], x)
+
+
+def torchs_gradient_inside(x):
+    y = 2 * x
+    return tl.cond(x.sum() > 0, lambda: torch.func.grad(lambda z: z.sin().sum())(y), lambda: x)
+
+
+@pytest.mark.parametrize(
+    ("f", "nest"), [*((gradient_inside, nest) for nest in NESTS), (torchs_gradient_inside, "plain")]
+)
+def test_a_branch_may_transform(f, nest):
+    nested = NESTS[nest](f)
+    compiled = tl.compile(nested, backend="replay")
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x), nested(x))

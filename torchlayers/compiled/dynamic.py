@@ -95,7 +95,7 @@ class Family:
         if recorded.gradients is not None:
             raise NotSymbolicError("plain autograd differentiates it")
         if recorded.graph.graph.find_nodes(op="get_attr"):
-            raise NotSymbolicError("it has torch.cond")
+            raise NotSymbolicError("it has control flow")
         if communicates(recorded.graph):
             raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()

@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
-from torchlayers.compiled.branches import Branches
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
+from torchlayers.compiled.torchs_control_flow import ControlFlow
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
 
@@ -212,7 +212,7 @@ class _Recorder:
             args, kwargs = tree.unflatten(given, self.spec)
             recomputations = Recomputations()
             bottom = BelowTheLayers(self.func, self.capture, recomputations)
-            with recorded(recomputations), bottom, Branches():
+            with recorded(recomputations), bottom, ControlFlow():
                 result = self.func(*args, **kwargs)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)

@@ -3,10 +3,12 @@
 import operator
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.while_loop import while_loop_op
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -24,7 +26,7 @@ def replay(graph: GraphModule) -> Program:
     another.
 
     Args:
-        graph: its output is a list or a tuple of nodes and constants.
+        graph: its output is a node, or a list or a tuple of nodes and constants.
     """
     nodes = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -33,9 +35,13 @@ def replay(graph: GraphModule) -> Program:
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
     for node in nodes:
         if node.op == "get_attr":
-            env[node] = operator.attrgetter(str(node.target))(graph)
+            held = operator.attrgetter(str(node.target))(graph)
+            is_run = isinstance(held, GraphModule) and all(u.target in _CALLING for u in node.users)
+            env[node] = replay(held) if is_run else held
         elif node.op == "output":
-            return writer.finish([*map_arg(node.args[0], env.__getitem__)])
+            returned: Any = node.args[0]
+            some = [returned] if isinstance(returned, Node) else returned
+            return writer.finish([*map_arg(some, env.__getitem__)])
         elif node.op != "placeholder":
             env[node] = _step(writer, graph, node, env)
     raise ValueError("torchlayers: replay: the graph has no output")
@@ -84,7 +90,30 @@ def _function_of(graph: GraphModule, node: Node) -> Callable[..., Any]:
         name = str(node.target)
         return lambda held, *args, **kwargs: getattr(held, name)(*args, **kwargs)
     assert callable(node.target)
-    return node.target
+    return _CALLING.get(node.target, node.target)
+
+
+def _choose(pred: Any, true: Program, false: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    return (true if pred else false)([*operands])
+
+
+def _repeat(
+    cond: Program, body: Program, carry: Sequence[Any], captured: Sequence[Any]
+) -> Sequence[Any]:
+    if not cond([*carry, *captured])[0]:
+        return [x.clone() if isinstance(x, torch.Tensor) else x for x in carry]
+    goes_on = True
+    while goes_on:
+        carry = body([*carry, *captured])
+        goes_on = cond([*carry, *captured])[0]
+    return carry
+
+
+# Operators of graphs, which are programs too.
+_CALLING: dict[Any, Callable[..., Any]] = {
+    cond_op: _choose,
+    while_loop_op: _repeat,
+}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """Control flow in a recording, where a predicate has no value yet.
 
-Without layers cond is torch's, with what its branches capture among its operands. Under layers,
-which know no derivative of that, both branches are recorded, and torch.where chooses; so it is with
-switch.
+Functions are made functions of tensors (lifted.py), and one operator calls them under every layer
+(recorded_cond.py, recorded_loop.py). torch.export with layers records both branches, between which
+torch.where chooses.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,21 +11,52 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.fx import GraphModule
 
 from torchlayers import _C, torch_compile, tree
-from torchlayers.control_flow.samples import RULES, base_of, quietly
-from torchlayers.control_flow.structure import check_alike
-from torchlayers.errors import DataDependentError, location
-
-_torch: Any = torch  # whose types know no starred arguments
+from torchlayers.control_flow.lifted import Fixed, Lifted, Outside, is_written_down
+from torchlayers.control_flow.samples import base_of, quietly
+from torchlayers.control_flow.structure import Carry, check_alike, check_predicate
+from torchlayers.errors import DataDependentError, TransformError, location
 
 
 def is_recorded(x: Tensor) -> bool:
     """Whether it has no values, as tensors without data stand in for those of later calls."""
     with quietly():
         return isinstance(base_of(x), FakeTensor)
+
+
+def any_recorded(*values: Any) -> bool:
+    return any(isinstance(x, Tensor) and is_recorded(x) for x in values)
+
+
+def are_graphs(*functions: Any) -> bool:
+    """Whether all are graphs, which capture nothing."""
+    return all(isinstance(func, GraphModule) for func in functions)
+
+
+def cond_of_graphs(
+    pred: Tensor, true: Callable[..., Any], false: Callable[..., Any], operands: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    from torchlayers.control_flow.recorded_cond import choose
+
+    return tuple(choose(pred, (_of_list(true), _of_list(false)), operands))
+
+
+def loop_of_graphs(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    carry: Sequence[Any],
+    captured: Sequence[Any],
+) -> tuple[Tensor, ...]:
+    from torchlayers.control_flow.recorded_loop import Loop, repeat
+
+    loop = Loop(lambda given: cond(*given), _of_list(body), len(carry))
+    return tuple(repeat(loop, [*carry, *captured]))
+
+
+def _of_list(graph: Callable[..., Any]) -> Fixed:
+    return Fixed(lambda given: [*graph(*given)])
 
 
 def _is_torchs() -> bool:
@@ -38,19 +69,24 @@ def cond(
 ) -> Any:
     if _is_torchs():
         return torch.cond(pred, true_fn, false_fn, tuple(operands))
-    if _C.any_layer():
-        sides = [("true_fn", true_fn, pred), ("false_fn", false_fn, ~pred)]
-        return _chosen("cond", sides, operands)
-    leaves, spec = tree.flatten(tuple(operands))
-    lifted = _Lifted((true_fn, false_fn), leaves, spec, base_of(pred))
-    return _torch.cond(pred, *lifted.functions, tuple(lifted.tensors))
+    if torch_compile.is_exporting():
+        return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
+    if not is_written_down():
+        return _of_both(pred, true_fn, false_fn, operands)
+    from torchlayers.control_flow.recorded_cond import choose
+
+    given = _Tensors(operands)
+    lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
+    if lifted.draws and _is_differentiated(lifted.tensors):  # neither pass may draw once more
+        return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
+    true, false = lifted.results
+    check_alike("cond", true, "true_fn", false, "false_fn")
+    results = _Tensors(true, false)
+    branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
+    return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
 
 
 def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
-    if not _is_torchs():
-        at = index.clamp(0, len(branches) - 1)
-        sides = [(f"branches[{i}]", branch, at == i) for i, branch in enumerate(branches)]
-        return _chosen("switch", sides, operands)
     if len(branches) == 1:
         return branches[0](*operands)
     middle = len(branches) // 2
@@ -66,74 +102,127 @@ def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequ
 def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any) -> Any:
     """
     Raises:
-        DataDependentError: neither torch.compile nor torch.export records, or a layer is active.
+        DataDependentError: torch.export records under a layer.
     """
     if _is_torchs():
         from torch._higher_order_ops import while_loop as torchs
 
         return torchs(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
-    raise DataDependentError(
-        "torchlayers: compile: the trips of while_loop are decided by the value of a tensor, and "
-        f"what is compiled is recorded before there is one.{location()} Use scan, or fori_loop "
-        "with bounds that are ints; or compile the body, and leave the loop outside."
+    if torch_compile.is_exporting():
+        raise DataDependentError(
+            "torchlayers: while_loop: its trips are decided by the value of a tensor, and "
+            f"torch.export records a layer before there is one.{location()} Use scan, or fori_loop "
+            "with bounds that are ints; or export the function inside the transform."
+        )
+    from torchlayers.control_flow.recorded_loop import Loop, repeat
+
+    kept = Carry("while_loop", init, "body_fn")
+    given = _Tensors(init, init)
+    carried = len(given.tensors)
+
+    def goes_on(tensors: Sequence[Tensor]) -> Tensor:
+        pred = cond_fn(given.put_in(tensors))
+        check_predicate("while_loop", "what cond_fn returns", pred)
+        return _as_tensor(pred, torch.bool, tensors[0].device).reshape(())
+
+    def body(tensors: Sequence[Tensor]) -> list[Tensor]:
+        new = body_fn(given.put_in(tensors))
+        kept.leaves(new)
+        return given.of(new)
+
+    if not is_written_down():
+        return given.put_in(repeat(Loop(goes_on, body, carried), given.tensors))
+    lifted = Lifted([goes_on, body], given.tensors)
+    if lifted.draws and _is_differentiated(lifted.tensors):
+        raise TransformError(
+            "torchlayers: compile: a while_loop that draws random numbers is differentiated, for "
+            f"which its trips run again, and would draw others.{location()} Draw by keys "
+            "(torchlayers.random) that the loop carries."
+        )
+    loop = Loop(lifted.functions[0], lifted.functions[1], carried)
+    return given.put_in(repeat(loop, lifted.tensors))
+
+
+def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    kinds = [layer and layer[0] for layer in _C.current_stack()]
+    return any(kind in (None, "grad", "jvp") for kind in kinds)
+
+
+class _Tensors:
+    """What operands, or results, have of tensors; everything else is constant.
+
+    Where other values are given, what differs between the two is made a tensor: numbers.
+    """
+
+    def __init__(self, values: Any, others: Any = None) -> None:
+        self._leaves, self._spec = tree.flatten(tuple(values) if others is None else values)
+        their = self._leaves if others is None else tree.leaves(others)
+        numbers = (bool, int, float, complex)
+        tensors = [x for x in (*self._leaves, *their) if isinstance(x, Tensor)]
+        self._device = tensors[0].device if tensors else None
+        self._kinds: dict[int, torch.dtype] = {}
+        for i, pair in enumerate(zip(self._leaves, their, strict=True)):
+            tensors = [x for x in pair if isinstance(x, Tensor)]
+            if tensors:
+                self._kinds[i] = tensors[0].dtype
+            elif others is not None and isinstance(pair[0], numbers):
+                self._kinds[i] = torch.result_type(*map(torch.tensor, pair))
+        self.tensors = [self._tensor(i, self._leaves[i]) for i in self._kinds]
+
+    def _tensor(self, i: int, leaf: Any) -> Tensor:
+        return _as_tensor(leaf, self._kinds[i], self._device)
+
+    def of(self, values: Any) -> list[Tensor]:
+        leaves = tree.leaves(values)
+        return [self._tensor(i, leaves[i]) for i in self._kinds]
+
+    def put_in(self, tensors: Sequence[Tensor]) -> Any:
+        leaves = [*self._leaves]
+        for i, x in zip(self._kinds, tensors, strict=False):
+            leaves[i] = x
+        return tree.unflatten(leaves, self._spec)
+
+    def taken_by(self, func: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
+        return lambda tensors: func(*self.put_in(tensors))
+
+
+def _as_tensor(x: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.full((), x, dtype=dtype, device=device)
+
+
+def _of_both(
+    pred: Tensor,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any],
+) -> Any:
+    """What both return, chosen between."""
+    true, false = true_fn(*operands), false_fn(*operands)
+    check_alike("cond", true, "true_fn", false, "false_fn")
+    leaves, spec = tree.flatten(true)
+    pairs = zip(leaves, tree.leaves(false), strict=True)
+    return tree.unflatten(
+        [one if one is None else torch.where(pred, one, other) for one, other in pairs], spec
     )
 
 
-def _chosen(
-    api: str, sides: Sequence[tuple[str, Callable[..., Any], Tensor]], operands: Sequence[Any]
-) -> Any:
-    """What all return, chosen between. No cotangent of zero gets into those not taken."""
-    first, results, chosen = "", None, None
-    for name, func, taken in sides:
-        with _Masked(taken) as masked:
-            its = func(*tree.map_tensors(masked.sample, tuple(operands)))
-        if chosen is None:
-            first, results, chosen = name, its, its
-            continue
-        check_alike(api, results, first, its, name)
-        leaves, spec = tree.flatten(chosen)
-        pairs = zip(tree.leaves(its), leaves, strict=True)
-        chosen = tree.unflatten(
-            [old if old is None else torch.where(taken, new, old) for new, old in pairs], spec
-        )
-    return chosen
+def _masked(func: Callable[..., Any], taken: Tensor) -> Callable[..., Any]:
+    """The function, into which no cotangent of zero gets where it is not taken."""
+
+    def masked(*operands: Any) -> Any:
+        with _Masked(taken) as seen:
+            return func(*tree.map_tensors(seen.sample, operands))
+
+    return masked
 
 
-class _Outside(TorchFunctionMode):
-    """Inside, tensors that come from outside are seen as `sample` shows them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[int, Tensor] = {}
-
-    def sample(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def own(self, values: Any) -> Any:
-        """The values, known to be the function's own."""
-        for leaf in tree.leaves(values):
-            if isinstance(leaf, Tensor):
-                self.made[id(leaf)] = leaf
-        return values
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        seen = tree.map_all_tensors(self.sample, args)
-        options = tree.map_all_tensors(self.sample, [*kwargs.values()])
-        named = dict(zip(kwargs, options, strict=True))
-        if (rule := RULES.get(func)) is not None:
-            with self:
-                return self.own(rule(*seen, **named))
-        return self.own(func(*seen, **named))
-
-
-class _Masked(_Outside):
+class _Masked(Outside):
     """Tensors from outside have a derivative where a predicate holds alone."""
 
     def __init__(self, taken: Tensor) -> None:
-        super().__init__()
+        super().__init__([])
         self.taken = taken
         self.masked: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -144,63 +233,3 @@ class _Masked(_Outside):
             with quietly():
                 self.masked[id(x)] = x, self.own(torch.where(self.taken, x, x.detach()))
         return self.masked[id(x)][1]
-
-
-class _Swapped(_Outside):
-    """Tensors from outside are replaced; those that have no replacement are noted."""
-
-    def __init__(self, swapped: dict[int, Tensor]) -> None:
-        super().__init__()
-        self.swapped = swapped
-        self.captured: dict[int, Tensor] = {}
-
-    def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.swapped:
-            return self.swapped[id(x)]
-        if id(x) not in self.made:
-            self.captured[id(x)] = x
-        return x
-
-
-class _Lifted:
-    """Functions of tensors alone: those of the operands, and then those that they capture.
-
-    The functions run once to tell what these are, and nothing of that is recorded.
-    """
-
-    def __init__(
-        self,
-        functions: Sequence[Callable[..., Any]],
-        leaves: Sequence[Any],
-        spec: tree.TreeSpec,
-        recorded: Any,
-    ) -> None:
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        captured: dict[int, Tensor] = {}
-        for func in functions:
-            with _disable_current_modes(), recorded.fake_mode, torch.no_grad():
-                seen = _Swapped({})
-                given = seen.own(tree.unflatten(leaves, spec))
-                with seen:
-                    results = func(*given)
-                for leaf in tree.leaves(results):
-                    if isinstance(leaf, Tensor):
-                        seen.sample(leaf)
-            captured |= seen.captured
-        self.tensors = [*(leaves[i] for i in places), *captured.values()]
-
-        def lifted(func: Callable[..., Any]) -> Callable[..., Any]:
-            def on_tensors(*tensors: Tensor) -> Any:
-                given = list(leaves)
-                for i, tensor in zip(places, tensors, strict=False):
-                    given[i] = tensor
-                swapped = dict(zip(captured, tensors[len(places) :], strict=True))
-                mode = _Swapped(swapped)
-                arguments = mode.own(tree.unflatten(given, spec))
-                with mode:
-                    results = func(*arguments)
-                return tree.map_tensors(mode.sample, results)
-
-            return on_tensors
-
-        self.functions = [lifted(func) for func in functions]

@@ -24,6 +24,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 
 from torchlayers import _C, tree
+from torchlayers.control_flow import recorded
 from torchlayers.control_flow.cond import cond
 from torchlayers.control_flow.map import map as map_
 from torchlayers.control_flow.samples import RULES
@@ -50,6 +51,8 @@ def _rule(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
+    if recorded.are_graphs(true_fn, false_fn) and recorded.any_recorded(pred):
+        return recorded.cond_of_graphs(_bool(pred), true_fn, false_fn, operands)
     return cond(_bool(pred), true_fn, false_fn, *operands)
 
 
@@ -60,6 +63,11 @@ def _while_loop(
     carried_inputs: Sequence[Any],
     additional_inputs: Sequence[Any],
 ) -> Any:
+    if recorded.are_graphs(cond_fn, body_fn) and recorded.any_recorded(
+        *carried_inputs, *additional_inputs
+    ):
+        return recorded.loop_of_graphs(cond_fn, body_fn, carried_inputs, additional_inputs)
+
     def body(carry: Any) -> tuple[Any, ...]:
         return tuple(tree.leaves(body_fn(*carry, *additional_inputs)))
 

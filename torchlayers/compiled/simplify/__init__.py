@@ -8,9 +8,10 @@ docs/compile-passes.md draws them.
 """
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule
+from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -76,9 +77,29 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
         A graph of the same signature. Where writes can't be removed, a copy of the graph.
     """
     *_, (_, simplified) = steps(graph, fuse_small)
+    _simplify_inside(simplified, fuse_small)
     simplified.graph.lint()
     simplified.recompile()
     return simplified
+
+
+def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
+    """The graphs that its operators of control flow run."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        held = getattr(graph, name)
+        if not isinstance(held, GraphModule):
+            continue
+        returned: Any = held.graph.output_node().args[0]
+        several = _copied(held)
+        output = several.graph.output_node()
+        output.args = ([output.args[0]] if isinstance(returned, Node) else [*output.args[0]],)  # type: ignore[misc]
+        simplified = simplify(several, fuse_small)
+        output = simplified.graph.output_node()
+        found: Any = output.args[0]
+        output.args = (found[0] if isinstance(returned, Node) else tuple(found),)
+        simplified.recompile()
+        setattr(graph, name, simplified)
 
 
 def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModule]]:

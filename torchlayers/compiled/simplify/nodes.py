@@ -254,12 +254,19 @@ def _doubt(node: Node) -> None:
 
 
 def _computed(node: Node) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), value)
+    args, kwargs = map_arg((node.args, node.kwargs), _given)
     mode = mode_of(node.graph)
     if mode is None:
         mode = FakeTensorMode()
     with mode:
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _given(node: Node) -> Any:
+    """What the node is to one that reads it: a graph that the recording holds is itself."""
+    if node.op == "get_attr" and value(node) is None:
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return value(node)
 
 
 def _computed_with_copies(node: Node) -> Any:

@@ -1,0 +1,168 @@
+"""while_loop in compiled functions: one operator, under every layer."""
+
+import functools
+
+import pytest
+import torch
+
+import torchlayers as tl
+from torchlayers.control_flow import reversed_loop
+
+replayed = functools.partial(tl.compile, backend="replay")
+
+W = torch.tensor([2.0, 3.0], dtype=torch.float64)
+X = torch.tensor([1.0, 0.5], dtype=torch.float64)
+
+
+def grow(x):
+    return tl.while_loop(lambda y: y.square().sum() < 30, lambda y: 1.5 * y + x.sin() + W, x)
+
+
+def trips(graph):
+    return [str(node.target) for node in graph.graph.nodes].count("while_loop")
+
+
+def test_a_loop_is_one_operator_and_takes_as_many_trips_as_the_data_says():
+    compiled = replayed(grow)
+    for x in (X, X / 8, 9 * X):  # the last one makes none
+        torch.testing.assert_close(compiled(x), grow(x))
+    assert len(compiled.report().signatures) == 1
+    assert trips(tl.make_graph(grow)(X)) == 1
+
+
+def test_a_loop_without_trips_returns_memory_of_its_own():
+    x = 9 * X
+    assert replayed(grow)(x).data_ptr() != x.data_ptr()
+
+
+def test_inductor_compiles_a_loop():
+    compiled = tl.compile(tl.grad(lambda x: grow(x).sum()))
+    for x in (X, -X):
+        torch.testing.assert_close(compiled(x), tl.grad(lambda x: grow(x).sum())(x))
+    assert compiled.report().signatures[0].how == "inductor"
+
+
+def test_torchs_while_loop_is_recorded_as_ours_is():
+    from torch._higher_order_ops import while_loop
+
+    def f(x):
+        count = torch.zeros((), dtype=torch.int64)
+        return while_loop(lambda i, y: i < 4, lambda i, y: (i + 1, y * W), (count, x))[1]
+
+    torch.testing.assert_close(replayed(f)(X), X * W**4)
+    torch.testing.assert_close(replayed(tl.grad(lambda x: f(x).sum()))(X), W**4)
+
+
+def test_numbers_that_are_carried_become_tensors():
+    def f(x):
+        return tl.while_loop(
+            lambda c: c[1].sum() < 9, lambda c: (c[0] + 1, 2 * c[1], None), (0, x, None)
+        )
+
+    count, y, nothing = replayed(f)(X)
+    assert (int(count), nothing) == (3, None)
+    torch.testing.assert_close(y, 8 * X)
+
+
+def test_what_is_carried_as_it_is_and_what_is_turned_may_change_places():
+    def f(x):
+        def swap(c):
+            i, a, b = c
+            return i + 1, b, a.t().contiguous().t()
+
+        start = torch.zeros((), dtype=torch.int64), x, x.t()
+        return tl.while_loop(lambda c: c[0] < x.sum(), swap, start)[1]
+
+    x = torch.tensor([[1.0, 2.0], [0.0, 0.5]])
+    torch.testing.assert_close(replayed(f)(x), x)
+    torch.testing.assert_close(replayed(f)(x / 2), (x / 2))
+
+
+def test_reverse_mode_runs_any_number_of_trips_backward():
+    """On both sides of the number of carries that are kept."""
+    assert reversed_loop.PLACES == 16
+
+    def f(x, n):
+        return tl.fori_loop(0, n, lambda i, y: (y * x).sin() + i / 8, x).sum()
+
+    compiled = replayed(tl.grad(f))
+    for n in map(torch.tensor, (0, 1, 15, 16, 17, 40)):
+        torch.testing.assert_close(compiled(X, n), tl.grad(f)(X, n))
+    assert len(compiled.report().signatures) == 1
+
+
+def test_plain_autograd_differentiates_a_loop_twice():
+    x = X.clone().requires_grad_()
+    found, expected = [], []
+    for f, into in ((replayed(grow), found), (grow, expected)):
+        (slope,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        into += [slope, *torch.autograd.grad(slope.sum(), x)]
+    torch.testing.assert_close(found, expected)
+
+
+def test_captured_parameters_have_gradients():
+    w = W.clone().requires_grad_()
+
+    def f(x):
+        return tl.while_loop(lambda y: y.sum() < 50, lambda y: y * w, x).sum()
+
+    expected = torch.autograd.grad(f(X), w)
+    torch.testing.assert_close(torch.autograd.grad(replayed(f)(X), w), expected)
+
+
+def test_a_sample_that_has_ended_gives_no_nan():
+    """One trip more, and the root has no value."""
+
+    def f(x):
+        return tl.while_loop(lambda y: y.min() > 1, lambda y: (y - 1).sqrt(), 5 * x.square() + 2)
+
+    batch = torch.stack([X, 5 * X, X / 9])
+    nested = tl.vmap(tl.grad(lambda x: f(x).sum()))
+    torch.testing.assert_close(replayed(nested)(batch), nested(batch))
+
+
+def test_variables_that_are_bound_anew_are_read_as_they_were():
+    def f(x):
+        y = x
+        y = tl.while_loop(lambda z: z.sum() < 20, lambda z: z + y * W, y)
+        y = tl.cond(y.sum() > 0, lambda: y.sin() * x, lambda: y)
+        y = y * 2
+        return y.sum()
+
+    torch.testing.assert_close(replayed(tl.grad(f))(X), tl.grad(f)(X))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(lambda y: y[:1], "keep the shape"), (lambda y: y.float(), "keep the shape and dtype")],
+    ids=["shape", "dtype"],
+)
+@pytest.mark.parametrize("transform", [None, tl.vmap])
+def test_a_carry_that_changes_is_refused(body, message, transform):
+    def f(x):
+        return tl.while_loop(lambda y: y.sum() < 9, body, x)
+
+    with pytest.raises(tl.errors.StructureError, match=message):
+        replayed(f if transform is None else transform(f))(torch.stack([X, X]))
+    assert tl.current_stack() == ()
+    torch.testing.assert_close(replayed(grow)(X), grow(X))
+
+
+def test_a_loop_that_draws_is_not_differentiated():
+    def f(x):
+        return tl.while_loop(lambda y: y.sum() < 9, lambda y: y + torch.rand(2), x).sum()
+
+    assert replayed(f)(X) > 9
+    with pytest.raises(tl.errors.TransformError, match="Draw by keys"):
+        replayed(tl.grad(f))(X)
+
+
+def test_an_error_while_it_is_recorded_leaves_nothing_behind():
+    def f(x):
+        return tl.while_loop(lambda y: y.sum() < 9, lambda y: tl.grad(lambda z: 1 / 0)(y), x)
+
+    with pytest.raises(ZeroDivisionError):
+        replayed(tl.vmap(f))(torch.stack([X, X]))
+    assert tl.current_stack() == ()
+    assert torch.is_grad_enabled()
+    torch.testing.assert_close(replayed(grow)(X), grow(X))

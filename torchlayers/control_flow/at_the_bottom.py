@@ -1,0 +1,115 @@
+"""torch's operators of control flow, below all layers of a recording."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers import _C, tree
+from torchlayers.errors import DataDependentError, location
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_key: Any = _torch._C._dispatch_key_parse
+_OF_LAYERS = (
+    _torch._C.DispatchKeySet(_key(_C.FRONT_KEY))
+    .add(_key(_C.BACK_KEY))
+    .add(_key("FuncTorchDynamicLayerFrontMode"))
+    .add(_key("FuncTorchDynamicLayerBackMode"))
+)
+
+
+def called(operator: Any, *operands: Any) -> Any:
+    """operator(*operands), of which the functions are written down as graphs.
+
+    The operator is called below autograd and unseen by modes of functions, which would take it for
+    the program's; its functions run as they would outside.
+    """
+    included = _torch._C._dispatch_tls_local_include_set()
+    excluded = _torch._C._dispatch_tls_local_exclude_set()
+
+    def inside(func: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            with (
+                _torch._C._ForceDispatchKeyGuard(included, excluded),
+                _torch._C._EnableTorchFunction(),
+                _NothingCaptured(),  # type: ignore[no-untyped-call]
+            ):
+                return func(*given)
+
+        return run
+
+    with (
+        _torch._C.DisableTorchFunction(),
+        _torch._C._AutoDispatchBelowAutograd(),
+        _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
+    ):
+        return operator(*(inside(each) if callable(each) else each for each in operands))
+
+
+class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses tensors that nobody has seen a function capture: its graph would hold them."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _OF_CONSTANTS:
+            tree.map_tensors(_refuse, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+_OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+def _refuse(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, FakeTensor):
+        raise DataDependentError(
+            "torchlayers: compile: a branch or loop body captures a tensor of shape "
+            f"{tuple(tensor.shape)} in a way that can't be seen (an extension in C++).{location()} "
+            "Pass it as an operand."
+        )
+    return tensor
+
+
+def laid_out(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors, each element in memory of its own."""
+    return tuple(x.contiguous() if _is_expanded(x) else x for x in tensors)
+
+
+def _is_expanded(x: Tensor) -> bool:
+    pairs = zip(x.shape, x.stride(), strict=True)
+    return any(size != 1 and stride == 0 for size, stride in pairs)
+
+
+def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """The results, contiguous, and each in memory of its own."""
+    taken = {_memory(x) for x in given}
+    found = []
+    for x in results:
+        if _memory(x) in taken or not x.is_contiguous() or x.is_conj() or x.is_neg():
+            x = x.resolve_conj().resolve_neg()
+            x = x.clone(memory_format=torch.contiguous_format)
+        taken.add(_memory(x))
+        found.append(x)
+    return found
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def with_symbols() -> Iterator[None]:
+    """torch asks for symbols, to see that no shape hangs on the number of trips."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode: Any = torch._guards.detect_fake_mode()
+    if mode is not None and mode.shape_env is None:
+        mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    yield

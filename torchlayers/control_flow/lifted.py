@@ -1,0 +1,262 @@
+"""Functions in a recording made functions of tensors alone, so that what they capture is in sight.
+
+A function runs once to tell what it captures, and nothing of that is recorded. From then on it is
+given those tensors, and sees them wherever it used the others: as they are (Swapped), or in a
+transform of its own that it called on them (_StandsIn).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx.experimental import proxy_tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from torchlayers import _C, tree
+from torchlayers.control_flow.samples import RULES, base_of, quietly
+from torchlayers.surroundings import Around, innermost, seen, seen_by
+from torchlayers.torch_versions import make_fx
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+_depth = _functorch.get_dynamic_layer_stack_depth
+
+OnTensors = Callable[[Sequence[Tensor]], Any]
+
+
+def is_written_down() -> bool:
+    """Whether operators are recorded here, and not only asked for their shapes."""
+    return proxy_tensor.get_proxy_mode() is not None
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, operators run on tensors without data, and are not recorded."""
+    mode: Any = torch._guards.detect_fake_mode()
+    with _disable_current_modes(), mode, torch.no_grad():
+        yield
+
+
+class Outside(Around):
+    """A function inside it sees tensors from outside as ``sample`` shows them."""
+
+    is_covered = False
+
+    def __init__(self, own: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.made: dict[int, Tensor] = {}
+        self.own(own)
+        self.beyond = innermost()
+
+    def is_replaced(self, x: Tensor) -> bool:
+        """Whether a mode around this one shows another tensor in its place."""
+        return isinstance(self.beyond, Outside) and self.beyond.is_replaced(x)
+
+    def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        return lambda: self
+
+    def own(self, values: Any) -> Any:
+        """The values, known to be the function's own."""
+        for leaf in tree.leaves(values):
+            if isinstance(leaf, Tensor):
+                self.made[id(leaf)] = leaf
+        return values
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.is_covered:  # by one inside it, which asks this one
+            return func(*args, **kwargs)
+        shown = tree.map_all_tensors(self.sample, args)
+        options = tree.map_all_tensors(self.sample, [*kwargs.values()])
+        named = dict(zip(kwargs, options, strict=True))
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return self.own(rule(*shown, **named))
+        return self.own(func(*shown, **named))
+
+
+class _Noted(Outside):
+    """Tensors from outside are noted, as they were outside of the function's own layers."""
+
+    def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
+        super().__init__(own)
+        self.captured: dict[int, Tensor] = {}
+        self._depth = depth
+        self._tracer = tracer
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made:
+            return x
+        with quietly():
+            root = x
+            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
+                root = _functorch.get_unwrapped(root)
+            if id(root) not in self.made and self._is_older(base_of(seen_by(self.beyond, root))):
+                self.captured[id(root)] = root
+        return x
+
+    def _is_older(self, x: Tensor) -> bool:
+        """What the function makes here is not recorded."""
+        if not isinstance(x, FakeTensor) or self._tracer is None:
+            return not isinstance(x, FakeTensor)
+        return proxy_tensor.get_proxy_slot(x, self._tracer, None) is not None
+
+
+class _Swapped(Outside):
+    """Tensors from outside are replaced, by their ids."""
+
+    def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
+        super().__init__(own)
+        self._swapped = swapped
+        self._standing: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def is_replaced(self, x: Tensor) -> bool:
+        return id(x) in self._swapped or super().is_replaced(x)
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made:
+            return x
+        if id(x) in self._swapped:
+            return self._swapped[id(x)]
+        if id(x) in self._standing:
+            return self._standing[id(x)][1]
+        with quietly():
+            root = x
+            while _functorch.maybe_get_level(root) > 0:
+                root = _functorch.get_unwrapped(root)
+                if id(root) in self._swapped:
+                    shown = _stands_in(x, self._swapped[id(root)])
+                    self._standing[id(x)] = x, shown
+                    return shown  # type: ignore[no-any-return]
+        return x
+
+
+class _StandsIn(torch.autograd.Function):
+    """A tensor in the place of one that a layer of the function's own has wrapped.
+
+    Each level knows one of the two: the function's own levels the wrapper, those outside the other.
+    """
+
+    @staticmethod
+    def forward(wrapped: Tensor, seen: Tensor) -> Tensor:
+        return seen.view_as(seen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, g
+
+    @staticmethod
+    def jvp(ctx: Any, of_wrapped: Any, of_seen: Any) -> Any:
+        tangent = of_seen if of_wrapped is None else of_wrapped
+        return tangent.view_as(tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, wrapped: Tensor, seen: Tensor) -> Any:
+        dim = in_dims[0] if in_dims[1] is None else in_dims[1]
+        return _stands_in(wrapped, seen), dim
+
+
+_stands_in: Any = _StandsIn.apply
+
+
+class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Whether random operators have been called inside."""
+
+    supports_higher_order_operators = True
+    any = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.any = self.any or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        return func(*args, **(kwargs or {}))
+
+
+class Fixed:
+    """A function that will always do the same: it reads no variables of the user's."""
+
+    def __init__(self, func: OnTensors) -> None:
+        self._func = func
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        return self._func(tensors)
+
+
+def fixed_as(func: OnTensors, made: OnTensors) -> OnTensors:
+    """What was made of the function, which is fixed if that is."""
+    return Fixed(made) if isinstance(func, Fixed) else made
+
+
+def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
+    """The function as it is now, whatever becomes of the variables that it reads.
+
+    Args:
+        tensors: what it will be given is like these.
+    """
+    if isinstance(func, Fixed):
+        return func
+    shapes = [(x.shape, x.dtype, x.device) for x in tensors]
+    with contextlib.ExitStack() as stack:
+        while _C.top() is not None:
+            stack.enter_context(_C.Below())
+        stack.enter_context(unrecorded())
+        examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
+        graph = make_fx(lambda *given: func(given), tracing_mode="real")(*examples)
+    return Fixed(lambda given: [*graph(*(x.contiguous() for x in given))])
+
+
+class Lifted:
+    """Functions of one list of tensors: the operands, and then what any of the functions captures.
+
+    Args:
+        functions: take the operands.
+        operands: the tensors that they are called with.
+
+    Attributes:
+        tensors: what the lifted functions are to be called with.
+        functions: the lifted functions.
+        results: what each function returned, without data.
+        draws: whether one of them draws random numbers.
+    """
+
+    def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
+        mode: Any = proxy_tensor.get_proxy_mode()
+        depth = _depth()
+        captured: dict[int, Tensor] = {}
+        self.results: list[Any] = []
+        self.draws = False
+        for func in functions:
+            with unrecorded():
+                own = [x.view_as(x) for x in operands]  # it may capture the operands themselves
+                noted = _Noted(own, depth, mode and mode.tracer)
+                with noted, _Drawn() as drawn:  # type: ignore[no-untyped-call]
+                    results = func(own)
+                tree.map_tensors(noted.sample, results)
+            self.draws = self.draws or drawn.any
+            self.results.append(results)
+            captured |= noted.captured
+        # Functions around these may see others in their place.
+        self.tensors = [*operands, *seen([*captured.values()])]
+
+        def lifted(func: OnTensors) -> OnTensors:
+            def on_tensors(tensors: Sequence[Tensor]) -> Any:
+                given, others = tensors[: len(operands)], tensors[len(operands) :]
+                by_id = dict(zip(captured, others, strict=True))
+                given = [x.view_as(x) if id(x) in captured else x for x in given]
+                swapped = _Swapped([*given, *others], by_id)
+                with torch._C._EnableTorchFunction(), swapped:
+                    results = func(given)
+                return tree.map_tensors(swapped.sample, results)
+
+            return on_tensors
+
+        self.functions = [lifted(func) for func in functions]
