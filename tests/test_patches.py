@@ -1,0 +1,74 @@
+"""What importing the package changes in torch: what docs/guide.md says, and nothing else."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+# Run in a process of its own. Each attribute of torch's modules and classes, before and after.
+PROGRAM = """
+import json
+import sys
+import types
+
+import torch
+import torch._higher_order_ops
+import torch.distributed.tensor
+import torch.export
+import torch.fx.experimental.proxy_tensor
+import torch.utils.checkpoint
+
+
+def of_torch(name):
+    return name.partition(".")[0] in ("torch", "functorch")
+
+
+def attributes():
+    found = {}
+    for module in [sys.modules[name] for name in sorted(sys.modules) if of_torch(name)]:
+        for owner in [module, *vars(module).values()]:
+            if owner is module or (isinstance(owner, type) and of_torch(owner.__module__)):
+                name = getattr(owner, "__qualname__", None) or owner.__name__
+                found |= {f"{name}.{key}": value for key, value in vars(owner).items()}
+    return found
+
+
+before = attributes()
+import torchlayers
+
+after = attributes()
+changed = [
+    name
+    for name, value in before.items()
+    if name in after and after[name] is not value and callable(getattr(value, "__func__", value))
+]
+print(json.dumps(changed))
+"""
+CHANGED = {
+    "BackwardHook._apply_on_tensors",
+    "CheckpointFunction.forward",
+    "Module._get_backward_hooks",
+    "TensorBase.register_hook",
+    "Tensor.register_hook",
+    "Tensor.register_post_accumulate_grad_hook",
+    "_CheckpointFrame.__init__",
+    "torch._higher_order_ops.utils._hop_compile_and_call",
+}
+
+
+def test_importing_changes_what_the_guide_says():
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {*json.loads(ran.stdout)} == CHANGED
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    section = guide.partition("## What importing changes in torch")[2].partition("\n## ")[0]
+    for name in CHANGED:
+        assert re.search(rf"\b{name.rpartition('.')[2]}\b", section), name
