@@ -75,14 +75,19 @@ def forwards(hook: Hook | None) -> dict[str, Work]:
 
 def parts_of_one(effort: Effort) -> list[list[str]]:
     """What one hook of many costs: all of it, and what of that is registering it."""
-    timed = {
-        (name, kind): by_turns(work, effort)
-        for name, hook in {"none": None, "looks": noted, "changes": doubled}.items()
-        for kind, work in (("all", works(COUNT, hook)), ("registering", forwards(hook)))
-    }
+    timed = by_turns(
+        {
+            f"{peer} {name} {kind}": work
+            for name, hook in {"none": None, "looks": noted, "changes": doubled}.items()
+            for kind, those in (("all", works(COUNT, hook)), ("registering", forwards(hook)))
+            for peer, work in those.items()
+            if peer != "torch.func"
+        },
+        effort,
+    )
 
     def of_one(peer: str, name: str, kind: str) -> float:
-        with_hooks, without = (timed[each, kind][peer].median for each in (name, "none"))
+        with_hooks, without = (timed[f"{peer} {each} {kind}"].median for each in (name, "none"))
         return 1e6 * (with_hooks - without) / COUNT
 
     rows = []
