@@ -30,14 +30,19 @@ def peak_bytes(work: Work) -> int:
     return peak
 
 
+def peak_of_accelerator(work: Work) -> int:
+    """The same of a GPU's memory, of work that has run before."""
+    torch.accelerator.synchronize()
+    before = torch.accelerator.memory_allocated()
+    torch.accelerator.reset_peak_memory_stats()
+    work()
+    torch.accelerator.synchronize()
+    return torch.accelerator.max_memory_allocated() - before
+
+
 def _of_device(work: Work) -> int:
     with device.timed():
-        torch.accelerator.synchronize()
-        before = torch.accelerator.memory_allocated()
-        torch.accelerator.reset_peak_memory_stats()
-        work()
-        torch.accelerator.synchronize()
-        return torch.accelerator.max_memory_allocated() - before
+        return peak_of_accelerator(work)
 
 
 def _changes(profiler: profile) -> list[int]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.peak import peak_of_accelerator
 from tests import second_device
 
 NAMES = ["cpu", "cuda", second_device.NAME]
@@ -111,9 +112,4 @@ def peak_bytes(work) -> int:
         torch.ops.second.most_held()
         work()
         return torch.ops.second.most_held() - before
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    work()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return peak_of_accelerator(work)
