@@ -1,5 +1,6 @@
 // Recurrent networks, taken apart.
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 #include <algorithm>
 #include <optional>
@@ -97,6 +98,54 @@ void show_lengths(const Operator& op, Args& args) {
   }
 }
 
+// Numbers in memory, at no level.
+Tensor whole_numbers(const std::vector<int64_t>& numbers) {
+  const auto count = static_cast<int64_t>(numbers.size());
+  Tensor tensor = at::detail::empty_cpu({count}, at::TensorOptions(at::kLong));
+  std::ranges::copy(numbers, tensor.mutable_data_ptr<int64_t>());
+  return tensor;
+}
+
+// _pad_packed_sequence(data, lengths of the steps, batch first, padding, length in all): each place
+// has its row of the data, or one of padding behind them. torch's kernel reads memory that it has
+// asked the layers for.
+void run_pad(const Operator& op, Args& args) {
+  const Tensor data = peek(args, 0, op.num_args).toTensor();
+  const Tensor steps = peek(args, 1, op.num_args).toTensor();
+  const bool is_batch_first = peek(args, 2, op.num_args).toBool();
+  const at::Scalar padding = peek(args, 3, op.num_args).toScalar();
+  const int64_t asked_for = peek(args, 4, op.num_args).toInt();
+  const at::ArrayRef<int64_t> counts(
+      steps.const_data_ptr<int64_t>(), static_cast<size_t>(steps.numel()));
+  TORCH_CHECK_VALUE(
+      asked_for <= 0 || asked_for >= steps.numel(),
+      "pad_packed_sequence: total_length is ",
+      asked_for,
+      ", and the longest sequence has ",
+      steps.numel(),
+      " steps.");
+  const int64_t length = std::max(asked_for, steps.numel());
+  const int64_t all = data.size(0);
+  std::vector<int64_t> lengths(counts.front());
+  std::vector<int64_t> rows(length * counts.front(), all);
+  int64_t row = 0;
+  for (size_t step = 0; step < counts.size(); ++step) {
+    for (int64_t i = 0; i < counts[step]; ++i) {
+      rows[static_cast<int64_t>(step) * counts.front() + i] = row++;
+      ++lengths[i];
+    }
+  }
+  at::DimVector sizes(data.sizes());
+  sizes[0] = 1;
+  const Tensor with_padding = at::cat({data, at::full(sizes, padding, data.options())});
+  sizes[0] = counts.front();
+  sizes.insert(sizes.begin(), length);
+  Tensor padded = with_padding.index_select(0, whole_numbers(rows).to(data.device())).view(sizes);
+  padded = is_batch_first ? padded.transpose(0, 1) : padded;
+  drop(args, op.num_args);
+  args.insert(args.end(), {std::move(padded), whole_numbers(lengths)});
+}
+
 void front_of_network(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   const Layer* layer = layer_at_work();
   if (layer == nullptr || autocast_is_on()) {
@@ -106,6 +155,10 @@ void front_of_network(const c10::OperatorHandle& handle, c10::DispatchKeySet key
   const Operator& op = Operator::of(handle);
   trace("take apart", op, *layer);
   show_lengths(op, *args);
+  if (op.schema().name() == "aten::_pad_packed_sequence") {
+    run_pad(op, *args);
+    return;
+  }
   handle.redispatchBoxed(c10::DispatchKeySet(), args);
 }
 

@@ -1,5 +1,6 @@
 """nn.LSTM, nn.GRU and nn.RNN under vmap, alone and around and inside derivatives."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -100,7 +101,7 @@ def test_derivatives(kind: type[nn.RNNBase]) -> None:
 def test_torchs_kernel_of_an_lstm_has_every_derivative() -> None:
     """It is taken apart, but for one grad by itself."""
     single = network(nn.LSTM, torch.float32, num_layers=2, bidirectional=True)
-    double = network(nn.LSTM, torch.float64, num_layers=2, bidirectional=True)
+    double = copy.deepcopy(single).double()
     number = lambda m: lambda x: m(x)[0].sin().sum()  # noqa: E731
     x = sequences(4, 3)
     wanted = tl.hessian(number(double))(x).float()
