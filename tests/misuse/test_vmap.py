@@ -4,7 +4,7 @@ import torch
 import torch.func
 from torch import nn
 
-from tests.misuse.programs import BATCH, WithBackwardOnly, X, batched, no_rule
+from tests.misuse.programs import BATCH, WithBackwardOnly, X, no_rule
 from tests.misuse.table import Misuse, MisuseTests
 from torchlayers.errors import DimensionError, FunctionError, NotTensorError, TransformError
 
