@@ -1,5 +1,6 @@
 """What a recording holds."""
 
+import gc
 from collections import namedtuple
 
 import pytest
@@ -142,3 +143,39 @@ def test_an_interpolation_in_place_below_a_jvp():
     assert [result.tolist() for result in recording.graph(X, *recording.captured)] == [
         [1.25] * 3
     ] * 2
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_pythons_collector_waits_for_a_recording(is_on):
+    seen = []
+
+    def f(x):
+        seen.append(gc.isenabled())
+        if x.dim() == 0:
+            raise ZeroDivisionError
+        return x + 1
+
+    compiled = tl.compile(f, backend="replay")
+    was_on = gc.isenabled()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        compiled(torch.ones(2))
+        assert (seen, gc.isenabled()) == ([False], is_on)
+        with pytest.raises(ZeroDivisionError):
+            compiled(torch.ones(()))
+        assert (seen, gc.isenabled()) == ([False, False], is_on)
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+def test_a_device_is_what_a_tensor_says():
+    devices = []
+
+    def f(x):
+        devices.extend([x.device, tl.vmap(lambda y: y)(x).device])
+        return x.to("meta"), (x + 1).cpu()
+
+    graph = record(f, [torch.ones(2)]).graph
+    assert devices == [torch.device("cpu")] * 2
+    (on_meta, on_cpu) = graph(torch.ones(2))
+    assert (on_meta.device.type, on_cpu.tolist()) == ("meta", [2, 2])

@@ -13,6 +13,7 @@ from torchlayers.compiled.opaque import random_from
 from torchlayers.compiled.refused import DATA_DEPENDENT, explain
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 
@@ -29,6 +30,10 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is _DEVICE and isinstance(
+            args[0], FakeTensor
+        ):  # asked for more often than all else
+            return args[0].fake_device
         kwargs = kwargs or {}
         if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))

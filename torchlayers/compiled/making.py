@@ -1,8 +1,10 @@
 """What runs for a signature is made: recorded, simplified, split if need be, given to a backend."""
 
+import contextlib
 import functools
+import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -61,6 +63,22 @@ class Made:
         )
 
 
+@contextlib.contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A recording makes objects by the thousand, which stay: Python would look through all it has.
+
+    That takes as long as the recording, or twice, where a program has imported as much as torch.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_nothing_collected()
 def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
@@ -87,6 +105,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     return Made(entry, runs, graph, time.perf_counter() - start)
 
 
+@_nothing_collected()
 def make_for_sizes(
     asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
 ) -> Made:

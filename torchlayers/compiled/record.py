@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -98,7 +99,13 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     recorder = _Recorder(func, args, kwargs or {}, gradients, symbolic)
-    around = (torch_compile.run_eagerly(), _without_hooks(), _unlogged(), _not_validated())
+    around = (
+        torch_compile.run_eagerly(),
+        _without_hooks(),
+        _unlogged(),
+        _not_validated(),
+        _use_lazy_graph_module(True),  # which writes its code when that is asked for
+    )
     with recording, contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.fx import Graph, GraphModule
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiled.simplify.batches import compute_once
@@ -104,4 +105,4 @@ def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModu
 def _copied(graph: GraphModule) -> GraphModule:
     copy = Graph()
     copy.output(copy.graph_copy(graph.graph, {}))
-    return GraphModule(graph, copy)
+    return _LazyGraphModule(graph, copy)
