@@ -47,13 +47,6 @@ def aux_missing(transform):
     return lambda tf: transform(tf)(X)
 
 
-LSTM = nn.LSTM(2, 4)
-
-
-def lstm(x):
-    return LSTM(x[None])[0]
-
-
 def without_fallback(tf):
     torch._C._functorch._set_vmap_fallback_enabled(False)
     try:
@@ -115,7 +108,8 @@ PHRASES = [
            "forward mode AD.", FUZZER),
     Phrase("batches of two sizes", lambda tf: tf.vmap(torch.mul)(BATCH, BATCH[:2]),
            "same size in the mapped dimension", SHAPE_CHECKER),
-    Phrase("an LSTM", lambda tf: tf.vmap(lstm)(BATCH), "Batching rule not implemented", ENSEMBLE),
+    Phrase("an operator without a rule", lambda tf: tf.vmap(torch.equal, (0, None))(BATCH, X),
+           "Batching rule not implemented", ENSEMBLE),
     Phrase("the fallback forbidden", without_fallback, "vmap fallback", FALLBACK),
     Phrase("index_add_", lambda tf: tf.vmap(adds_in_place)(BATCH), "out-of-place", FOLDED),
     Phrase("a tensor overwritten", lambda tf: tf.grad(writes_what_exp_needs)(X),

@@ -20,12 +20,6 @@ namespace {
 
 using at::Tensor;
 
-// The layer that an operator is for.
-Layer* layer_at_work() {
-  Layer* layer = top_layer();
-  return layer != nullptr && !is_bypassed(kTorchFuncFront) ? layer : nullptr;
-}
-
 bool follows(const Layer& layer, const Tensor& given) {
   const Tensor tensor = without_dead_wrappers(given);
   return layer.follows(tensor) ||

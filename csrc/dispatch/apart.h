@@ -12,4 +12,9 @@ namespace torchlayers {
 // is written is known without them.
 void register_taken_apart(torch::Library& on_front);
 
+// Recurrent networks become their steps: torch has no batching rules for them. So does a layer of
+// an LSTM, which torch runs as one operator of oneDNN, but for one grad by itself: that operator
+// has one gradient, and no other derivative.
+void register_recurrent(torch::Library& on_front);
+
 } // namespace torchlayers

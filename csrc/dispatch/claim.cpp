@@ -64,6 +64,7 @@ void claim_keys() {
       new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
   register_data(*for_some);
   register_taken_apart(*for_some);
+  register_recurrent(*for_some);
   allow_to_retain_gradients();
   register_typed();
 }

@@ -76,6 +76,11 @@ void step_aside(
   handle.callBoxed(args);
 }
 
+Layer* layer_at_work() {
+  Layer* layer = top_layer();
+  return layer != nullptr && !is_bypassed(kTorchFuncFront) ? layer : nullptr;
+}
+
 void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   Layer* layer = top_layer();
   const Operator& op = Operator::of(handle);

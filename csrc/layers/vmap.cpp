@@ -55,13 +55,14 @@ bool may_be_looped(const Operator& op, const Args& args) {
   return !op.aliases && returns_tensors && !takes_lists;
 }
 
-// Whether a user's operator, which nothing else can run, has a kernel that is made of operators, or
-// for any backend: those operators are run then.
+// Whether an operator that nothing else can run has a kernel that is made of operators, a user's
+// also one for any backend: those operators are run then.
 bool is_to_be_looked_into(const Operator& op, const Args& args) {
-  return op.is_custom && op.schema().getNamespace() != "prims" &&
-         !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
-         (op.is_composite ||
-          op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd)) &&
+  const bool is_made_of_others =
+      op.is_composite ||
+      (op.is_custom && op.schema().getNamespace() != "prims" &&
+       op.handle.hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd));
+  return is_made_of_others && !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
          !may_be_looped(op, args);
 }
 

@@ -30,24 +30,6 @@ constexpr double kLargeMean = 10;
 constexpr int kLast = 128;
 constexpr double kHalfLog2Pi = 0.91893853320467274178;
 
-struct Uniforms {
-  double first;
-  double second;
-};
-
-// Both in (0, 1).
-Uniforms uniforms(int64_t key, int64_t place, Use use, uint32_t attempt) {
-  const auto k = static_cast<uint64_t>(key);
-  const auto p = static_cast<uint64_t>(place);
-  const philox::Words words = philox::block(
-      {static_cast<uint32_t>(p), static_cast<uint32_t>(p >> 32), use, attempt},
-      {static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)});
-  const auto number = [](uint32_t upper, uint32_t lower) {
-    return ((upper >> 5) * 0x1p26 + (lower >> 6)) * 0x1p-53 + 0x1p-54;
-  };
-  return {number(words[0], words[1]), number(words[2], words[3])};
-}
-
 // The logarithm of x!, less (x + 1/2) log(x + 1) - (x + 1) + log(2 pi) / 2.
 double stirling_rest(double x) {
   const double z = x + 1;
@@ -83,14 +65,7 @@ struct Places {
     return parameter.reshape(shape);
   }
   std::array<Tensor, 2> uniforms(Use use, int64_t attempt) const {
-    const auto words = random_of_tensors::words(numbers, use, attempt, key);
-    const auto number = [](const Tensor& upper, const Tensor& lower) {
-      const auto shifted = [](const Tensor& x, int64_t by) {
-        return at::bitwise_right_shift(x, at::Scalar(by)).to(at::kDouble);
-      };
-      return (shifted(upper, 5) * 0x1p26 + shifted(lower, 6)) * 0x1p-53 + 0x1p-54;
-    };
-    return {number(words[0], words[1]), number(words[2], words[3])};
+    return random_of_tensors::two_uniform(numbers, use, attempt, key);
   }
 };
 
@@ -131,7 +106,7 @@ double poisson(int64_t key, int64_t place, double rate) {
     return kNaN;
   }
   if (rate < kLargeMean) {
-    double u = uniforms(key, place, philox::kPoisson, 0).first;
+    double u = philox::two_uniform(key, place, philox::kPoisson, 0)[0];
     double probability = std::exp(-rate);
     int k = 0;
     while (k < kLast && u > probability) {
@@ -145,7 +120,7 @@ double poisson(int64_t key, int64_t place, double rate) {
   const double inverse_alpha = 1.1239 + 1.1328 / (b - 3.4);
   const double v_safe = 0.9277 - 3.6224 / (b - 2);
   for (uint32_t attempt = 0;; ++attempt) {
-    const auto [first, v] = uniforms(key, place, philox::kPoisson, attempt);
+    const auto [first, v] = philox::two_uniform(key, place, philox::kPoisson, attempt);
     const double u = first - 0.5;
     const double from_end = 0.5 - std::abs(u);
     const double k = std::floor((2 * a / from_end + b) * u + rate + 0.43);
@@ -206,7 +181,7 @@ double binomial(int64_t key, int64_t place, double count, double prob) {
   const auto either = [&](double k) { return prob > 0.5 ? n - k : k; };
   const double odds = p / (1 - p);
   if (n * p < kLargeMean) {
-    double u = uniforms(key, place, philox::kBinomial, 0).first;
+    double u = philox::two_uniform(key, place, philox::kBinomial, 0)[0];
     double probability = std::exp(n * std::log1p(-p));
     int k = 0;
     while (k < kLast && k < n && u > probability) {
@@ -225,7 +200,7 @@ double binomial(int64_t key, int64_t place, double count, double prob) {
   const double at_mode = (m + 0.5) * std::log((m + 1) / (odds * (n - m + 1))) + stirling_rest(m) +
                          stirling_rest(n - m);
   for (uint32_t attempt = 0;; ++attempt) {
-    const auto [first, v] = uniforms(key, place, philox::kBinomial, attempt);
+    const auto [first, v] = philox::two_uniform(key, place, philox::kBinomial, attempt);
     const double u = first - 0.5;
     const double from_end = 0.5 - std::abs(u);
     const double k = std::floor((2 * a / from_end + b) * u + n * p + 0.5);

@@ -383,45 +383,45 @@ void bits(const int64_t* keys, int64_t num_keys, int64_t of_each, Use use, int64
   });
 }
 
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, float* out) {
-  generate<4>(keys, num_keys, of_each, kNumbers, out, singles_of);
+// The digits of a narrow type, which its numbers are made of.
+template <class Number>
+constexpr int kDigits = std::is_same_v<Number, c10::Half> ? 11 : 8;
+
+template <class Number>
+void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, Number* out) {
+  if constexpr (std::is_same_v<Number, float>) {
+    generate<4>(keys, num_keys, of_each, kNumbers, out, singles_of);
+  } else if constexpr (std::is_same_v<Number, double>) {
+    generate<2>(keys, num_keys, of_each, kNumbers, out, doubles_of);
+  } else {
+    constexpr int digits = kDigits<Number>;
+    generate_narrow<uint32_t>(keys, num_keys, of_each, out, words_of, [](uint32_t word) {
+      return Number(static_cast<float>(word >> (32 - digits)) / (1 << digits));
+    });
+  }
 }
 
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, double* out) {
-  generate<2>(keys, num_keys, of_each, kNumbers, out, doubles_of);
+template <class Number>
+void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, Number* out) {
+  if constexpr (std::is_same_v<Number, float>) {
+    generate<4>(keys, num_keys, of_each, kNumbers, out, normal_singles_of);
+  } else if constexpr (std::is_same_v<Number, double>) {
+    generate<2>(keys, num_keys, of_each, kNumbers, out, normal_doubles_of);
+  } else {
+    generate_narrow<float>(keys, num_keys, of_each, out, normal_singles_of, [](float number) {
+      return Number(number);
+    });
+  }
 }
 
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::Half* out) {
-  generate_narrow<uint32_t>(keys, num_keys, of_each, out, words_of, [](uint32_t word) {
-    return c10::Half(static_cast<float>(word >> 21) * 0x1p-11f);
-  });
-}
-
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::BFloat16* out) {
-  generate_narrow<uint32_t>(keys, num_keys, of_each, out, words_of, [](uint32_t word) {
-    return c10::BFloat16(static_cast<float>(word >> 24) * 0x1p-8f);
-  });
-}
-
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, float* out) {
-  generate<4>(keys, num_keys, of_each, kNumbers, out, normal_singles_of);
-}
-
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, double* out) {
-  generate<2>(keys, num_keys, of_each, kNumbers, out, normal_doubles_of);
-}
-
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::Half* out) {
-  generate_narrow<float>(keys, num_keys, of_each, out, normal_singles_of, [](float number) {
-    return c10::Half(number);
-  });
-}
-
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::BFloat16* out) {
-  generate_narrow<float>(keys, num_keys, of_each, out, normal_singles_of, [](float number) {
-    return c10::BFloat16(number);
-  });
-}
+template void uniform(const int64_t*, int64_t, int64_t, float*);
+template void uniform(const int64_t*, int64_t, int64_t, double*);
+template void uniform(const int64_t*, int64_t, int64_t, c10::Half*);
+template void uniform(const int64_t*, int64_t, int64_t, c10::BFloat16*);
+template void normal(const int64_t*, int64_t, int64_t, float*);
+template void normal(const int64_t*, int64_t, int64_t, double*);
+template void normal(const int64_t*, int64_t, int64_t, c10::Half*);
+template void normal(const int64_t*, int64_t, int64_t, c10::BFloat16*);
 
 // ---- one block
 
@@ -468,6 +468,11 @@ double positive_of(const Words& words) {
 }
 
 } // namespace
+
+std::array<double, 2> two_uniform(int64_t key, int64_t place, Use use, uint32_t attempt) {
+  const Words words = block_of(key, place, use, attempt);
+  return {Double::positive(words[0], words[1]), positive_of(words)};
+}
 
 int64_t folded(int64_t key, int64_t data) {
   const Words words = block_of(key, data, kFolded, 0);

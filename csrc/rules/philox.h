@@ -39,17 +39,17 @@ enum Use : uint32_t {
 void bits(const int64_t* keys, int64_t num_keys, int64_t of_each, Use use, int32_t* out);
 void bits(const int64_t* keys, int64_t num_keys, int64_t of_each, Use use, int64_t* out);
 // In [0, 1), multiples of 2^-24, 2^-53, 2^-11 and 2^-8.
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, float* out);
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, double* out);
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::Half* out);
-void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::BFloat16* out);
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, float* out);
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, double* out);
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::Half* out);
-void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, c10::BFloat16* out);
+// Of floats, doubles, halves and bfloat16s.
+template <class Number>
+void uniform(const int64_t* keys, int64_t num_keys, int64_t of_each, Number* out);
+template <class Number>
+void normal(const int64_t* keys, int64_t num_keys, int64_t of_each, Number* out);
 
 // A key of each key and number, by its block of this counter.
 int64_t folded(int64_t key, int64_t data);
+
+// The two numbers in (0, 1) of 53 bits that a block makes.
+std::array<double, 2> two_uniform(int64_t key, int64_t place, Use use, uint32_t attempt);
 
 // Number `place` of a key that has these shapes' gamma distribution; nan where `alpha` is no shape.
 double gamma(int64_t key, int64_t place, double alpha);

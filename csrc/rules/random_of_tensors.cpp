@@ -27,8 +27,6 @@ Tensor upper(const Tensor& x) {
   return lower(shifted(x, 32));
 }
 
-} // namespace
-
 TensorWords words(const Tensor& place, Use use, int64_t attempt, const Tensor& key) {
   const auto constant = [&](int64_t number) { return at::full({}, number, place.options()); };
   TensorWords counter{lower(place), upper(place), constant(use), constant(attempt)};
@@ -45,8 +43,6 @@ TensorWords words(const Tensor& place, Use use, int64_t attempt, const Tensor& k
   }
   return counter;
 }
-
-namespace {
 
 SymInt product(c10::SymIntArrayRef size) {
   SymInt count = 1;
@@ -219,6 +215,12 @@ Tensor normal(const Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype)
         const auto second = box_muller(kind, {w[2], w[2]}, {w[3], w[3]});
         return {first[0].to(dtype), first[1].to(dtype), second[0].to(dtype), second[1].to(dtype)};
       });
+}
+
+std::array<Tensor, 2> two_uniform(
+    const Tensor& place, Use use, int64_t attempt, const Tensor& key) {
+  const TensorWords drawn = words(place, use, attempt, key);
+  return {positive(kDouble, drawn[0], drawn[1]), positive(kDouble, drawn[2], drawn[3])};
 }
 
 Tensor folded(const Tensor& key, const Tensor& data) {

@@ -11,8 +11,8 @@
 
 namespace torchlayers::random_of_tensors {
 
-// The words of a key's block, int64s of which the lower half is the word.
-std::array<at::Tensor, 4> words(
+// The two numbers in (0, 1) of 53 bits that a key's block makes.
+std::array<at::Tensor, 2> two_uniform(
     const at::Tensor& place, philox::Use use, int64_t attempt, const at::Tensor& key);
 
 at::Tensor bits(

@@ -39,6 +39,11 @@ def _places(x: Tensor) -> Tensor:
     return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
 
 
+def _packed(x: Tensor) -> Tensor:
+    packed: Tensor = A._pack_padded_sequence(x, torch.tensor([3, 2]), False)[0]
+    return packed
+
+
 def in_order(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -466,6 +471,11 @@ SAMPLES: dict[str, list[Sample]] = {
         for at, given in ((0, values()), ([0], values(1)), ([1, 0], X), ([1], X))
     ]
     + [(lambda x, y: x.index_fill(-1, PLACES, y), [X, values()])],
+    "_pack_padded_sequence": [
+        (_packed, [values(3, 2)]),
+        (_packed, [values(3, 2, 2)]),
+        (lambda x: A._pack_padded_sequence(x, torch.tensor([2, 1]), True)[0], [values(2, 3, 2)]),
+    ],
     "cat": [(lambda x, y: torch.cat([x, y, x], -1), [X, Y]), (lambda x: torch.cat([x, V]), [W])],
     "stack": [(lambda x, y, d=d: torch.stack([x, y], d), [X, Y]) for d in (0, 2, -1)],
 }

@@ -85,6 +85,7 @@ WRONG_IN_TORCH = {
     "cudnn_is_acceptable",
     "index_put_",
     "_index_put_impl_",
+    "_pack_padded_sequence",
 }
 
 

@@ -4,11 +4,10 @@ import torch
 import torch.func
 from torch import nn
 
-from tests.misuse.programs import BATCH, WithBackwardOnly, X, batched, no_rule
+from tests.misuse.programs import BATCH, WithBackwardOnly, X, no_rule
 from tests.misuse.table import Misuse, MisuseTests
 from torchlayers.errors import DimensionError, FunctionError, NotTensorError, TransformError
 
-LSTM, GRU, RNN = nn.LSTM(2, 4), nn.GRU(2, 4), nn.RNN(2, 4)
 BATCH_NORM = nn.BatchNorm1d(2)
 VMAP = [
     Misuse(
@@ -121,11 +120,6 @@ VMAP = [
         lambda tf: tf.vmap(torch.equal, in_dims=(0, None))(BATCH, BATCH[0]),
         RuntimeError,
         no_rule("aten::equal"),
-    ),
-    Misuse("an LSTM", batched(lambda x: LSTM(x[None])), RuntimeError, no_rule("aten::lstm.input")),
-    Misuse("a GRU", batched(lambda x: GRU(x[None])), RuntimeError, no_rule("aten::gru.input")),
-    Misuse(
-        "an RNN", batched(lambda x: RNN(x[None])), RuntimeError, no_rule("aten::rnn_tanh.input")
     ),
     Misuse(
         "batch norm in training",

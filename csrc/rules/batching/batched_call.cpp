@@ -198,10 +198,12 @@ at::Tensor BatchedCall::call(Args args) const {
   return call_all(std::move(args))[0];
 }
 
-void BatchedCall::finish(const std::vector<at::Tensor>& results) {
+void BatchedCall::finish(
+    const std::vector<at::Tensor>& results, const std::vector<bool>& is_batched) {
   args_.resize(first_);
-  for (const at::Tensor& result : results) {
-    args_.emplace_back(result.defined() ? batched(result, /*dim=*/0, layer_) : result);
+  for (size_t i = 0; i < results.size(); ++i) {
+    const bool has_batch = results[i].defined() && (is_batched.empty() || is_batched[i]);
+    args_.emplace_back(has_batch ? batched(results[i], /*dim=*/0, layer_) : results[i]);
   }
 }
 

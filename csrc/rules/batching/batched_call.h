@@ -168,6 +168,18 @@ class BatchedCall {
     args_.emplace_back(std::move(result));
     return true;
   }
+  // The same where some of what it returns do not depend on the sample.
+  template <class Compute>
+  bool give_some(const std::vector<bool>& is_batched, const Compute& compute) {
+    trace("rule", op_, layer_);
+    std::vector<at::Tensor> results;
+    {
+      const Below below(layer_, op_);
+      results = compute();
+    }
+    finish(results, is_batched);
+    return true;
+  }
   // The same of an operator that returns a list, with those of its members that are batched.
   template <class Compute>
   bool give_list(const std::vector<bool>& is_batched, const Compute& compute) {
@@ -203,7 +215,7 @@ class BatchedCall {
   static std::vector<at::Tensor> as_list(std::vector<at::Tensor> results) {
     return results;
   }
-  void finish(const std::vector<at::Tensor>& results);
+  void finish(const std::vector<at::Tensor>& results, const std::vector<bool>& is_batched = {});
   void finish_list(std::vector<at::Tensor> results, const std::vector<bool>& is_batched);
   // Puts the arguments back as they were, for an error's sake.
   void put_back();
