@@ -1,5 +1,6 @@
 """while_loop in compiled functions: one operator, under every layer."""
 
+import concurrent.futures
 import functools
 
 import pytest
@@ -155,6 +156,41 @@ def test_a_loop_that_draws_is_not_differentiated():
     assert replayed(f)(X) > 9
     with pytest.raises(tl.errors.TransformError, match="Draw by keys"):
         replayed(tl.grad(f))(X)
+
+
+@pytest.mark.parametrize("transform", [None, tl.vmap])
+def test_a_write_to_what_is_not_its_own_is_refused(transform):
+    def f(x):
+        return tl.while_loop(lambda y: y.sum() < 9, lambda y: y + x[0].add_(1), x)
+
+    def g(x):
+        return tl.cond(x.sum() > 0, lambda x: x.mul_(2), lambda x: x, x)
+
+    for program in (f, g):
+        with pytest.raises(tl.errors.TransformError, match="to a tensor from outside"):
+            replayed(program if transform is None else transform(program))(torch.stack([X, X]))
+
+
+def test_a_body_writes_to_what_it_has_made():
+    def f(x):
+        def body(y):
+            z = torch.zeros(2, dtype=torch.float64)
+            z[0] = y.sum()
+            return z.add_(x)
+
+        return tl.while_loop(lambda y: y.sum() < 20, body, x)
+
+    batch = torch.stack([X, 2 * X])
+    torch.testing.assert_close(replayed(tl.vmap(f))(batch), tl.vmap(f)(batch))
+
+
+def test_threads_record_a_loop_at_once():
+    nested = tl.vmap(tl.grad(lambda x: grow(x).sum()))
+    compiled = replayed(nested)
+    batch = torch.stack([X, X / 3])
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        for found in pool.map(compiled, [batch] * 4):
+            torch.testing.assert_close(found, nested(batch))
 
 
 def test_an_error_while_it_is_recorded_leaves_nothing_behind():

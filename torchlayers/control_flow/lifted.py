@@ -16,7 +16,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchlayers import _C, tree
-from torchlayers.control_flow.samples import RULES, base_of, quietly
+from torchlayers.control_flow.samples import RULES, base_of, quietly, writes
+from torchlayers.errors import TransformError, location
 from torchlayers.surroundings import Around, innermost, seen, seen_by
 from torchlayers.torch_versions import make_fx
 
@@ -88,6 +89,24 @@ class _Noted(Outside):
         self.captured: dict[int, Tensor] = {}
         self._depth = depth
         self._tracer = tracer
+        self._given = {_memory(x) for x in own}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if writes(func) and args and isinstance(args[0], Tensor) and self._is_from_outside(args[0]):
+            raise TransformError(
+                "torchlayers: compile: a branch or loop body writes "
+                f"({func.__name__}) to a tensor from outside it.{location()} Return the new value "
+                "instead."
+            )
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_from_outside(self, x: Tensor) -> bool:
+        with quietly():
+            return _memory(x) in self._given or (
+                id(x) not in self.made and self._is_older(base_of(x))
+            )
 
     def sample(self, x: Tensor) -> Tensor:
         if id(x) in self.made:
@@ -105,6 +124,11 @@ class _Noted(Outside):
         if not isinstance(x, FakeTensor) or self._tracer is None:
             return not isinstance(x, FakeTensor)
         return proxy_tensor.get_proxy_slot(x, self._tracer, None) is not None
+
+
+def _memory(x: Tensor) -> int:
+    with quietly():
+        return base_of(x).untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 class _Swapped(Outside):

@@ -77,7 +77,9 @@ def cond(
 
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
-    if lifted.draws and _is_differentiated(lifted.tensors):  # neither pass may draw once more
+    # Neither pass may draw once more, and graphs of operators have no symbols for sizes.
+    draws_again = lifted.draws and _is_differentiated(lifted.tensors)
+    if draws_again or (_C.any_layer() and any(map(_has_symbols, lifted.tensors))):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
@@ -148,6 +150,10 @@ def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
         return True
     kinds = [layer and layer[0] for layer in _C.current_stack()]
     return any(kind in (None, "grad", "jvp") for kind in kinds)
+
+
+def _has_symbols(x: Tensor) -> bool:
+    return any(isinstance(size, torch.SymInt) for size in x.shape)
 
 
 class _Tensors:

@@ -117,7 +117,8 @@ _repeated: Any = _Repeated.apply
 
 
 def _at_the_bottom(loop: Loop, tensors: Tensors) -> tuple[Tensor, ...]:
-    carry, others = [x.contiguous() for x in tensors[: loop.carried]], tensors[loop.carried :]
+    others = tensors[loop.carried :]
+    carry = fresh(tensors[: loop.carried], others)
     counts = loop.counts or not carry  # torch wants to carry something
     trips = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
 

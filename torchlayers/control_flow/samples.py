@@ -313,7 +313,7 @@ class Inside(Around):
         options = dict(
             zip(kwargs, tree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
         )
-        if _writes(func) and seen and seen[0] is not args[0]:
+        if writes(func) and seen and seen[0] is not args[0]:
             self._refuse(func)
         if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
             self._refuse(func)
@@ -372,7 +372,7 @@ _BY_SLOT: dict[Any, Any] = {
 
 
 @functools.cache
-def _writes(func: Any) -> bool:
+def writes(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return (
         name in ("__setitem__", "__set__")
