@@ -13,8 +13,8 @@ bool write_functional(const Operator& op, Args& args, const Layer& layer);
 // torch's rule resizes the batch as a whole, and the samples' elements get mixed.
 bool resize_samples(const Operator& op, Args& args, const Layer& layer);
 
-// x.fill_(y) as x.copy_(y), and tells whether it was that. torch's rule asks for the memory of both,
-// since 2.15, and where another layer runs below neither has any.
+// x.fill_(y) as x.copy_(y), and tells whether it was that. torch's rule asks for the memory of
+// both, since 2.15, and where another layer runs below neither has any.
 bool fill_samples(const Operator& op, Args& args, const Layer& layer);
 
 } // namespace torchlayers
