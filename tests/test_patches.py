@@ -29,9 +29,10 @@ def of_torch(name):
 def attributes():
     found = {}
     for module in [sys.modules[name] for name in sorted(sys.modules) if of_torch(name)]:
-        for owner in [module, *vars(module).values()]:
-            if owner is module or (isinstance(owner, type) and of_torch(owner.__module__)):
-                name = getattr(owner, "__qualname__", None) or owner.__name__
+        classes = [each for each in vars(module).values() if isinstance(each, type)]
+        for owner in [module, *classes]:
+            if owner is module or of_torch(owner.__module__):
+                name = owner.__name__ if owner is module else owner.__qualname__
                 found |= {f"{name}.{key}": value for key, value in vars(owner).items()}
     return found
 
@@ -51,7 +52,6 @@ CHANGED = {
     "BackwardHook._apply_on_tensors",
     "CheckpointFunction.forward",
     "Module._get_backward_hooks",
-    "TensorBase.register_hook",
     "Tensor.register_hook",
     "Tensor.register_post_accumulate_grad_hook",
     "_CheckpointFrame.__init__",

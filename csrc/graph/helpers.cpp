@@ -46,6 +46,9 @@ def put_back(grad, size: List[int], dim: int, index, keepdim: bool):
 def evenly(grad, where):
     return grad * where / where.sum()
 
+def zero_where(mask, made):
+    return made.masked_fill(mask, 0)
+
 def share_out(grad, self, result):
     return evenly(grad, (self == result).to(grad))
 

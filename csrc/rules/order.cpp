@@ -89,7 +89,7 @@ void aminmax(JvpCall& call) {
 }
 
 template <bool SkipsNan>
-Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
+Tensor shares_of(const Tensor& g, const Tensor& x, const Tensor& value) {
   const auto share = [](const auto& g, const auto& x, const auto& value, const auto& count) {
     return where(is_chosen(x, value), g / count, 0);
   };
@@ -100,6 +100,10 @@ Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
   }
   const Tensor chosen = is_chosen<SkipsNan>(x, value);
   return at::where(chosen, g / chosen.sum(), 0);
+}
+
+Tensor share_out(const Tensor& g, const Tensor& x, const Tensor& value) {
+  return shares_of</*SkipsNan=*/false>(g, x, value);
 }
 
 Tensor share_out_along(const Tensor& g, const Tensor& x, const Tensor& value, const Dims& over) {
@@ -131,9 +135,9 @@ Tensor put_back(
 
 void add_order(Table& rules) {
   for (const char* name : {"max", "min", "median"}) {
-    rules[name].jvp(TANGENT(0, shared<false>(t, x, y))).vjp(VJP(0, share_out<false>(g, x, y)));
+    rules[name].jvp(TANGENT(0, shared<false>(t, x, y))).vjp(VJP(0, share_out(g, x, y)));
   }
-  rules["nanmedian"].jvp(TANGENT(0, shared<true>(t, x, y))).vjp(VJP(0, share_out<true>(g, x, y)));
+  rules["nanmedian"].jvp(TANGENT(0, shared<true>(t, x, y))).vjp(VJP(0, shares_of<true>(g, x, y)));
   for (const char* name : {"amax", "amin"}) {
     rules[name]
         .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.integers(1), c.flag(2)})))

@@ -49,7 +49,8 @@ def loop_of_graphs(
     carry: Sequence[Any],
     captured: Sequence[Any],
 ) -> tuple[Tensor, ...]:
-    from torchlayers.control_flow.recorded_loop import Loop, repeat
+    from torchlayers.control_flow.loop import Loop
+    from torchlayers.control_flow.recorded_loop import repeat
 
     loop = Loop(lambda given: cond(*given), _of_list(body), len(carry))
     return tuple(repeat(loop, [*carry, *captured]))
@@ -116,7 +117,8 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             f"torch.export records a layer before there is one.{location()} Use scan, or fori_loop "
             "with bounds that are ints; or export the function inside the transform."
         )
-    from torchlayers.control_flow.recorded_loop import Loop, repeat
+    from torchlayers.control_flow.loop import Loop
+    from torchlayers.control_flow.recorded_loop import repeat
 
     kept = Carry("while_loop", init, "body_fn")
     given = _Tensors(init, init)

@@ -7,7 +7,7 @@ have ended, jvp one that carries tangents along. Reverse mode runs the loop once
 (reversed_loop.py). What arrives at the bottom is torch's while_loop.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from torchlayers import _C
 from torchlayers.control_flow.at_the_bottom import called, fresh, laid_out, with_symbols
 from torchlayers.control_flow.derived import (
     OnSamples,
-    OnTensors,
     Tensors,
     differentiable,
     guarded,
@@ -27,30 +26,9 @@ from torchlayers.control_flow.derived import (
     pushed,
 )
 from torchlayers.control_flow.lifted import fixed_as, is_written_down, unrecorded
+from torchlayers.control_flow.loop import Loop
+from torchlayers.control_flow.reversed_loop import Reverse
 from torchlayers.control_flow.samples import beside
-
-
-class Loop:
-    """A loop over tensors.
-
-    Args:
-        cond: of the carry and what the functions capture: whether to go on, one bool.
-        body: likewise: the next carry, of the same shapes and dtypes.
-        carried: how many tensors are carried.
-        counts: whether somebody asks for the number of trips.
-    """
-
-    def __init__(
-        self,
-        cond: Callable[[Tensors], Tensor],
-        body: OnTensors,
-        carried: int,
-        counts: bool = False,
-    ) -> None:
-        self.cond = cond
-        self.body = body
-        self.carried = carried
-        self.counts = counts
 
 
 def repeat(loop: Loop, tensors: Tensors) -> list[Tensor]:
@@ -89,14 +67,12 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        from torchlayers.control_flow.reversed_loop import Reverse
-
         ctx.loop, *tensors = inputs
         ctx.save_for_backward(*tensors, output[-1])
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
         wanted = places_of(ctx.needs_input_grad[1:], tensors)
-        ctx.reverse = Reverse(ctx.loop, tensors, wanted) if wanted else None
+        ctx.reverse = Reverse(ctx.loop, tensors, wanted, repeat) if wanted else None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:

@@ -9,7 +9,7 @@ is a place for each. All of that is loops again, which every layer knows: the re
 batched, and differentiated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torchlayers.control_flow.derived import Tensors, places_of, pulled
 from torchlayers.control_flow.lifted import Fixed, fixed_as, frozen
-from torchlayers.control_flow.recorded_loop import Loop, repeat
+from torchlayers.control_flow.loop import Loop
 
 PLACES = 16
 
@@ -28,10 +28,18 @@ class Reverse:
     Args:
         tensors: the first carry, and what the loop's functions capture.
         wanted: which of the tensors have a cotangent.
+        repeat: what runs a loop under every layer (recorded_loop.py).
     """
 
-    def __init__(self, loop: Loop, tensors: Tensors, wanted: Sequence[int]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        tensors: Tensors,
+        wanted: Sequence[int],
+        repeat: Callable[[Loop, Tensors], list[Tensor]],
+    ) -> None:
         count = loop.carried
+        self.repeat = repeat
         self.count = count
         self.counts = loop.counts
         self.wanted = wanted
@@ -65,7 +73,7 @@ class Reverse:
         totals = [torch.zeros_like(tensors[i]) for i in self.others]
         state = [trips - 1, start, at, *rows, *given, *totals]
         backward = Loop(lambda given: given[0] >= 0, Fixed(self._step), len(state), self.counts)
-        gradients = repeat(backward, [*state, *captured])[3 + self.count :]
+        gradients = self.repeat(backward, [*state, *captured])[3 + self.count :]
         found: list[Tensor | None] = [None] * len(tensors)
         for i, gradient in zip([*self.floats, *self.others], gradients, strict=True):
             found[i] = gradient if i in self.wanted else None
@@ -106,7 +114,7 @@ class Reverse:
         down = Loop(
             lambda given: given[0] < given[3 + 2 * count], Fixed(body), 3 + 2 * count, self.counts
         )
-        _, *found = repeat(down, [position, top, at, *rows, *carry, trip, *captured])
+        _, *found = self.repeat(down, [position, top, at, *rows, *carry, trip, *captured])
         return found
 
     def _advanced(
@@ -118,7 +126,7 @@ class Reverse:
             return [given[0] + 1, *self.body([*given[1 : 1 + count], *given[2 + count :]])]
 
         on = Loop(lambda given: given[0] < given[1 + count], Fixed(body), 1 + count, self.counts)
-        return repeat(on, [position, *carry, end, *captured])[1:]
+        return self.repeat(on, [position, *carry, end, *captured])[1:]
 
 
 def _stride(length: Tensor, free: Tensor) -> Tensor:
