@@ -38,6 +38,7 @@ void add_batched_lists(BatchingTable& rules);
 void add_batched_masked(BatchingTable& rules);
 void add_batched_collectives(BatchingTable& rules);
 void add_batched_axes(BatchingTable& rules);
+void add_batched_attention(BatchingTable& rules);
 void add_batched_packed(BatchingTable& rules);
 void add_batched_random(BatchingTable& rules);
 

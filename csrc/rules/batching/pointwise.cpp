@@ -78,7 +78,9 @@ bool run_on_no_samples(BatchedCall& call, const Samples& samples) {
         return call.tensor(i);
       }
       const at::Tensor value = BatchedCall::raised(call.value(i), samples.rank);
-      return call.rank(i) == 0 ? value.to(dtype) : value;
+      // A flag of `where` is to stay one, and as part of a sum it bends to all others.
+      const bool bends = call.rank(i) == 0 && value.scalar_type() != at::kBool;
+      return bends ? value.to(dtype) : value;
     }));
   });
 }

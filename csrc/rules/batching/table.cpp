@@ -27,6 +27,7 @@ const BatchingTable& BatchingTable::instance() {
     add_batched_masked(*all);
     add_batched_collectives(*all);
     add_batched_axes(*all);
+    add_batched_attention(*all);
     add_batched_packed(*all);
     add_batched_random(*all);
     return all;

@@ -1,0 +1,45 @@
+// Attention, in the kernel that torch has for the processor.
+#include <ATen/ATen.h>
+
+#include "rules/batching/families.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+// ..._for_cpu(query, key, value, dropout, is causal, mask, scale) and ..._backward(gradient, query,
+// key, value, output, logsumexp, dropout, ...): the samples' own batches become one.
+bool attention(BatchedCall& call, size_t tensors) {
+  const size_t mask = tensors + 2;
+  if (call.rank(0) != 4 || call.batch_size() == 0 || call.tensor(0).numel() == 0) {
+    return false;
+  }
+  const int64_t batch = call.tensor(0).size(0);
+  return call.give([&] {
+    std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
+      if (i != mask) {
+        return call.expanded(i).flatten(0, 1);
+      }
+      if (!call.is_batched(i) && (call.rank(i) < 4 || call.tensor(i).size(0) == 1)) {
+        return call.tensor(i); // one for all
+      }
+      return BatchedCall::raised(call.expanded(i), 4)
+          .expand({call.batch_size(), batch, -1, -1, -1})
+          .flatten(0, 1);
+    }));
+    for (Tensor& result : results) {
+      result = result.unflatten(0, {call.batch_size(), batch});
+    }
+    return results;
+  });
+}
+
+} // namespace
+
+void add_batched_attention(BatchingTable& rules) {
+  rules.add({"_scaled_dot_product_flash_attention_for_cpu"}, {attention, 3});
+  rules.add({"_scaled_dot_product_flash_attention_for_cpu_backward"}, {attention, 6});
+}
+
+} // namespace torchlayers
