@@ -37,7 +37,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 483,
     "cotangents": 424,
-    "batching": 239,
+    "batching": 242,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 34,

@@ -26,12 +26,21 @@ PLACES, ROWS = torch.tensor([2, 0]), torch.tensor([[0, 1, 1], [1, 0, 1]])
 MASK = torch.tensor([[True, False, True], [False, True, True]])
 CLASS, CLASSES = torch.tensor(1), torch.tensor([2, 0])
 CONV = ([2, 1], [1, 0], [1, 1])
+HEADS = values(2, 3, 4, 5)
 MEAN, SUM, NONE = 1, 2, 0
+_attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def _of_ones(rank: int) -> Tensor:
     """A number by as many dimensions as these, two of them for CUBE's."""
     return values(3, 4, *[1] * (rank - 2))
+
+
+def _attention_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+    g, *qkv = (tensor.detach().contiguous() for tensor in tensors)  # which has no derivative
+    found = A._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True)
+    backward = A._scaled_dot_product_flash_attention_for_cpu_backward
+    return tuple(backward(g, *qkv, *found, 0.0, True))
 
 
 def _places(x: Tensor) -> Tensor:
@@ -322,6 +331,17 @@ SAMPLES: dict[str, list[Sample]] = {
             "upsample_bicubic2d_backward",
         )
     },
+    # Its kernel takes last dimensions to be contiguous, which torch's function looks at.
+    "_scaled_dot_product_flash_attention_for_cpu": [
+        (_attention, [HEADS, HEADS + 1, HEADS.sin()]),
+        (lambda q, m: _attention(q, q, q, m > 0.4), [HEADS, values(4, 4)]),
+        (lambda q, m: _attention(q, q, q, m > 0.4), [HEADS, values(2, 1, 4, 4)]),
+        (lambda q, m: _attention(q, q, q, m > 0.4), [HEADS, values(1, 3, 4, 4)]),
+        (lambda q: _attention(q, q, q, is_causal=True, scale=2.0), [HEADS]),
+    ],
+    "_scaled_dot_product_flash_attention_for_cpu_backward": [
+        (_attention_backward, [HEADS + 2, HEADS, HEADS + 1, HEADS.sin()]),
+    ],
     "convolution_backward": [
         (_convolution_backward, [values(2, 2, 4, 4), IMAGES, values(2, 2, 2, 2)])
     ],

@@ -203,3 +203,5 @@ def test_samples_of_two_levels() -> None:
 def test_no_samples() -> None:
     for f in (lambda x: x.view(6), lambda x: x.sum(), lambda x: x @ V, lambda x: x.softmax(0)):
         close(tl.vmap(f)(X.new_zeros(0, 2, 3)), torch.func.vmap(f)(X.new_zeros(0, 2, 3)))
+    close(tl.vmap(lambda x: torch.where(x > 0, x, 1))(V[:0]), V[:0])
+    close(tl.vmap(lambda x: (x > 0) * 2.5)(V[:0]), V[:0].float())

@@ -8,6 +8,11 @@ namespace {
 
 using at::Tensor;
 
+// The values of samples that lie so may not, and the kernel asks for it.
+Tensor rows_in_a_piece(const Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
 // ..._for_cpu(query, key, value, dropout, is causal, mask, scale) and ..._backward(gradient, query,
 // key, value, output, logsumexp, dropout, ...): the samples' own batches become one.
 bool attention(BatchedCall& call, size_t tensors) {
@@ -19,14 +24,15 @@ bool attention(BatchedCall& call, size_t tensors) {
   return call.give([&] {
     std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
       if (i != mask) {
-        return call.expanded(i).flatten(0, 1);
+        return rows_in_a_piece(call.expanded(i).flatten(0, 1));
       }
       if (!call.is_batched(i) && (call.rank(i) < 4 || call.tensor(i).size(0) == 1)) {
         return call.tensor(i); // one for all
       }
-      return BatchedCall::raised(call.expanded(i), 4)
-          .expand({call.batch_size(), batch, -1, -1, -1})
-          .flatten(0, 1);
+      return rows_in_a_piece(
+          BatchedCall::raised(call.expanded(i), 4)
+              .expand({call.batch_size(), batch, -1, -1, -1})
+              .flatten(0, 1));
     }));
     for (Tensor& result : results) {
       result = result.unflatten(0, {call.batch_size(), batch});
