@@ -432,6 +432,12 @@ def test_batch_norm_in_training_is_refused():
         tl.per_sample_norms(loss)(params, torch.randn(4, 2, 5, 5))
 
 
+def test_a_largest_norm_is_a_norm():
+    for max_norm in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="greater than 0"):
+            tl.clipped_grad(torch.sum, max_norm)
+
+
 def test_misuse_is_refused_in_words():
     weight, x = torch.ones(3, 3), torch.ones(2, 4, 3)
     with pytest.raises(NotScalarError, match=r"per_sample_norms: .* got shape \(4, 3\)"):

@@ -121,6 +121,7 @@ def clipped_grad(
         structure of the chosen arguments, and the norms of the samples' gradients before; with
         has_aux ``(gradients, (norms, aux))``.
     Raises:
+        ValueError: max_norm is not greater than 0.
         DimensionError: an argument that is differentiated by differs among the samples.
         NotScalarError, TransformError: as for :func:`per_sample_norms`.
     Example:
@@ -134,6 +135,10 @@ def clipped_grad(
         in Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at Small
         Cost" (2023).
     """
+    if not isinstance(max_norm, Tensor) and not max_norm > 0:
+        raise ValueError(
+            f"torchlayers: clipped_grad: max_norm is a norm greater than 0, got {max_norm!r}."
+        )
 
     def call(func: Callable[..., Any], argnums: Numbers, given: _Given) -> Any:
         given.refuse_batched("clipped_grad")
