@@ -46,7 +46,7 @@ changed = [
     for name, value in before.items()
     if name in after and after[name] is not value and callable(getattr(value, "__func__", value))
 ]
-print(json.dumps(changed))
+print(json.dumps([changed, [name for name in sys.argv[1:] if name in before]]))
 """
 CHANGED = {
     "BackwardHook._apply_on_tensors",
@@ -61,13 +61,14 @@ CHANGED = {
 
 def test_importing_changes_what_the_guide_says():
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, *CHANGED],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert {*json.loads(ran.stdout)} == CHANGED
+    changed, there = json.loads(ran.stdout)  # an older torch has not all of them
+    assert {*changed} == {*there}
     guide = (ROOT / "docs" / "guide.md").read_text()
     section = guide.partition("## What importing changes in torch")[2].partition("\n## ")[0]
     for name in CHANGED:
