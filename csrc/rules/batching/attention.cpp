@@ -8,6 +8,11 @@ namespace {
 
 using at::Tensor;
 
+// The kernel takes a row's elements to be next to each other.
+Tensor with_whole_rows(const Tensor& tensor) {
+  return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
+}
+
 // ..._for_cpu(query, key, value, dropout, is causal, mask, scale) and ..._backward(gradient, query,
 // key, value, output, logsumexp, dropout, ...): the samples' own batches become one.
 bool attention(BatchedCall& call, size_t tensors) {
@@ -19,7 +24,7 @@ bool attention(BatchedCall& call, size_t tensors) {
   return call.give([&] {
     std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
       if (i != mask) {
-        return call.expanded(i).flatten(0, 1);
+        return with_whole_rows(call.expanded(i).flatten(0, 1));
       }
       if (!call.is_batched(i) && (call.rank(i) < 4 || call.tensor(i).size(0) == 1)) {
         return call.tensor(i); // one for all
