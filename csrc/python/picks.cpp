@@ -75,19 +75,31 @@ Pick::Index Pick::look_at(PyObject* index) {
   const Tensor tensor =
       is_tensor(index) ? tensor_of(index) : imported("torch", "as_tensor")(as_it_is).cast<Tensor>();
   if (tensor.dim() == 0 && is_flag(tensor)) {
-    flags_.push_back(tensor.to(at::kBool));
-    return {};
+    return look_at_flag(tensor);
   }
   const py::object all = py::slice(py::none(), py::none(), py::none());
   const int64_t dims = is_flag(tensor) ? tensor.dim() : 1;
-  return {all, dims, dims, is_flag(tensor) ? tensor : tensor.to(at::kLong), tensor.dim() == 0};
+  const bool is_number = tensor.dim() == 0;
+  return {
+      all,
+      dims,
+      dims,
+      is_flag(tensor) ? tensor : tensor.to(at::kLong, /*non_blocking=*/false, /*copy=*/is_number),
+      is_number};
+}
+
+// Of a dimension of its own, of one element, it picks that or none. Of a flag of samples it is
+// that, and the flag says later who is written to.
+Pick::Index Pick::look_at_flag(const Tensor& flag) {
+  if (!is_of_samples(flag)) {
+    return {py::none(), 0, 1, flag.to(at::kBool).reshape({1})};
+  }
+  flags_.push_back(flag.to(at::kBool, /*non_blocking=*/false, /*copy=*/true));
+  return {py::none(), 0, 1, at::zeros({1}, flag.options().dtype(at::kLong))};
 }
 
 void Pick::add(const Index& index) {
-  if (!index.basic) {
-    return; // a flag
-  }
-  for (int64_t i = 0; i < (index.picks.defined() ? index.dims : 1); ++i) {
+  for (int64_t i = 0; i < (index.picks.defined() ? index.left : 1); ++i) {
     basic_.append(index.basic);
   }
   if (index.picks.defined()) {

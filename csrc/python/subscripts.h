@@ -19,7 +19,9 @@ namespace torchlayers {
 // which cost more to make than the few numbers to move, where all that they come to is a part of a
 // memory. So ours stands before torch's, in the slots for subscripts of torch.Tensor and of the
 // classes that have them from it, and leaves to torch's whatever it does not know: all where no
-// layer is on. What is picked by a t of each sample is a copy, where one sample has a view.
+// layer is on. What is picked by a t of each sample is a copy, where one sample has a view. What t
+// is then is copied as well: a number would stay what it was, whatever the function writes to t
+// before a derivative asks for it.
 
 // Puts ours in those slots, for good.
 void stand_before_subscripts();
@@ -37,6 +39,7 @@ class Pick {
   // `torchs_get` is torch's own.
   Pick(PyObject* y, Indices indices, binaryfunc torchs_get);
 
+  // Of samples.
   bool any_flag() const {
     return !flags_.empty();
   }
@@ -55,6 +58,7 @@ class Pick {
   using Picking = std::vector<std::pair<int64_t, at::Tensor>>;
 
   Index look_at(PyObject* index);
+  Index look_at_flag(const at::Tensor& flag);
   void add(const Index& index);
   at::Tensor view() const;
   std::vector<int64_t> order(int64_t rank) const;

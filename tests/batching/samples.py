@@ -53,6 +53,28 @@ def _packed(x: Tensor) -> Tensor:
     return packed
 
 
+def _places(x: Tensor) -> Tensor:
+    """Two places that each sample has of its own, where it differs."""
+    return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
+
+
+def _packed(x: Tensor) -> Tensor:
+    packed: Tensor = A._pack_padded_sequence(x, torch.tensor([3, 2]), False)[0]
+    return packed
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, **mask: Tensor) -> Any:
+    q, k, v = (in_order(x) for x in (q, k, v))  # or torch's kernel reads other numbers
+    return A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, not mask, **mask)
+
+
+def _attention_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, **mask: Tensor) -> Any:
+    g, q, k, v = (in_order(x.detach()) for x in (g, q, k, v))  # torch differentiates it no further
+    return A._scaled_dot_product_flash_attention_for_cpu_backward(
+        g, q, k, v, *_attention(q, k, v, **mask), 0.0, not mask, **mask
+    )
+
+
 def in_order(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
 
@@ -456,11 +478,13 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x, y: A.index_put(x, [_places(x)], y), [SQUARE, V]),
         (lambda x, y: A.index_put(x, [None, _places(x), PLACES], y, True), [CUBES, X[:, :2]]),
         (lambda x, y: A.index_put(x, [_places(x), None, PLACES], y), [CUBES[:, :2], X[:, :2]]),
+        (lambda x, y: A.index_put(x, [PLACES % 2, None, PLACES], y), [CUBES[:, :2], X[:, :2]]),
     ],
     "index_put_": [
         (lambda x, y: A.index_put_(x.clone(), [None, _places(x)], y), [SQUARE, values(3, 2)]),
         (lambda x, y: A.index_put_(x.clone(), [None, _places(x)[0], PLACES], y), [CUBES, X[:, :2]]),
         (lambda x, y: A.index_put_(x.clone(), [_places(x), MASK[0]], y), [SQUARE, values()]),
+        (lambda x, y: A.index_put_(x.clone(), [PLACES % 2, None, PLACES], y), [CUBES, X[:, :1]]),
     ],
     "_index_put_impl_": [
         (lambda x, y: A._index_put_impl_(x.clone(), [None, _places(x)], y), [SQUARE, values(2)]),

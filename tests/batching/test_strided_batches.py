@@ -80,3 +80,15 @@ def test_an_expanded_batch_has_a_tangent_of_its_own() -> None:
     x = BATCH[0].expand(2, 3, 3)
     tangents = tl.vmap(lambda x: tl.jvp(torch.sin, (x,), (WEIGHT,))[1])(x)
     assert_close(tangents, x.cos() * WEIGHT)
+
+
+def test_attention_of_samples_whose_rows_are_parted() -> None:
+    batches = [random(1, 2, 3, 4, 5), random(1, 2, 3, 4, 5).sin(), random(1, 2, 3, 4, 5).exp()]
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        result: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v)[0]
+        return result
+
+    samples = zip(*(x.movedim(-1, 0).contiguous() for x in batches), strict=True)
+    expected = torch.stack([attention(*sample) for sample in samples])
+    assert_close(tl.vmap(attention, in_dims=-1)(*batches), expected)

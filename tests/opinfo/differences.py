@@ -82,6 +82,9 @@ _EMPTY_SUM = (
 _ASSERTION = (
     "only torchlayers works: an internal assertion on a conjugate's tangent fails in torch.func"
 )
+_TAKEN_APART = (
+    "only torchlayers works: torch.func's vmap refuses the operator, which torchlayers takes apart"
+)
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
@@ -105,6 +108,10 @@ _TIE = (
     "the first's; torchlayers takes the first's for both"
 )
 
+_OF_VMAP = (
+    *("vmap", "vmap, in_dims=-1", "vmap, first input"),
+    *("grad(vmap)", "jvp(vmap)", "vmap(vmap)"),
+)
 _FORWARD = ("jvp", "jvp(jvp)", "vmap(jvp)", "jvp(vmap)")
 _REVERSE = ("grad", "vjp", "grad(vmap)", "vjp(vjp)")
 _NESTS = (*_FORWARD, "grad(jvp)")
@@ -188,6 +195,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
             *("grad", "vjp", "vjp(vjp)", "vmap(grad)", "vmap(vjp)"),
         )
     },
+    _TAKEN_APART: {name: _OF_VMAP for name in ("column_stack", "narrow", "tensor_split")},
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},

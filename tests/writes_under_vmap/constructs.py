@@ -90,6 +90,10 @@ WRITES: dict[str, Sample] = {
     "rows at places of its own": lambda x: _with(
         torch.zeros(3, 2, **DOUBLE), lambda y: y.__setitem__(x.argsort()[:2], x[:2, None])
     ),
+    "by lists apart": lambda x: _with(
+        torch.zeros(3, 2, 3, **DOUBLE),
+        lambda y: y.__setitem__(([2, 0], slice(None), [0, 1]), x[:2]),
+    ),
     "by a mask": lambda x: _with(torch.ones(3, **DOUBLE), lambda y: y.__setitem__(x > 0, 0.0)) * x,
     "a number by a mask": lambda x: (
         _with(torch.ones(3, **DOUBLE), lambda y: y.__setitem__(x > 0, x.sum())) * x
@@ -217,9 +221,30 @@ NUMBERS: dict[str, Sample] = {
     "a flag and a number": lambda x: _set(
         torch.zeros(3, 3, **DOUBLE), (x.argmax(), x.sum() > 0), x.exp()
     ),
-    "a flag and a slice": lambda x: _set(
-        torch.zeros(3, **DOUBLE), (slice(1, 3), x.sum() > 0), x[:2]
+    "a flag behind a slice": lambda x: _set(
+        torch.zeros(3, **DOUBLE), (slice(1, 3), x.sum() > 0), x[:2, None]
     ),
+    "a flag before slices": lambda x: _set(
+        torch.zeros(3, 2, **DOUBLE), (x.sum() > 0, slice(1, 3), 1), x[:2]
+    ),
+    "a flag behind a slice, before a row": lambda x: _set(
+        torch.zeros(2, 3, 3, **DOUBLE), (slice(None), x.argmax(), x.sum() > 0), x.exp()
+    ),
+    "a flag beside a list of one": lambda x: _set(
+        torch.zeros(3, 2, **DOUBLE), ([1], x.sum() > 0), x[:2]
+    ),
+    "a flag apart from a list of one": lambda x: _set(
+        torch.zeros(3, 2, 3, **DOUBLE), (x.sum() > 0, slice(1, 3), [1]), x[None, :2, None]
+    ),
+    "two flags": lambda x: _set(torch.zeros(3, **DOUBLE), (x.sum() > 0, x[0] > 0), x),
+    "two flags apart": lambda x: _set(
+        torch.zeros(3, **DOUBLE), (x.sum() > 0, slice(None), x[0] > 0), x
+    ),
+    "a flag that the function wrote": lambda x: _flagged(x),
+    "a number beside a flag of Python": lambda x: _set(
+        torch.zeros(3, 2, **DOUBLE), (True, x.argmax()), x[:2]
+    ),
+    "a number beside a flag of Python is read": lambda x: torch.outer(x, x)[x.argmax(), True] * x,
 }
 
 
@@ -238,6 +263,14 @@ def _counted(x: Tensor) -> Tensor:
     for i in range(3):
         place += x[i] > 0
         y[place] += x[i]
+    return y
+
+
+def _flagged(x: Tensor) -> Tensor:
+    y, flag = x.clone(), torch.tensor(False)
+    for i in range(3):
+        flag ^= x[i] > 0
+        y[flag] = y.clone() * x[i]
     return y
 
 

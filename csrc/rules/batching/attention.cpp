@@ -8,8 +8,8 @@ namespace {
 
 using at::Tensor;
 
-// The values of samples that lie so may not, and the kernel asks for it.
-Tensor rows_in_a_piece(const Tensor& tensor) {
+// The kernel takes a row's elements to be next to each other.
+Tensor with_whole_rows(const Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
@@ -24,12 +24,12 @@ bool attention(BatchedCall& call, size_t tensors) {
   return call.give([&] {
     std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
       if (i != mask) {
-        return rows_in_a_piece(call.expanded(i).flatten(0, 1));
+        return with_whole_rows(call.expanded(i).flatten(0, 1));
       }
       if (!call.is_batched(i) && (call.rank(i) < 4 || call.tensor(i).size(0) == 1)) {
         return call.tensor(i); // one for all
       }
-      return rows_in_a_piece(
+      return with_whole_rows(
           BatchedCall::raised(call.expanded(i), 4)
               .expand({call.batch_size(), batch, -1, -1, -1})
               .flatten(0, 1));

@@ -86,9 +86,10 @@ bool is_mask(const Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
-// index_put(x, indices, values, ...), with indices of each sample's own: the sample's number is one
-// more, beside the first of them. torch's rule of index_put_ puts the values' dimensions in another
-// order where a dimension without an index is before them.
+// index_put(x, indices, values, ...), with indices of each sample's own, or parted ones: the
+// sample's number is one more, beside the first of them. torch's rule of index_put_ puts the
+// values' dimensions in another order where a dimension without an index is before the former, and
+// refuses values for the latter.
 bool index_put(BatchedCall& call, size_t) {
   const bool is_in_place = call.op().is_in_place;
   const Indices given(call, call[1]);
@@ -107,8 +108,8 @@ bool index_put(BatchedCall& call, size_t) {
     rank = std::max(rank, is_mask(index) ? 1 : index.dim());
   }
   const int64_t rank_of_values = call.rank(0) - picked + rank;
-  if (!given.any_batched || (is_in_place && !call.is_batched(0)) || picked > call.rank(0) ||
-      call.rank(2) > rank_of_values) {
+  if ((!given.any_batched && given.runs == 1) || (is_in_place && !call.is_batched(0)) ||
+      picked > call.rank(0) || call.rank(2) > rank_of_values) {
     return false;
   }
   const int64_t at = given.runs == 1 ? before - given.all.begin() : 0;
