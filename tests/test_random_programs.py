@@ -31,12 +31,19 @@ def check_many(
 ) -> None:
     """Checks so many cases, always the same ones; in full, new ones until the time is up."""
     end = time.monotonic() + SECONDS_IN_FULL / TESTS
+    has_failed = False
 
     def check_one(case: Case) -> None:
-        if full and time.monotonic() > end:
+        nonlocal has_failed
+        # What has failed once has to fail again, for Hypothesis to make it smaller and print it.
+        if full and time.monotonic() > end and not has_failed:
             return
         hypothesis.note(f"{case!r}\n{case.script}")
-        check(case)
+        try:
+            check(case)
+        except BaseException:
+            has_failed = True
+            raise
 
     settings = hypothesis.settings(
         max_examples=count,
@@ -79,4 +86,8 @@ def test_programs_at_special_values(depth: int, full: bool) -> None:
 
 @pytest.mark.parametrize("case", KEPT.values(), ids=KEPT.keys())
 def test_programs_that_once_failed(case: Case) -> None:
-    check(case)
+    if case.x.special:
+        check_special(case)
+    else:
+        check(case)
+        check_against_differences(case)

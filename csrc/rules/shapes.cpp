@@ -1,4 +1,5 @@
 // Moving elements around, and joining tensors.
+#include <algorithm>
 #include <limits>
 
 #include "rules/families.h"
@@ -184,13 +185,40 @@ void stack_parts(VjpCall& call) {
   call.give(0, at::stack(parts, call.integer(1)));
 }
 
-// as_strided_scatter counts by the strides of its first argument, which a cotangent is given.
+// as_strided_scatter counts by the strides of its first argument, which a cotangent is given. What
+// it writes beside that argument's elements nobody reads.
 Tensor with_strides_of(const Tensor& x, const Tensor& g) {
   return g.new_empty_strided(x.sizes(), x.strides()).copy_(g);
 }
 
 int64_t offset_in(const Tensor& x, const c10::IValue& offset) {
   return offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
+}
+
+int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t reach = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    reach += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
+  }
+  return reach;
+}
+
+Tensor part_strided(
+    const Tensor& g,
+    const Tensor& x,
+    const std::vector<int64_t>& sizes,
+    const std::vector<int64_t>& strides,
+    const c10::IValue& at) {
+  const int64_t offset = offset_in(x, at);
+  const int64_t own = reach(x.sizes(), x.strides());
+  const int64_t last = offset + reach(sizes, strides);
+  if (own + 1 == x.numel() && offset >= 0 && last <= own) {
+    return with_strides_of(x, g).as_strided(sizes, strides, offset);
+  }
+  const int64_t before = std::max<int64_t>(-offset, 0);
+  const Tensor memory = g.new_zeros({before + std::max(own, last) + 1});
+  memory.as_strided(x.sizes(), x.strides(), before).copy_(g);
+  return memory.as_strided(sizes, strides, before + offset);
 }
 
 // torch's own formula keeps what is overwritten, where that is all there is. So what is outside is
@@ -281,8 +309,7 @@ void add_shapes(Table& rules) {
       VJP(1, g.diagonal(c.integer(2), c.integer(3), c.integer(4))));
   rules["as_strided_scatter"].vjp(
       VJP(0, outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4))),
-      VJP(1,
-          with_strides_of(x, g).as_strided(c.integers(2), c.integers(3), offset_in(x, c.arg(4)))));
+      VJP(1, part_strided(g, x, c.integers(2), c.integers(3), c.arg(4))));
 }
 
 } // namespace torchlayers

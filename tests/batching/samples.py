@@ -132,6 +132,12 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x, y: A.slice_scatter(x, y, -2, None, 1), [X, values(1, 3)]),
     ],
     "diagonal_scatter": [(lambda x, y: A.diagonal_scatter(x, y, 1, -1, 0), [SQUARE, values(2)])],
+    "as_strided_scatter": [
+        (lambda x, y: A.as_strided_scatter(x, y, [2], [1]), [X, values(2)]),
+        (lambda x, y: A.as_strided_scatter(x, y, [2, 1], list(x.stride())), [X, values(2, 1)]),
+        # what lies between two elements is written to, and is nobody's
+        (lambda x, y: A.as_strided_scatter(x[:, ::2], y, [2], [1]), [X, values(2)]),
+    ],
     "fill.Tensor": [(A.fill.Tensor, [X, values()]), (A.fill.Tensor, [values(), values()])],
     "copy": [(A.copy, [X, Y]), (A.copy, [X, V]), (lambda x: A.copy(x, X.float()), [X])],
     "_neg_view": [(lambda x: A._neg_view(x).sin(), [X])],

@@ -81,6 +81,7 @@ def test_rule_is_followed(name: str) -> None:
 # torch's rule has another gradient, or there is none.
 WRONG_IN_TORCH = {
     "select_scatter",
+    "as_strided_scatter",
     "_neg_view",
     "cudnn_is_acceptable",
     "index_put_",

@@ -87,7 +87,8 @@ class Product(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, t, u):
         x, y = ctx.saved_tensors
-        return t * y + x * u
+        # An integer has no tangent.
+        return sum(a * b for a, b in ((t, y), (u, x)) if a is not None)
 """,
     # Transforms of its own, around what it saved.
     "SineInside": f"""

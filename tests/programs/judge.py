@@ -27,6 +27,11 @@ REFUSALS = [
     "select(): index 0 out of range for tensor of size",
 ]
 
+# What plain autograd may refuse and we do not.
+NOT_PLAIN = [
+    "modified by an inplace operation",
+    "on a bool tensor is not supported",  # the derivative of atan2, which negates a constant
+]
 # What is wrong at present: by the words of its error.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp in one of ours, at a primal with the negative bit
@@ -67,7 +72,7 @@ def check(case: Case) -> None:
     expected = attempt(case.called("plain"), plain=Plain)
     if isinstance(expected, Tensor):
         compare(case, result, expected.detach())
-    elif "modified by an inplace operation" not in str(expected) and 0 not in case.x.shape:
+    elif 0 not in case.x.shape and not any(words in str(expected) for words in NOT_PLAIN):
         raise expected
 
 
@@ -124,7 +129,10 @@ def check_against_differences(case: Case) -> None:
         return  # check judges it
     libraries = ["plain"] * derivatives[0] + ["differences", "plain"]
     expected = case.called(*libraries).run(plain=Plain, differences=Differences).detach()
-    scale = max([1.0, *expected.abs().flatten().tolist()])
+    assert result.shape == expected.shape
+    known = ~expected.isnan()  # neither a mean of none nor what lies across a jump
+    result, expected = result[known], expected[known]
+    scale = max([1.0, *expected.abs().tolist()])
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7 * scale)
 
 
@@ -139,7 +147,13 @@ def check_special(case: Case) -> None:
         if isinstance(theirs, Exception):
             return
         raise result
-    others = [other.detach() for other in (theirs, plain) if isinstance(other, Tensor)]
+    # vmap takes the largest by amax, whose gradient at nan is nan, where max's is shared.
+    by_amax = plain
+    if ".max()" in str(case.program) and any(level.kind == "vmap" for level in case.levels):
+        program = tuple(line.replace(".max()", ".amax()") for line in case.program)
+        twin = dataclasses.replace(case, program=program)
+        by_amax = attempt(twin.called("plain"), plain=Plain)
+    others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
     if not any(
         torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
     ):

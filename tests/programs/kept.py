@@ -43,4 +43,37 @@ KEPT = {
         constant=Value(()),
         program=("t0 = Old.apply(x1)", "return t0 * x3"),
     ),
+    "a view written in a gradient under functionalize is batched": Case(
+        levels=(Level("hessian"), Level("functionalize"), Level("grad")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("t0 = x3[0].sin()", "t1 = t0.unsqueeze(-1)", "t1.sin_()", "return t1 + t0"),
+    ),
+    "the logarithm of a sum of nothing has no derivative": Case(
+        levels=(Level("grad"),),
+        x=Value((1, 3), special=True),
+        constant=Value((), special=True),
+        program=("return x1.logsumexp(0)",),
+    ),
+    "under vmap the largest is amax's, at nan too": Case(
+        levels=(Level("grad"), Level("vmap")),
+        x=Value((1, 1), special=True),
+        constant=Value((), special=True),
+        program=("return x2.max()",),
+    ),
+    "differences of a mean of none are nan": Case(
+        levels=(Level("jvp"),),
+        x=Value((0,)),
+        constant=Value(()),
+        program=("return x1.mean()",),
+    ),
+    "differences say nothing where a condition turns": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((130,)),
+        constant=Value(()),
+        program=(
+            "t0 = x2.sin().sin().sin()",
+            "return t0.masked_fill(t0 > 0.0826, 0.9).sin()",
+        ),
+    ),
 }

@@ -121,11 +121,15 @@ class Writer:
             self.sealed.update(operand.memory for operand in chosen[1:])
         if self.special or not result.example.numel() or result.example.dtype == torch.bool:
             return
-        if result.example.abs().max() > LARGEST:
+        largest = result.example.abs().max().item()
+        if largest > LARGEST:
+            # No function squashes complex numbers, and the sine's grows as exp does.
+            is_complex = result.example.is_complex()
+            squash, its_argument = ("div", f"{largest:.3g}") if is_complex else ("sin", "")
             if not rule.writes:
-                self.assign(f"{result.name}.sin()", [result])
+                self.assign(f"{result.name}.{squash}({its_argument})", [result])
             elif not result.is_stale:
-                self.write(f"{result.name}.sin_()", [result])
+                self.write(f"{result.name}.{squash}_({its_argument})", [result])
 
     def add_return(self) -> Tensor:
         """Returns the last value, plus the sums of all others that nothing has read."""

@@ -47,6 +47,7 @@ bool mean(BatchedCall& call, size_t) {
 }
 
 // Both derivatives, this one's and max's without a dimension, share a gradient between equals.
+// At nan, which equals nothing, amax's is nan.
 bool largest(BatchedCall& call, size_t) {
   return can_reduce_all(call) && call.give([&] { return at::amax(call.value(0).flatten(1), 1); });
 }

@@ -3,6 +3,8 @@
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 
+#include <algorithm>
+
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -180,6 +182,44 @@ bool into_diagonal(BatchedCall& call, size_t) {
   return call.rank(1) + 1 == call.rank(0) && put_into(call, {3, 4});
 }
 
+// How far behind the first element the last one lies.
+int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  int64_t reach = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    reach += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
+  }
+  return reach;
+}
+
+// as_strided_scatter(x, part, sizes, strides, offset). It counts in the memory that a sample lies
+// in, and what it writes there next to the sample must not be another one.
+bool into_strided(BatchedCall& call, size_t) {
+  const auto sizes = call.physical_sizes(call[2]);
+  if (!sizes || !call[3].isIntList() || !(call[4].isNone() || call[4].isInt()) ||
+      sizes->size() != call[3].toIntVector().size() + 1 ||
+      (!call.is_batched(0) && !call.is_batched(1))) {
+    return false;
+  }
+  return call.give([&] {
+    const c10::IntArrayRef of_part = c10::IntArrayRef(*sizes).slice(1);
+    std::vector<int64_t> strides = call[3].toIntVector();
+    at::Tensor x = call.expanded(0);
+    const int64_t start = x.storage_offset();
+    const int64_t offset = call[4].isNone() ? start : call[4].toInt();
+    const int64_t last = std::max(
+        start + reach(x.sizes().slice(1), x.strides().slice(1)), offset + reach(of_part, strides));
+    const int64_t span = last - std::min(start, offset) + 1;
+    if (x.stride(0) < span) {
+      std::vector<int64_t> apart = x.strides().vec();
+      apart[0] = span;
+      const at::Tensor memory = x.new_zeros({start + x.size(0) * span});
+      x = memory.as_strided(x.sizes(), apart, start).copy_(x);
+    }
+    strides.insert(strides.begin(), x.stride(0));
+    return at::as_strided_scatter(x, call.expanded(1), *sizes, strides, offset);
+  });
+}
+
 // copy(x, source, non_blocking)
 bool copy(BatchedCall& call, size_t) {
   const int64_t rank = call.rank(0);
@@ -227,6 +267,7 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});
+  rules.add({"as_strided_scatter"}, {into_strided});
   rules.add({"copy"}, {copy});
   rules.add({"fill.Tensor"}, {fill});
 }
