@@ -37,7 +37,7 @@ def _of_ones(rank: int) -> Tensor:
 
 
 def _attention_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-    g, *qkv = (tensor.detach().contiguous() for tensor in tensors)  # which has no derivative
+    g, *qkv = (in_order(tensor.detach()) for tensor in tensors)  # torch differentiates it no more
     found = A._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True)
     backward = A._scaled_dot_product_flash_attention_for_cpu_backward
     return tuple(backward(g, *qkv, *found, 0.0, True))
@@ -48,35 +48,13 @@ def _places(x: Tensor) -> Tensor:
     return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
 
 
-def _packed(x: Tensor) -> Tensor:
-    packed: Tensor = A._pack_padded_sequence(x, torch.tensor([3, 2]), False)[0]
-    return packed
-
-
-def _places(x: Tensor) -> Tensor:
-    """Two places that each sample has of its own, where it differs."""
-    return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
-
-
-def _packed(x: Tensor) -> Tensor:
-    packed: Tensor = A._pack_padded_sequence(x, torch.tensor([3, 2]), False)[0]
-    return packed
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, **mask: Tensor) -> Any:
-    q, k, v = (in_order(x) for x in (q, k, v))  # or torch's kernel reads other numbers
-    return A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, not mask, **mask)
-
-
-def _attention_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, **mask: Tensor) -> Any:
-    g, q, k, v = (in_order(x.detach()) for x in (g, q, k, v))  # torch differentiates it no further
-    return A._scaled_dot_product_flash_attention_for_cpu_backward(
-        g, q, k, v, *_attention(q, k, v, **mask), 0.0, not mask, **mask
-    )
-
-
 def in_order(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format)
+
+
+def _packed(x: Tensor) -> Tensor:
+    packed: Tensor = A._pack_padded_sequence(x, torch.tensor([3, 2]), False)[0]
+    return packed
 
 
 def _convolution_backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
