@@ -81,6 +81,7 @@ _ASSERTION = (
 _TAKEN_APART = (
     "only torchlayers works: torch.func's vmap refuses the operator, which torchlayers takes apart"
 )
+_OUR_BATCHING = "only torchlayers works: torch.func's vmap has no rule for the operator"
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
@@ -192,6 +193,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         )
     },
     _TAKEN_APART: {name: _OF_VMAP for name in ("column_stack", "narrow", "tensor_split")},
+    _OUR_BATCHING: {"as_strided_scatter": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)")},
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
