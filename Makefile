@@ -58,7 +58,7 @@ test: times $(VENV)/built
 	$(BIN)/python -m pytest -n 2
 
 times:
-	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 7 to test."
+	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 8 to test."
 	@echo "What is there already is not done again. make test-full takes an hour."
 
 # Packages in a process each: what one of them replaces in torch.func stays replaced.
