@@ -412,27 +412,6 @@ def test_the_gradient_of_a_tangent_goes_by_hooks_on_primals():
         torch.testing.assert_close(found, torch.autograd.grad(tangent, x)[0])
 
 
-def test_hooks_under_vmap_hold_no_graph():
-    references = []
-
-    def f(x):
-        y = x.sin()
-
-        def hook(g):
-            return 2 * g
-
-        references.append(weakref.ref(hook))
-        y.register_hook(hook)
-        return (y * x).sum()
-
-    gc.disable()
-    try:
-        tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH)
-        assert [reference() for reference in references] == [None]
-    finally:
-        gc.enable()
-
-
 def test_an_error_in_a_hook_under_vmap_leaves_the_stack_as_it_was():
     def f(x):
         y = x.sin()
@@ -734,7 +713,14 @@ def test_what_a_hook_must_not_return(hook, words):
     assert tl.current_stack() == ()
 
 
-def test_hooks_hold_no_graph():
+def of_all_samples(f):
+    return lambda batch: tl.vmap(f)(batch).sum()
+
+
+@pytest.mark.parametrize(
+    ("around", "x"), [(lambda f: f, X), (of_all_samples, BATCH)], ids=["alone", "under vmap"]
+)
+def test_hooks_hold_no_graph(around, x):
     references = []
 
     def f(x):
@@ -749,7 +735,7 @@ def test_hooks_hold_no_graph():
 
     gc.disable()
     try:
-        tl.grad(f)(X)
+        tl.grad(around(f))(x)
         assert [reference() for reference in references] == [None]
     finally:
         gc.enable()
