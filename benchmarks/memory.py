@@ -7,7 +7,6 @@ Bars: a transformer whose blocks are checkpointed takes at most the memory of pl
 torch.utils.checkpoint around the same blocks, and at most its time.
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
@@ -23,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import torchlayers as tl
 from benchmarks import machine, page
 from benchmarks.timing import Effort, Timing, by_turns
+from benchmarks.transformer import Block
 from torchlayers.memory import PeakMemory
 
 PICTURE = Path(__file__).parent.parent / "docs" / "memory.svg"
@@ -39,29 +38,11 @@ Work = Callable[[], list[Tensor]]
 Wrap = Callable[[nn.Module, Tensor], Tensor]
 
 
-class Block(nn.Module):
-    """Attention, and a layer four times as wide, each behind a norm and beside its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.inputs, self.outputs = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = self.inputs(self.before(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
-        q, k, v = heads.permute(2, 0, 3, 1, 4)
-        weights = (q @ k.mT / math.sqrt(WIDTH // HEADS)).softmax(-1)
-        x = x + self.outputs((weights @ v).transpose(1, 2).flatten(-2))
-        hidden: Tensor = x + self.down(F.gelu(self.up(self.between(x))))
-        return hidden
-
-
 class Network(nn.Module):
     def __init__(self, wrap: Wrap) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.blocks = nn.ModuleList(Block(WIDTH, HEADS) for _ in range(BLOCKS))
         self.wrap = wrap
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ and printed only. Where Opacus is not installed, vmap(grad) is the only peer.
 Bar: per_sample_norms takes at most the time and the memory of Opacus' ghost clipping.
 """
 
-import math
 import time
 import warnings
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import torchlayers as tl
 from benchmarks import machine, page
 from benchmarks.peak import peak_bytes
 from benchmarks.timing import Effort, by_turns, check_same
+from benchmarks.transformer import Block
 
 SAMPLES, CLASSES, MAX_NORM = 32, 10, 0.5
 TOKENS, WIDTH, HEADS, WORDS, BLOCKS = 64, 128, 4, 1000, 4
@@ -32,31 +32,13 @@ Work = Callable[[], tuple[Tensor, ...]]
 Data = tuple[Tensor, Tensor]
 
 
-class Block(nn.Module):
-    """Attention, and a layer four times as wide, each behind a norm and beside its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before, self.between = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.inputs, self.outputs = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = self.inputs(self.before(x)).unflatten(-1, (3, HEADS, WIDTH // HEADS))
-        q, k, v = (part.squeeze(-3).transpose(-3, -2) for part in heads.split(1, -3))
-        weights = (q @ k.mT / math.sqrt(WIDTH // HEADS)).softmax(-1)
-        x = x + self.outputs((weights @ v).transpose(-3, -2).flatten(-2))
-        wider: Tensor = x + self.down(F.gelu(self.up(self.between(x))))
-        return wider
-
-
 class Transformer(nn.Module):
     """Of sequences of words."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(BLOCKS)))
+        self.blocks = nn.Sequential(*(Block(WIDTH, HEADS) for _ in range(BLOCKS)))
         self.head = nn.Linear(WIDTH, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
