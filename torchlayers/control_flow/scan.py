@@ -156,10 +156,12 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
     carry = init
     ys = []
     numbered = [*enumerate(slices.all(), at)]
+    checked, begin = kept.checked, loop.begin
     for i, x in reversed(numbered) if reverse else numbered:
-        loop.begin(i)
-        carry, y = _pair(f(carry, x))
-        kept.checked(carry)
+        begin(i)
+        result = f(carry, x)
+        carry, y = result if type(result) is tuple and len(result) == 2 else _pair(result)
+        checked(carry)
         ys.append(y)
     if reverse:
         ys.reverse()

@@ -60,18 +60,13 @@ class Carry:
         self.body = body
         leaves, self.spec = tree.flatten(carry)
         self.kinds = [_kind(leaf) for leaf in leaves]
-        self.is_tensor = type(carry) is Tensor
-
-    def _is_as_before(self, carry: Tensor) -> bool:
-        """The most common case, told at once."""
-        if not self.is_tensor:
-            return False
-        dtype, shape = self.kinds[0]
-        return carry.dtype is dtype and carry.shape == shape
+        # Of a carry that is one tensor, the most common, which is told at once.
+        self.dtype, self.shape = self.kinds[0] if type(carry) is Tensor else (None, None)
 
     def checked(self, carry: Any) -> Any:
         """The next one, as it is."""
-        self.leaves(carry)
+        if type(carry) is not Tensor or carry.dtype is not self.dtype or carry.shape != self.shape:
+            self.leaves(carry)
         return carry
 
     def leaves(self, carry: Any) -> list[Any]:
@@ -80,8 +75,6 @@ class Carry:
         Raises:
             StructureError: it is unlike the first.
         """
-        if type(carry) is Tensor and self._is_as_before(carry):
-            return [carry]
         leaves, spec = tree.flatten(carry)
         if spec is not self.spec and spec != self.spec:
             raise StructureError(
