@@ -61,6 +61,8 @@ class Carry:
         leaves, self.spec = tree.flatten(carry)
         self.kinds = [_kind(leaf) for leaf in leaves]
         # Of a carry that is one tensor, the most common, which is told at once.
+        self.dtype: Any
+        self.shape: Any
         self.dtype, self.shape = self.kinds[0] if type(carry) is Tensor else (None, None)
 
     def checked(self, carry: Any) -> Any:
