@@ -48,8 +48,8 @@ from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_ba
 from torchlayers.names import combine as combine
 from torchlayers.names import names as names
 from torchlayers.names import partition as partition
-from torchlayers.per_sample_norms import clipped_grad as clipped_grad
-from torchlayers.per_sample_norms import per_sample_norms as per_sample_norms
+from torchlayers.sample_norms import clipped_grad as clipped_grad
+from torchlayers.sample_norms import per_sample_norms as per_sample_norms
 from torchlayers.seeded import recomputation as recomputation
 from torchlayers.seeded import seeded as seeded
 from torchlayers.stack import current_stack as current_stack

@@ -1,0 +1,136 @@
+"""Calls of operators with a weight, of one sample, and the weight's gradient by each."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Rows = tuple[Tensor, Tensor]  # left and right, each groups x positions x numbers
+
+
+class Use(ABC):
+    """An operator's call with a weight, of one sample.
+
+    x is what goes in besides, and g the cotangent of what comes out, when the pass has brought it.
+    """
+
+    def __init__(self, weight: Tensor, x: Tensor) -> None:
+        self.weight, self.x = weight, x
+        self.shape = weight.shape
+        self.g: Tensor | None = None
+
+    @property
+    def known(self) -> tuple[Tensor, Tensor]:
+        """x and g. Half precision is too narrow for squares."""
+        assert self.g is not None
+        return wide(self.x), wide(self.g)
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """What `total` takes, of this sample."""
+        assert self.g is not None
+        return self.x, self.g
+
+    def forget(self) -> None:
+        del self.weight, self.x, self.g
+
+    @abstractmethod
+    def gradient(self) -> Tensor:
+        """The weight's, of the weight's shape."""
+
+    @abstractmethod
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        """The sum of the gradients of samples that lie in front of x and g."""
+
+
+class Product(Use):
+    """A use whose gradient is left.mT @ right for each of its groups."""
+
+    @abstractmethod
+    def sizes(self) -> tuple[int, int, int]:
+        """T, p and q."""
+
+    @abstractmethod
+    def rows(self) -> Rows: ...
+
+    def parts(self) -> Iterator[Tensor]:
+        """The gradient, cut along its last dimension."""
+        left, right = self.rows()
+        yield left.mT @ right
+
+    def gradient(self) -> Tensor:
+        return torch.cat(list(self.parts()), -1).reshape(self.shape)
+
+
+class Linear(Product):
+    """Rows times a matrix: left and right are the gradient's own order."""
+
+    def __init__(self, weight: Tensor, x: Tensor, is_transposed: bool) -> None:
+        super().__init__(weight, x)
+        self.is_transposed = is_transposed  # the matrix is outputs x inputs
+
+    def sizes(self) -> tuple[int, int, int]:
+        p, q = self.shape
+        return _positions(self.x), p, q
+
+    def rows(self) -> Rows:
+        x, g = (each.reshape(1, _positions(each), each.shape[-1]) for each in self.known)
+        return (g, x) if self.is_transposed else (x, g)
+
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        x, g = (each.reshape(_positions(each), each.shape[-1]) for each in (x, g))
+        return g.mT @ x if self.is_transposed else x.mT @ g
+
+
+class Lookup(Use):
+    """Rows of a weight by their numbers. Cotangents of the padding row are zeros."""
+
+    def __init__(self, weight: Tensor, x: Tensor, padding: int, by_frequency: bool) -> None:
+        super().__init__(weight, x)
+        self.padding = padding
+        self.by_frequency = by_frequency
+
+    @property
+    def known(self) -> tuple[Tensor, Tensor]:
+        """The numbers, T, and the cotangents, T x q."""
+        assert self.g is not None
+        numbers = self.x.flatten()
+        g = wide(self.g).reshape(len(numbers), self.shape[1])
+        if self.padding >= 0:
+            g = g * (numbers != self.padding).unsqueeze(-1)
+        if self.by_frequency:
+            g = g / (numbers.unsqueeze(0) == numbers.unsqueeze(1)).sum(0).unsqueeze(-1)
+        return numbers, g
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        return self.known
+
+    def gradient(self) -> Tensor:
+        return rows_added(*self.known, self.shape[0])
+
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        return rows_added(x.flatten(), g.flatten(0, 1), self.shape[0])
+
+
+def summed(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
+    """The sum of the uses' gradients, and of what there is besides."""
+    return added([use.gradient() for use in uses] + ([] if besides is None else [besides]))
+
+
+def added(parts: Sequence[Tensor]) -> Tensor:
+    total = parts[0]
+    for each in parts[1:]:
+        total = total + each
+    return total
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def rows_added(numbers: Tensor, g: Tensor, count: int) -> Tensor:
+    return g.new_zeros(count, g.shape[1]).index_add(0, numbers, g)
+
+
+def _positions(rows: Tensor) -> int:
+    return rows.numel() // max(1, rows.shape[-1])
