@@ -1,0 +1,143 @@
+"""What names values, and what listens to them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torchlayers import torch_compile, tree
+from torchlayers.errors import TransformError
+from torchlayers.stack import transformed
+from torchlayers.tapped_loops import thread
+from torchlayers.taps.gradients import Gradients
+from torchlayers.taps.listener import Names
+from torchlayers.taps.tangents import Tangents
+from torchlayers.taps.values import Values
+
+
+def tap(value: Any, name: str) -> Any:
+    """Names a value inside a function, for transforms to look at and to differentiate by.
+
+    Args:
+        value: a tensor or a pytree of tensors.
+        name: what the transforms that use it call it.
+    Returns:
+        The value. Gradients by the tap are those by what is returned: go on with that.
+    Raises:
+        TapError: a transform that listens for the name meets it twice, other than in the steps of
+            one loop.
+    Example:
+        >>> def loss(x):
+        ...     hidden = tap(x.sin(), "hidden")
+        ...     return (hidden**2).sum()
+        >>> x = torch.zeros(2)
+        >>> intermediates(loss)(x)
+        {'hidden': tensor([0., 0.])}
+        >>> torchlayers.grad(loss, taps="hidden")(x + 1)
+        (tensor([0.9093, 0.9093]), {'hidden': tensor([1.6829, 1.6829])})
+
+    Source: Flax's Module.sow and Module.perturb.
+    """
+    for listener in reversed(thread.listeners):
+        value = listener.meet(name, value, is_module=False)
+    return value
+
+
+def intermediates(func: Callable[..., Any], names: Names | None = None) -> Callable[..., Any]:
+    """The values that a function names by :func:`tap`, or its modules by their paths.
+
+    Args:
+        func: any function of tensors, transforms inside and around included.
+        names: which values: names of taps, and paths of modules, as ``named_modules()`` of the
+            outermost module that is called has them, for what the module returns. None for all
+            taps.
+    Returns:
+        A function with func's arguments that returns a dict of the values by name, in the order in
+        which func met them. Where func uses vmap, a value has the dimension of its samples in
+        front; where it uses scan, map or fori_loop, that of the steps.
+    Raises:
+        TapError: there is no value of that name, or two.
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
+        >>> intermediates(net, ["0"])(torch.ones(5, 3))["0"].shape
+        torch.Size([5, 2])
+        >>> torchlayers.vmap(intermediates(net, "0"))(torch.ones(5, 3))["0"].shape
+        torch.Size([5, 2])
+
+    Source: Flax's capture_intermediates.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        _refuse_tracing("intermediates")
+        listener = Values("intermediates", names)
+        with listener.listening():
+            func(*args, **kwargs)
+        return listener.wholes()
+
+    return transformed(func, wrapper)
+
+
+def with_taps(
+    api: str,
+    transform: Callable[[Any], Any],
+    func: Callable[..., Any],
+    names: Names,
+    has_more: bool,
+) -> Callable[..., Any]:
+    """transform(func), one of grad's kind, with the gradients by taps beside the others.
+
+    has_more: it returns something else behind the gradients.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        _refuse_tracing(api)
+        listener = Gradients(api, names)
+
+        def tapped(*args: Any, **kwargs: Any) -> Any:
+            with listener.listening():
+                return func(*args, **kwargs)
+
+        result = transform(tapped)(*args, **kwargs)
+        if not has_more:
+            return result, listener.gradients()
+        gradients, more = result
+        return (gradients, listener.gradients()), more
+
+    return transformed(func, wrapper)
+
+
+def with_values(
+    api: str, func: Callable[..., Any], has_aux: bool, names: Names
+) -> Callable[..., Any]:
+    """The function that returns ``(output, {name: value})``."""
+
+    def tapped(*args: Any) -> Any:
+        _refuse_tracing(api)
+        listener = Values(api, names)
+        with listener.listening():
+            result = func(*args)
+        if not has_aux:
+            return result, listener.wholes()
+        output, aux = tree.split_aux(api, result)
+        return (output, listener.wholes()), aux
+
+    return transformed(func, tapped)
+
+
+def with_tangents(
+    api: str, func: Callable[..., Any], tangents: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The function, for a jvp: taps have these tangents besides those that they have anyway."""
+
+    def tapped(*args: Any) -> Any:
+        _refuse_tracing(api)
+        with Tangents(api, tangents).listening():
+            return func(*args)
+
+    return transformed(func, tapped)
+
+
+def _refuse_tracing(api: str) -> None:
+    if torch_compile.is_tracing():
+        raise TransformError(
+            f"torchlayers: {api}: taps are not known to torch.compile. Take them outside the "
+            "compiled function, or return the values."
+        )

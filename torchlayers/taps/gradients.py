@@ -1,0 +1,81 @@
+"""Keeps the gradients by the values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+from torchlayers.errors import TapError
+from torchlayers.stack import current_stack
+from torchlayers.tapped_loops import Loop, Steps
+from torchlayers.taps.listener import Listener, Names
+
+
+class Gradients(Listener):
+    """Keeps the gradients that a pass of its level has brought to the values."""
+
+    def __init__(self, api: str, names: Names) -> None:
+        super().__init__(api, names)
+        self.found: dict[str, Any] = {}
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        return self.found
+
+    def gradients(self) -> dict[str, Any]:
+        for value in self.found.values():
+            if isinstance(value, Steps):
+                value.found = {place: _completed(each) for place, each in value.found.items()}
+        found = {
+            name: value if isinstance(value, Steps) else _completed(value)
+            for name, value in self.found.items()
+        }
+        return {name: self.whole(name, value) for name, value in found.items()}
+
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+        dims = _C.held_at(tensor, self.level)[1]
+        if -1 not in dims:
+            tensor = tensor.view_as(tensor)
+        elif all(layer.kind == "vmap" for layer in current_stack()[self.level :]):
+            tensor = _C.sample_of(_C.seen_from(tensor, self.level), self.level)
+        else:
+            raise TapError(
+                f"torchlayers: {self.api}: {name!r} is the same for all samples of a vmap, and "
+                "inside another derivative: there is no gradient for each sample."
+            )
+        return tensor, _Gradient(tensor, self.level)
+
+
+class _Gradient:
+    """The gradient by one tensor, when the pass has been there; until then zeros like it."""
+
+    def __init__(self, tensor: Tensor, level: int) -> None:
+        held, self.dims = _C.held_at(tensor, level)
+        self.level = level
+        self.shape, self.dtype, self.device = held.shape, held.dtype, held.device
+        self.sum: Tensor | None = None
+        if held.requires_grad:
+            held.register_hook(self.add)  # type: ignore[no-untyped-call]
+
+    def add(self, g: Tensor | None) -> None:
+        if g is None:
+            return
+        g = _C.unwrap(g, self.level)
+        self.sum = g if self.sum is None else self.sum + g
+
+    def complete(self) -> Tensor:
+        gradient = self.sum
+        if gradient is None:
+            gradient = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        for place, dim in enumerate(self.dims):
+            gradient = gradient.movedim(place + dim, place)
+        return gradient
+
+
+def _completed(gradients: Any) -> Any:
+    leaves, spec = tree.flatten(gradients)
+    return tree.unflatten(
+        [leaf.complete() if isinstance(leaf, _Gradient) else leaf for leaf in leaves], spec
+    )

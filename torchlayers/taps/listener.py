@@ -1,0 +1,134 @@
+"""Who takes the values that have names, while a function runs."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NoReturn, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C, tree
+from torchlayers.errors import TapError
+from torchlayers.tapped_loops import Loop, Steps, thread
+from torchlayers.taps import module_calls
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_level_on_top: Any = _torch._C._functorch.maybe_current_level
+
+Names: TypeAlias = str | Iterable[str]
+
+
+class Listener:
+    """Takes the values of some names while a function runs."""
+
+    def __init__(self, api: str, names: Names | None) -> None:
+        self.api = api
+        self.names = None if names is None else _as_names(api, names)
+        self.met: dict[str, None] = {}
+        self.paths: dict[str, None] = {}
+        self.level = 0
+        self.pass_ = (0, 0)
+        self.calls = self.loops = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        self.level, self.pass_ = _level_on_top() or 0, _pass()
+        self.calls, self.loops = len(module_calls.under_way()), len(thread.loops)
+        self.start()
+        outer = thread.listeners
+        thread.listeners = (*outer, self)
+        try:
+            with module_calls.watched() if self.names else nullcontext():
+                yield
+        finally:
+            thread.listeners = outer
+            del module_calls.under_way()[self.calls :]
+        for name in self.names or ():
+            if name not in self.taken:
+                self._refuse_unknown(name)
+
+    def start(self) -> None:
+        """What is to be done at the level of the transform."""
+
+    def wants(self, name: str, is_module: bool) -> bool:
+        return not is_module if self.names is None else name in self.names
+
+    def meet(self, name: str, value: Any, is_module: bool) -> Any:
+        if _pass() != self.pass_:  # a function that is recomputed, or that a hook calls
+            return value
+        (self.paths if is_module else self.met).setdefault(name)
+        if not self.wants(name, is_module):
+            return value
+        loops = thread.loops[self.loops :]
+        if name in self.taken and not (loops and isinstance(self.taken[name], Steps)):
+            self._refuse_another(name)
+        leaves, spec = tree.flatten(value)
+        if not any(isinstance(leaf, Tensor) for leaf in leaves):
+            raise TapError(
+                f"torchlayers: {self.api}: what is called {name!r} holds no tensor, it is a "
+                f"{type(value).__name__}."
+            )
+        results, taken = [], []
+        for i, leaf in enumerate(leaves):
+            is_tensor = isinstance(leaf, Tensor)
+            result, found = self.take(name, i, leaf, loops) if is_tensor else (leaf, leaf)
+            results.append(result)
+            taken.append(found)
+        value = tree.unflatten(taken, spec)
+        if not loops:
+            self.taken[name] = value
+        elif not self.taken.setdefault(name, Steps(loops, self.level)).put(loops, value):
+            self._refuse_another(name)
+        return tree.unflatten(results, spec)
+
+    def whole(self, name: str, value: Any) -> Any:
+        """The value, of all steps if it is of a loop's."""
+        if not isinstance(value, Steps):
+            return value
+        if (whole := value.whole()) is None:
+            raise TapError(
+                f"torchlayers: {self.api}: some steps of {value.loops[0].api} have no value called "
+                f"{name!r}, and others have. Name one in each step."
+            )
+        return whole
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+        """What the function goes on with, and what is kept of leaf i of a value."""
+        raise NotImplementedError
+
+    def _refuse_another(self, name: str) -> NoReturn:
+        raise TapError(
+            f"torchlayers: {self.api}: two values are called {name!r}. Give each a name of its "
+            "own; a loop whose steps each have one is to be a scan, map or fori_loop, which put "
+            "them together."
+        )
+
+    def _refuse_unknown(self, name: str) -> None:
+        taps = [*self.met]
+        paths = [path for path in self.paths if path]
+        there = ", ".join(map(repr, taps)) or "no tap"
+        if paths:
+            shown = ", ".join(map(repr, paths[:20])) + (", …" if len(paths) > 20 else "")
+            there += f", and modules {shown}"
+        raise TapError(f"torchlayers: {self.api}: no value is called {name!r}: there is {there}.")
+
+
+def _as_names(api: str, names: Names) -> tuple[str, ...]:
+    chosen = (names,) if isinstance(names, str) else tuple(names)
+    for name in chosen:
+        if not isinstance(name, str):
+            raise TapError(
+                f"torchlayers: {api}: taps are called by strings, got {type(name).__name__}."
+            )
+        if chosen.count(name) > 1:
+            raise TapError(f"torchlayers: {api}: {name!r} is among the taps twice.")
+    return chosen
+
+
+def _pass() -> tuple[int, int]:
+    """The reverse pass that runs on this thread, whoever runs it."""
+    return _C.number_of_pass(), _torch._C._current_graph_task_id()

@@ -1,0 +1,89 @@
+"""The modules that run, for those who listen to what they return."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as modules
+
+from torchlayers.tapped_loops import thread
+
+
+class _Call:
+    """A module's call."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self._paths: dict[int, list[str]] | None = None
+
+    def paths_of(self, module: nn.Module) -> list[str]:
+        """Where the module is in this one: in several places, if it is shared."""
+        if self._paths is None:
+            self._paths = {}
+            for path, each in self.module.named_modules(remove_duplicate=False):
+                self._paths.setdefault(id(each), []).append(path)
+        return self._paths.get(id(module), [])
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+
+
+_thread = _Thread()
+
+
+def under_way() -> list[_Call]:
+    """The calls of this thread, where anyone listens to them, the innermost last."""
+    return _thread.calls
+
+
+class _Watching:
+    """How many listen to modules, of all threads: torch's hooks for all modules are theirs."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.handles: tuple[Any, ...] = ()
+
+
+_watching = _Watching()
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """While it lasts, what modules return goes by those who listen."""
+    with _watching.lock:
+        _watching.count += 1
+        if _watching.count == 1:
+            _watching.handles = (
+                modules.register_module_forward_pre_hook(_begin),
+                modules.register_module_forward_hook(_end, always_call=True),
+            )
+    try:
+        yield
+    finally:
+        with _watching.lock:
+            _watching.count -= 1
+            if _watching.count == 0:
+                for handle in _watching.handles:
+                    handle.remove()
+
+
+def _begin(module: nn.Module, args: Any) -> None:
+    if thread.listeners:
+        _thread.calls.append(_Call(module))
+
+
+def _end(module: nn.Module, args: Any, output: Any) -> Any:
+    calls = _thread.calls
+    if not calls or calls[-1].module is not module:
+        return None
+    for listener in reversed(thread.listeners):
+        if output is not None and listener.calls < len(calls):
+            for path in calls[listener.calls].paths_of(module):
+                output = listener.meet(path, output, is_module=True)
+    calls.pop()
+    return output

@@ -1,0 +1,28 @@
+"""Keeps the values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.tapped_loops import Loop
+from torchlayers.taps.listener import Listener, Names
+
+
+class Values(Listener):
+    """Keeps the values."""
+
+    def __init__(self, api: str, names: Names | None) -> None:
+        super().__init__(api, names)
+        self.values: dict[str, Any] = {}
+
+    def wholes(self) -> dict[str, Any]:
+        return {name: self.whole(name, value) for name, value in self.values.items()}
+
+    @property
+    def taken(self) -> dict[str, Any]:
+        return self.values
+
+    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+        return tensor, _C.seen_from(tensor, self.level)
