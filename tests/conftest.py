@@ -1,6 +1,7 @@
 """``--full`` runs the long sweeps too (make test-full), ``--device`` all that can be on a GPU."""
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -35,6 +36,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     devices.use(config.getoption("--device"))
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """What is not for this device, unless it is named: it may make no sense there from its first
+    line on."""
+    return devices.is_left_out(collection_path) or None
+
+
+def pytest_report_header() -> str | None:
+    return devices.who_are_left_out()
 
 
 @pytest.fixture

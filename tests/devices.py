@@ -52,6 +52,22 @@ def used() -> torch.device:
     return torch.empty(0).device
 
 
+def is_left_out(path: Path) -> bool:
+    """Whether it is a file of tests that are not run on this device."""
+    is_test = path.name.startswith("test_") and path.is_file()
+    return _name != "cpu" and is_test and _name_of(path) not in FILES
+
+
+def who_are_left_out() -> str | None:
+    if _name == "cpu":
+        return None
+    return f"device {_name}: {len(FILES)} files of tests, the others are written for the processor"
+
+
+def _name_of(path: Path) -> str:
+    return path.relative_to(HERE).as_posix()
+
+
 def skip_what_does_not_apply(items: list[pytest.Item]) -> None:
     for item in items:
         if reason := _reason_to_skip(item):
@@ -72,7 +88,7 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         return f"needs --device {only.args[0]}"
     if _name == "cpu":
         return "needs --device cuda" if item.get_closest_marker("accelerator") else None
-    return None if str(item.path.relative_to(HERE)) in FILES else "written for the processor"
+    return None if _name_of(item.path) in FILES else "written for the processor"
 
 
 @contextlib.contextmanager
@@ -107,9 +123,4 @@ def no_hazards() -> Iterator[None]:
 def peak_bytes(work) -> int:
     """The most that the work holds at once, of the device's memory, over what there was before."""
     work()
-    if _name == second_device.NAME:
-        before = torch.ops.second.held()
-        torch.ops.second.most_held()
-        work()
-        return torch.ops.second.most_held() - before
     return peak_of_accelerator(work)

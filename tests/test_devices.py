@@ -1,11 +1,15 @@
 """Every transform on any device: what comes back is there, is right, and nobody waited for it."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import torchlayers as tl
 from tests import devices
+from torchlayers.device import RandomState, free_memory
 
 X = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.5]], dtype=torch.float64)
 V = torch.tensor([[1.0, 2.0, -1.0], [0.0, 1.0, 0.5]], dtype=torch.float64)
@@ -106,6 +110,11 @@ def attention(x):
     return F.scaled_dot_product_attention(q, q.sin(), q.cos()).sum()
 
 
+def packed(x):
+    rows = PackedSequence(x.reshape(6, 1), torch.tensor([2, 2, 1, 1], device="cpu"))
+    return pad_packed_sequence(rows, total_length=5)[0].square().sum()
+
+
 # What a derivative makes the processor wait for is a bug: a number read, a size that depends on
 # values, a tensor made of a Python number's copy.
 QUIET = {
@@ -124,6 +133,7 @@ QUIET = {
     "clamps": lambda x: x.clamp(-1, 1).sum() + x.abs().sum() + x.clamp(min=0.0).prod(),
     "cumulative": lambda x: x.cumsum(1).cumprod(0).sum() + x.logcumsumexp(0).sum(),
     "linear algebra": lambda x: (x @ x.T).trace() + torch.linalg.vector_norm(x, 3),
+    "packed": packed,
     "stacks": lambda x: torch.stack([x, x * 2]).sum() + torch.cat([x, x.sin()]).prod(),
 }
 DERIVATIVES = {
@@ -142,6 +152,43 @@ def test_nobody_waits(program, derivative):
     derivative(program)  # what is made once and kept
     with devices.nothing_waits(), devices.no_hazards():
         derivative(program)
+
+
+@pytest.mark.accelerator
+def test_nobody_waits_for_a_key():
+    def noisy(x):
+        return (x * torch.randn_like(x)).sum()
+
+    with devices.nothing_waits(), devices.no_hazards():
+        key = tl.random.key(0)
+        tl.vmap(tl.grad(noisy), randomness="keyed", key=key)(X)
+
+
+@pytest.mark.accelerator
+def test_memory_that_torch_keeps_is_free(device):
+    before = free_memory(device)
+    torch.empty(2**26, dtype=torch.uint8)
+    assert abs(free_memory(device) - before) < 2**25
+
+
+def test_an_accelerator_that_was_first_used_since(monkeypatch):
+    """Its generators are where they began."""
+    module = SimpleNamespace(
+        default_generators=(torch.Generator(device="cpu"),),
+        device_count=lambda: 1,
+        get_rng_state=lambda i: module.default_generators[i].get_state(),
+    )
+    modules = [None, module]
+    monkeypatch.setattr("torchlayers.device._accelerator_in_use", lambda: modules[-1])
+    draw = lambda: torch.rand(3, device="cpu", generator=module.default_generators[0])  # noqa: E731
+    module.default_generators[0].manual_seed(7)
+    modules.append(None)
+    state = RandomState()
+    modules.pop()
+    drawn = draw()
+    assert not state.is_now()
+    state.restore()
+    torch.testing.assert_close(draw(), drawn)
 
 
 @pytest.mark.accelerator
@@ -170,6 +217,29 @@ def test_the_most_that_is_held_is_counted():
         torch.empty(128, 64)
 
     assert devices.peak_bytes(work) == 2 * 64 * 64 * torch.empty(()).itemsize
+
+
+NETWORKS = [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN]
+ON_SEQUENCES = {
+    "vmap": lambda f, xs: tl.vmap(f)(xs),
+    "vmap(grad)": lambda f, xs: tl.vmap(tl.grad(f))(xs),
+    "jvp": lambda f, xs: tl.jvp(f, (xs[0],), (xs[1],))[1],
+    "hessian": lambda f, xs: tl.hessian(f)(xs[0]),
+}
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@pytest.mark.parametrize("derivative", ON_SEQUENCES.values(), ids=ON_SEQUENCES.keys())
+def test_recurrent_networks(kind, derivative, device):
+    """A GPU has other kernels for them, which know one reverse pass."""
+    module = kind(3, 2, dtype=torch.float64).requires_grad_(False)
+    xs = torch.linspace(-1, 1, 18, dtype=torch.float64).view(2, 3, 3).sin()
+    found = derivative(lambda x: module(x)[0].square().sum(), xs)
+    with torch.device("cpu"):
+        same = kind(3, 2, dtype=torch.float64).requires_grad_(False)
+        same.load_state_dict({name: x.cpu() for name, x in module.state_dict().items()})
+        expected = derivative(lambda x: same(x)[0].square().sum(), xs.cpu())
+    torch.testing.assert_close(found.cpu(), expected)
 
 
 WAITS = {

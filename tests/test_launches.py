@@ -18,25 +18,27 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of what op_db's operators warn is not our affair
 ]
 
-# By the reason.
+# By the reason. A kernel that selects, or gives zero, is not to be had: torch.where is given zeros,
+# which are a launch too, and a product with a mask is nan where what is not selected is infinite.
 BY_REASON = {
     "autograd waits for a number, or for how many elements there are; this does not": (
         "cumprod prod prod.dim_int index_fill.int_Tensor masked_fill.Tensor"
     ),
-    "autograd's is a view of other memory, twice as long; this has what is needed of it": (
-        "_fft_c2c _fft_c2r as_strided_scatter complex"
-    ),
-    "right where autograd's is nan: zero times infinity, a singular matrix": (
-        "_linalg_det _linalg_eigh _linalg_slogdet huber_loss_backward nan_to_num"
+    "it selects, where autograd multiplies by a mask": "huber_loss_backward",
+    "each gradient has zeros of its own to select from, as it may be the only one": "clamp.Tensor",
+    "it looks for singular matrices, whose gradient autograd has infinite or nan": (
+        "_linalg_det _linalg_slogdet"
     ),
     "right at more places, or to more digits": (
-        "clamp.Tensor elu_backward grid_sampler_2d_backward grid_sampler_3d_backward logcumsumexp "
-        "sinc"
+        "elu_backward grid_sampler_2d_backward grid_sampler_3d_backward logcumsumexp sinc"
     ),
-    "one matrix more, or a sum in two steps": (
-        "linalg_lu_factor_ex linalg_pinv.atol_rtol_tensor linalg_qr lu_unpack mvlgamma"
+    "it adds where autograd writes to a part: what is batched can't be written to what is not": (
+        "_linalg_eigh"
     ),
-    "autograd has nothing for zeros": "sgn",
+    "autograd takes the cotangent's memory for the argument's where neither has gaps": (
+        "as_strided_scatter"
+    ),
+    "zeros are made, which autograd leaves out": "sgn",
 }
 FURTHER = {f"aten::{name}" for names in BY_REASON.values() for name in names.split()}
 

@@ -15,7 +15,9 @@ ROOT = Path(__file__).parent.parent
 WITHOUT_PLUGINS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its memory is had by mmap")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is had by mmap")
+
+
 def test_on_a_second_device(full):
     """All that can be run on any device with --full; what is about devices in any case."""
     names = devices.FILES if full else devices.ABOUT_DEVICES
@@ -27,3 +29,11 @@ def test_on_a_second_device(full):
         text=True,
     )
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
+
+
+def test_a_build_that_was_killed_holds_up_no_other():
+    """What torch has left in the folder then."""
+    second_device.FOLDER.mkdir(parents=True, exist_ok=True)
+    (second_device.FOLDER / "lock").touch()
+    install = "from tests import second_device; second_device.install()"
+    subprocess.run([sys.executable, "-c", install], cwd=ROOT, check=True, timeout=300)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import torchlayers as tl
-from tests import devices
+from tests import devices, second_device
 
 pytestmark = pytest.mark.accelerator
 
@@ -83,6 +83,19 @@ def from_the_start(side):
     return f
 
 
+def conjugated(side):
+    """The gradient is handed over as a view that is still to be conjugated."""
+
+    def f(x):
+        y = torch.complex(x, x.sin())
+        with on(side, y):
+            z = y.conj().exp().resolve_conj()
+            w = (z * y).conj().resolve_conj()
+        return (handed_out(w) * y).abs().sum()
+
+    return f
+
+
 def with_hooks(side):
     """On tensors of both streams and on the argument, each of which changes the gradient."""
 
@@ -99,7 +112,14 @@ def with_hooks(side):
     return f
 
 
-PROGRAMS = [in_the_middle, torchs_own_node, used_on_both, from_the_start, with_hooks]
+PROGRAMS = [
+    in_the_middle,
+    torchs_own_node,
+    used_on_both,
+    from_the_start,
+    conjugated,
+    with_hooks,
+]
 programs = pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 
 
@@ -214,3 +234,23 @@ def test_two_devices():
     assert [g.device for g in found] == [first, second]
     theirs = torch.autograd.grad(f(x.requires_grad_(), y.requires_grad_()), (x, y))
     torch.testing.assert_close([g.cpu() for g in found], [g.cpu() for g in theirs])
+
+
+@pytest.mark.only_on("second")
+def test_a_tangent_that_is_still_to_be_conjugated(side):
+    """It is marked as in use, and neither read nor written for that."""
+    launched = []
+
+    def f(x):
+        y = x.conj()
+        second_device.launches()
+        y.record_stream(side)
+        launched.append(second_device.launches())
+        return y * 2
+
+    x, t = torch.randn(2, 3, dtype=torch.complex128)
+    f(x)
+    _, tangent = tl.jvp(f, (x,), (t,))
+    torch.testing.assert_close(tangent, t.conj() * 2)
+    alone, with_tangent = launched
+    assert with_tangent == alone

@@ -31,14 +31,16 @@ def with_autocast() -> tuple[str, ...]:
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that are free on the device now.
+    """The bytes that are free on the device now, with those that torch keeps for what comes next.
 
     Raises:
         RuntimeError: the system doesn't tell.
     """
     of_device: Any = getattr(torch, device.type, None)  # torch.cuda
     if hasattr(of_device, "mem_get_info"):
-        return int(of_device.mem_get_info(device)[0])
+        reserved = torch.accelerator.memory_reserved(device)
+        kept = reserved - torch.accelerator.memory_allocated(device)
+        return int(of_device.mem_get_info(device)[0]) + kept
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -55,7 +57,7 @@ def free_memory(device: torch.device) -> int:
 class RandomState:
     """The state of the random generators of all devices, as it is when this is made.
 
-    Of an accelerator that nobody has used yet there is none.
+    Of an accelerator that nobody has used yet there is none: it begins with its generators' seeds.
     """
 
     def __init__(self) -> None:
@@ -65,10 +67,13 @@ class RandomState:
     def restore(self) -> None:
         """From here on what was drawn since is drawn again."""
         self._host.restore()
-        if self._accelerators:
-            with _past_all():
-                for i, state in enumerate(self._accelerators):
-                    _accelerator_in_use().set_rng_state(state, i)
+        module = _accelerator_in_use()
+        with _past_all() if module is not None else nullcontext():
+            for i, state in enumerate(self._accelerators):
+                module.set_rng_state(state, i)
+            if not self._accelerators:
+                for generator in getattr(module, "default_generators", ()):
+                    generator.manual_seed(generator.initial_seed())
 
     def is_now(self) -> bool:
         """Whether as many numbers were drawn as when this was made."""

@@ -38,9 +38,12 @@ enum Argument : uint8_t {
 };
 
 // Of one reverse pass torch's kernel is the fastest, and that is all that it knows.
+bool is_one_grad(const Layer& layer) {
+  return mirror().size() == 1 && std::string_view(layer.kind()) == "grad";
+}
+
 bool is_for_torch(const Layer& layer, const Args& args, size_t count) {
-  const bool is_one_grad = mirror().size() == 1 && std::string_view(layer.kind()) == "grad";
-  return is_one_grad ||
+  return is_one_grad(layer) ||
          !any_tensor(args, count, [](const Tensor& tensor) { return !is_plain(tensor); });
 }
 
@@ -85,6 +88,61 @@ void front_of_lstm_layer(const c10::OperatorHandle& handle, c10::DispatchKeySet 
   run_lstm(op, *args);
 }
 
+// Asked on a GPU whether its library is to run a network: it knows no more than one reverse pass.
+// Without it the network is made of the cells below.
+void front_of_library(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr || is_one_grad(*layer)) {
+    front(handle, keys, args);
+    return;
+  }
+  drop(*args, Operator::of(handle).num_args);
+  args->emplace_back(false);
+}
+
+// (input's part of the gates, hidden state's part, cell or hidden state, biases of both)
+std::vector<Tensor> parts_of_gates(const Args& args, size_t count, size_t part, int64_t parts) {
+  const c10::IValue& bias = peek(args, 3 + part, count);
+  const Tensor gates = peek(args, part, count).toTensor();
+  return (bias.isNone() ? gates : gates + bias.toTensor()).chunk(parts, 1);
+}
+
+// To the hidden state, the cell, and what the kernel keeps for a backward of its own.
+void run_lstm_cell(Args& args, size_t count) {
+  const auto of_input = parts_of_gates(args, count, 0, 4);
+  const auto of_hidden = parts_of_gates(args, count, 1, 4);
+  const auto gate = [&](size_t i) { return of_input[i] + of_hidden[i]; };
+  const Tensor cell =
+      gate(1).sigmoid() * peek(args, 2, count).toTensor() + gate(0).sigmoid() * gate(2).tanh();
+  const Tensor hidden = gate(3).sigmoid() * cell.tanh();
+  drop(args, count);
+  args.insert(args.end(), {hidden, cell, at::empty({0}, cell.options())});
+}
+
+// To the hidden state, likewise.
+void run_gru_cell(Args& args, size_t count) {
+  const auto of_input = parts_of_gates(args, count, 0, 3);
+  const auto of_hidden = parts_of_gates(args, count, 1, 3);
+  const Tensor reset = (of_input[0] + of_hidden[0]).sigmoid();
+  const Tensor share = (of_input[1] + of_hidden[1]).sigmoid();
+  const Tensor found = (of_input[2] + reset * of_hidden[2]).tanh();
+  const Tensor hidden = found + share * (peek(args, 2, count).toTensor() - found);
+  drop(args, count);
+  args.insert(args.end(), {hidden, at::empty({0}, hidden.options())});
+}
+
+template <void (*run)(Args&, size_t)>
+void front_of_cell(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr || autocast_is_on() || is_for_torch(*layer, *args, op.num_args)) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("take apart", op, *layer);
+  run(*args, op.num_args);
+}
+
 // The lengths of a packed sequence's steps are read from memory. No level has a derivative by them.
 void show_lengths(const Operator& op, Args& args) {
   const auto& arguments = op.schema().arguments();
@@ -106,9 +164,29 @@ Tensor whole_numbers(const std::vector<int64_t>& numbers) {
   return tensor;
 }
 
-// _pad_packed_sequence(data, lengths of the steps, batch first, padding, length in all): each place
-// has its row of the data, or one of padding behind them. torch's kernel reads memory that it has
-// asked the layers for.
+// So many steps of so many rows each, padded to as many rows as the first step has. The device is
+// told no places of rows, for which the processor would wait.
+Tensor block_of_steps(
+    const Tensor& data,
+    int64_t first,
+    int64_t steps,
+    int64_t rows,
+    int64_t rows_at_first,
+    const at::Scalar& padding) {
+  at::DimVector sizes(data.sizes());
+  sizes[0] = rows;
+  sizes.insert(sizes.begin(), steps);
+  const Tensor block = data.narrow(0, first, steps * rows).view(sizes);
+  if (rows == rows_at_first) {
+    return block;
+  }
+  std::vector<int64_t> pad(2 * (sizes.size() - 1)); // from the last dimension on
+  pad.back() = rows_at_first - rows;
+  return at::constant_pad_nd(block, pad, padding);
+}
+
+// _pad_packed_sequence(data, lengths of the steps, batch first, padding, length in all). torch's
+// kernel reads memory that it has asked the layers for.
 void run_pad(const Operator& op, Args& args) {
   const Tensor data = peek(args, 0, op.num_args).toTensor();
   const Tensor steps = peek(args, 1, op.num_args).toTensor();
@@ -124,23 +202,23 @@ void run_pad(const Operator& op, Args& args) {
       ", and the longest sequence has ",
       steps.numel(),
       " steps.");
-  const int64_t length = std::max(asked_for, steps.numel());
-  const int64_t all = data.size(0);
   std::vector<int64_t> lengths(counts.front());
-  std::vector<int64_t> rows(length * counts.front(), all);
+  std::vector<Tensor> blocks; // of steps that have as many rows
   int64_t row = 0;
-  for (size_t step = 0; step < counts.size(); ++step) {
-    for (int64_t i = 0; i < counts[step]; ++i) {
-      rows[static_cast<int64_t>(step) * counts.front() + i] = row++;
-      ++lengths[i];
-    }
+  for (auto step = counts.begin(); step != counts.end();) {
+    const auto next = std::find_if(step, counts.end(), [&](int64_t n) { return n != *step; });
+    blocks.push_back(block_of_steps(data, row, next - step, *step, counts.front(), padding));
+    row += (next - step) * *step;
+    std::for_each(lengths.begin(), lengths.begin() + *step, [&](int64_t& n) { n += next - step; });
+    step = next;
   }
-  at::DimVector sizes(data.sizes());
-  sizes[0] = 1;
-  const Tensor with_padding = at::cat({data, at::full(sizes, padding, data.options())});
-  sizes[0] = counts.front();
-  sizes.insert(sizes.begin(), length);
-  Tensor padded = with_padding.index_select(0, whole_numbers(rows).to(data.device())).view(sizes);
+  if (asked_for > steps.numel()) {
+    at::DimVector sizes(data.sizes());
+    sizes[0] = counts.front();
+    sizes.insert(sizes.begin(), asked_for - steps.numel());
+    blocks.push_back(at::full(sizes, padding, data.options()));
+  }
+  Tensor padded = at::cat(blocks);
   padded = is_batch_first ? padded.transpose(0, 1) : padded;
   drop(args, op.num_args);
   args.insert(args.end(), {std::move(padded), whole_numbers(lengths)});
@@ -167,6 +245,14 @@ void front_of_network(const c10::OperatorHandle& handle, c10::DispatchKeySet key
 void register_recurrent(torch::Library& on_front) {
   on_front.impl(
       "mkldnn_rnn_layer", torch::CppFunction::makeFromBoxedFunction<&front_of_lstm_layer>());
+  on_front.impl(
+      "cudnn_is_acceptable", torch::CppFunction::makeFromBoxedFunction<&front_of_library>());
+  on_front.impl(
+      "_thnn_fused_lstm_cell",
+      torch::CppFunction::makeFromBoxedFunction<&front_of_cell<run_lstm_cell>>());
+  on_front.impl(
+      "_thnn_fused_gru_cell",
+      torch::CppFunction::makeFromBoxedFunction<&front_of_cell<run_gru_cell>>());
   for (const char* name :
        {"lstm.input",
         "lstm.data",

@@ -24,9 +24,8 @@ bool Draws::run(const Operator& op, Args& args, const Layer& layer) {
 
 at::Tensor Draws::next_key() {
   if (samples_ && !keys_of_samples_.defined()) {
-    const at::Tensor places =
-        at::arange(c10::Scalar(samples_->count), at::TensorOptions(at::kLong)) + samples_->first;
-    keys_of_samples_ = fold_in(key_, places.to(key_.device()));
+    const at::Tensor places = at::arange(c10::Scalar(samples_->count), key_.options());
+    keys_of_samples_ = fold_in(key_, places + samples_->first);
   }
   const at::Tensor& keys = samples_ ? keys_of_samples_ : key_;
   return fold_in(keys, at::scalar_tensor(count++, keys.options()));

@@ -5,7 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/device.h"
-#include "core/recording.h"
+#include "core/record_use.h"
 #include "rules/rule.h"
 
 namespace torchlayers {
@@ -35,11 +35,7 @@ OnStream hand_over(const at::Tensor& tensor, const OnStream& from, const OnStrea
     c10::Event made(device.type());
     made.record(maker);
     made.block(reader);
-    if (is_plain(tensor)) {
-      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), reader);
-    } else {
-      tensor.record_stream(reader); // by the layers below, each of which has tensors of its own
-    }
+    record_use(tensor, reader);
   }
   return reader;
 }

@@ -420,7 +420,9 @@ void add_binary(Table& rules) {
   rules["special_zeta.self_scalar"].terms(TERM(1, zeta_of_scalar(t, c.scalar(0), c[1])));
   rules["ldexp.Tensor"].terms(TERM(0, t * at::pow(2, c[1])), TERM(1, at::mul(t * y, M_LN2)));
   rules["nextafter"].terms(TERM(0, at::where(c[0] != c[1], t, 0)), TERM(1, Tensor()));
-  rules["complex"].terms(TERM(0, t), TERM(1, t * kImaginaryUnit));
+  rules["complex"]
+      .jvp(TANGENT(0, t), TANGENT(1, t * kImaginaryUnit))
+      .vjp(VJP(0, at::real(g)), VJP(1, at::imag(g)));
   rules["polar"]
       .jvp(TANGENT(0, t * at::polar(at::ones_like(c[1]), c[1])), TANGENT(1, t * y * kImaginaryUnit))
       .vjp(VJP(0, g * y.sgn().conj()), VJP(1, g * (y * kImaginaryUnit).conj()));

@@ -21,6 +21,14 @@ Tensor upper_half(const Tensor& square) {
   return mean_of(square.triu(), square.triu(1));
 }
 
+// Its sum with its adjoint.
+Tensor upper_half_mirrored(const Tensor& square) {
+  const Tensor above = square.triu();
+  Tensor whole = above + above.mH();
+  whole.diagonal(0, -2, -1).mul_(0.5);
+  return whole;
+}
+
 // matrix triangle^-1 and triangle^-1 matrix.
 Tensor over(const Tensor& matrix, const Tensor& triangle, bool is_upper) {
   return at::linalg_solve_triangular(triangle, matrix, is_upper, /*left=*/false);
@@ -90,19 +98,14 @@ Triangles unpacked(const Tensor& packed, const Tensor& pivots) {
   return {lower, upper};
 }
 
-// Both in one matrix, L without its ones.
-Tensor packed(const Tensor& lower, const Tensor& upper) {
-  Tensor below = lower.tril(-1);
-  Tensor above = upper.triu();
-  const c10::SymInt wider = upper.sym_size(-1) - lower.sym_size(-1);
-  const c10::SymInt taller = lower.sym_size(-2) - upper.sym_size(-2);
-  if (wider > 0) {
-    below = at::constant_pad_nd_symint(below, {0, wider});
+// Both in one matrix, where one has elements below the diagonal and the other the rest.
+Tensor in_one_matrix(const Triangles& parts) {
+  const c10::SymInt n = parts.common();
+  const Tensor square = parts.square_lower() + parts.square_upper();
+  if (parts.is_wide()) {
+    return at::cat({square, tail(parts.upper, -1, n)}, /*dim=*/-1);
   }
-  if (taller > 0) {
-    above = at::constant_pad_nd_symint(above, {0, 0, 0, taller});
-  }
-  return below + above;
+  return parts.is_tall() ? at::cat({square, tail(parts.lower, -2, n)}, /*dim=*/-2) : square;
 }
 
 // With C = L^-1 P^T A' U^-1: L^-1 L' is what is below C's diagonal, U' U^-1 the rest.
@@ -162,13 +165,17 @@ void lu_factor(JvpCall& call) {
   const Tensor t =
       call.flag(1) ? permutation(both, pivots).mT().matmul(call.tangent(0)) : call.tangent(0);
   const Triangles tangents = lu_tangents(t, unpacked(both, pivots));
-  call.set_tangent(0, packed(tangents.lower, tangents.upper));
+  call.set_tangent(0, in_one_matrix({tangents.lower.tril(-1), tangents.upper.triu()}));
 }
 
+// The products leave out what is above the cotangent's diagonal where L's is asked for, and what is
+// below it where U's is.
 Tensor lu_factor_gradient(const Tensor& g, const Tensor& both, const Tensor& pivots, bool pivoted) {
-  const Triangles by = unpacked(g, pivots);
-  const Tensor gradient = lu_gradient({by.lower.tril(-1), by.upper}, unpacked(both, pivots));
-  return pivoted ? permutation(both, pivots).matmul(gradient) : gradient;
+  const auto [order, lower, upper] =
+      at::lu_unpack(both, pivots, /*unpack_data=*/true, /*unpack_pivots=*/pivoted);
+  const c10::SymInt n = lower.sym_size(-1);
+  const Tensor gradient = lu_gradient({head(g, -1, n), head(g, -2, n)}, {lower, upper});
+  return pivoted ? order.matmul(gradient) : gradient;
 }
 
 // linalg_lu(A, *, pivot) -> (P, L, U)
@@ -205,16 +212,17 @@ void lu_unpack_vjp(VjpCall& call) {
   const c10::SymIntArrayRef sizes = call.sizes_of(0);
   const c10::SymInt rows = sizes[sizes.size() - 2];
   const c10::SymInt columns = sizes[sizes.size() - 1];
-  Tensor below, above;
-  if (by[0].defined()) {
-    below = by[0].tril(-1);
-    below = columns > rows ? at::constant_pad_nd_symint(below, {0, columns - rows}) : below;
+  const Tensor below = by[0].defined() ? by[0].tril(-1) : Tensor();
+  const Tensor above = by[1].defined() ? by[1].triu() : Tensor();
+  if (below.defined() && above.defined()) {
+    call.give(0, in_one_matrix({below, above}));
+  } else if (below.defined()) {
+    const bool is_wide = columns > rows;
+    call.give(0, is_wide ? at::constant_pad_nd_symint(below, {0, columns - rows}) : below);
+  } else {
+    const bool is_tall = rows > columns;
+    call.give(0, is_tall ? at::constant_pad_nd_symint(above, {0, 0, 0, rows - columns}) : above);
   }
-  if (by[1].defined()) {
-    above = by[1].triu();
-    above = rows > columns ? at::constant_pad_nd_symint(above, {0, 0, 0, rows - columns}) : above;
-  }
-  call.give(0, sum_of({below, above}));
 }
 
 // linalg_qr(A, mode) -> (Q, R), with Q^H Q' antihermitian and R' upper triangular, with a real
@@ -267,8 +275,7 @@ void qr_vjp(VjpCall& call) {
     const Tensor turn = q.mH().matmul(by_q);
     square = square.defined() ? square - turn : -turn;
   }
-  const Tensor half = upper_half(square);
-  const Tensor stretch = half + half.mH();
+  const Tensor stretch = upper_half_mirrored(square);
   const c10::SymInt rows = r.sym_size(-2);
   const c10::SymInt columns = r.sym_size(-1);
   if (columns > rows) {

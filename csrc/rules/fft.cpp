@@ -8,11 +8,10 @@ namespace {
 using at::Tensor;
 
 // Of a real signal the frequencies above the middle are those below it, conjugated, and left out:
-// multiplies those that stand for two.
-Tensor scaled_pairs(const Tensor& spectrum, int64_t dim, const c10::SymInt& length, double factor) {
-  Tensor scaled = spectrum.clone();
-  scaled.narrow_symint(dim, 1, (length - 1) / 2).mul_(factor);
-  return scaled;
+// multiplies, in place, those that stand for two.
+Tensor scaled_pairs(Tensor spectrum, int64_t dim, const c10::SymInt& length, double factor) {
+  spectrum.narrow_symint(dim, 1, (length - 1) / 2).mul_(factor);
+  return spectrum;
 }
 
 // _fft_r2c(x, dims, normalization, onesided)
@@ -27,13 +26,17 @@ Tensor real_gradient(
   }
   const int64_t last = dims.back();
   const c10::SymInt& length = sizes[last < 0 ? last + g.dim() : last];
-  return at::_fft_c2r_symint(scaled_pairs(g, last, length, 0.5), dims, normalization, length);
+  return at::_fft_c2r_symint(
+      scaled_pairs(g.clone(), last, length, 0.5), dims, normalization, length);
 }
 
 // _fft_c2r(x, dims, normalization, last_dim_size)
 Tensor spectrum_gradient(const Tensor& g, const std::vector<int64_t>& dims, int64_t normalization) {
-  const Tensor spectrum = at::_fft_r2c(g, dims, normalization, /*onesided=*/true);
-  return scaled_pairs(spectrum, dims.back(), g.sym_size(dims.back()), 2);
+  return scaled_pairs(
+      at::_fft_r2c(g, dims, normalization, /*onesided=*/true),
+      dims.back(),
+      g.sym_size(dims.back()),
+      2);
 }
 
 } // namespace

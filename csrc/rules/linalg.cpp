@@ -268,10 +268,10 @@ void pseudo_inverse(JvpCall& call) {
 
 Tensor pseudo_inverse_gradient(const Tensor& g, const Tensor& a, const Tensor& y) {
   const Tensor back = y.mH();
-  const Tensor left = g.mH().matmul(y).matmul(back);
-  const Tensor right = back.matmul(y.matmul(g.mH()));
-  return left - a.matmul(y.matmul(left)) + right - right.matmul(y).matmul(a) -
-         back.matmul(g).matmul(back);
+  const Tensor inner = g.mH().matmul(y);
+  const Tensor left = inner.matmul(back);
+  const Tensor right = back.matmul(y.matmul(g.mH() - inner.matmul(a)));
+  return left - a.matmul(y.matmul(left)) + right - y.matmul(inner).mH();
 }
 
 // linalg_lstsq(A, B, rcond, *, driver) -> (X, residuals, rank, singular values), where X is the

@@ -379,11 +379,6 @@ bool of_keys(BatchedCall& call, size_t) {
   return call.is_batched(0) && call.run();
 }
 
-// A recurrent network asks it of its input, on the way to the draws of its dropout.
-bool of_device(BatchedCall& call, size_t) {
-  return call.run();
-}
-
 // random_gamma(key, alpha), and what else takes a parameter of each number
 bool of_keys_and_parameters(BatchedCall& call, size_t) {
   if (!call.any_batched()) {
@@ -417,7 +412,6 @@ void add_batched_random(BatchingTable& rules) {
   rules.add(
       {"torchlayers::random_bits", "torchlayers::random_uniform", "torchlayers::random_normal"},
       {of_keys});
-  rules.add({"cudnn_is_acceptable"}, {of_device});
   rules.add({"torchlayers::random_fold_in"}, {line_up});
   rules.add(
       {"torchlayers::random_gamma", "torchlayers::random_poisson", "torchlayers::random_binomial"},

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/record_use.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -25,7 +26,7 @@ void joined(JvpCall& call) {
 // A tangent is read wherever its primal is. NOTE [Streams].
 void recorded_on_stream(JvpCall& call) {
   call.run();
-  call.tangent(0).record_stream(call.arg(1).toStream());
+  record_use(call.tangent(0), call.arg(1).toStream());
 }
 
 void split(JvpCall& call) {

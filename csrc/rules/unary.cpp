@@ -98,8 +98,13 @@ Tensor angle_gradient(const Tensor& g, const Tensor& x) {
 
 // lgamma(x) + lgamma(x - 1/2) + … of p terms, and a constant.
 Tensor multivariate_digamma(const Tensor& x, int64_t p) {
-  const Tensor steps = at::arange(p, x.options()) / 2;
+  const Tensor steps = at::arange(0, 0.5 * static_cast<double>(p), 0.5, x.options());
   return (x.unsqueeze(-1) - steps).digamma().sum(-1);
+}
+
+Tensor copied_back(const Tensor& g, at::Device device, at::ScalarType dtype) {
+  const bool was_real = g.is_complex() && !c10::isComplexType(dtype);
+  return (was_real ? at::real(g) : g).to(device, dtype);
 }
 
 void frexp(JvpCall& call) {
@@ -145,7 +150,7 @@ void add_unary(Table& rules) {
   rules["angle"].jvp(TANGENT(0, angle_tangent(t, x))).vjp(VJP(0, angle_gradient(g, x)));
   ELEMENTWISE("frac", t);
   rules["frexp.Tensor"].jvp(frexp).vjp(VJP(0, g / c.result(1).exp2()));
-  ELEMENTWISE("nan_to_num", at::where(at::isfinite(x), t, 0));
+  ELEMENTWISE("nan_to_num", at::where(x - x == 0, t, 0)); // where x is finite
 
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * exp(-x * x));
   ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * exp(-x * x));
@@ -172,7 +177,7 @@ void add_unary(Table& rules) {
   LINEAR("conj_physical", at::conj_physical(g));
   LINEAR("_conj_physical", at::conj_physical(g));
   LINEAR("clone", g);
-  LINEAR("_to_copy", g.to(c.device_of(0), c.dtype_of(0)));
+  LINEAR("_to_copy", copied_back(g, c.device_of(0), c.dtype_of(0)));
 }
 
 } // namespace torchlayers

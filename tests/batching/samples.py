@@ -177,7 +177,6 @@ SAMPLES: dict[str, list[Sample]] = {
             [X, Y, Y],
         )
     ],
-    "cudnn_is_acceptable": [(lambda x: x * A.cudnn_is_acceptable(x.detach()), [X])],
     "gelu_backward": [
         (lambda g, x, a=a: A.gelu_backward(g, x, approximate=a), [given, Y])
         for a in ("none", "tanh")

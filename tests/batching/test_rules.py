@@ -83,7 +83,6 @@ WRONG_IN_TORCH = {
     "select_scatter",
     "as_strided_scatter",
     "_neg_view",
-    "cudnn_is_acceptable",
     "index_put_",
     "_index_put_impl_",
     "_pack_padded_sequence",

@@ -45,7 +45,7 @@ def test_the_error_names_the_operator_and_the_way_out():
 
 @pytest.mark.parametrize(
     "name",
-    ["_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"],
+    [f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")],
 )
 def test_the_kernels_of_devices_that_are_not_here(name):
     """Their decompositions, and those of their backwards, on the CPU."""
@@ -61,7 +61,7 @@ def test_the_kernels_of_devices_that_are_not_here(name):
 
 
 def run_forward(name, forward, q, k, v):
-    if "efficient" in name:
+    if "efficient" in name or "cudnn" in name:
         return forward(q, k, v, None, True, 0.0, True)
     return forward(q, k, v, 0.0, True, False)
 
@@ -72,4 +72,7 @@ def run_backward(name, backward, g, q, k, v, attention, state):
         mask = [True, True, True, False]
         return backward(g, q, k, v, None, attention, logarithms, seed, offset, 0.0, mask, True)
     logarithms, *sequences, seed, offset, _ = state
+    if "cudnn" in name:
+        at_random = seed, offset
+        return backward(g, q, k, v, attention, logarithms, *at_random, None, *sequences, 0.0, True)
     return backward(g, q, k, v, attention, logarithms, *sequences, 0.0, True, seed, offset)

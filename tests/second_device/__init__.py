@@ -15,6 +15,7 @@ import torch
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).parent
+FOLDER = HERE.parent.parent / "build" / f"second_device-{torch.__version__}"
 NAME = "second"
 
 
@@ -24,18 +25,30 @@ def install() -> None:
     Before the first backward pass: autograd's engine counts the devices once.
     """
     os.environ.setdefault("TORCH_NO_COMPILER_WRAPPER", "1")
-    folder = HERE.parent.parent / "build" / f"second_device-{torch.__version__}"
-    folder.mkdir(parents=True, exist_ok=True)
-    cpp_extension.load(
-        "torchlayers_second_device",
-        [str(HERE / "device.cpp"), str(HERE / "kernels.cpp")],
-        extra_cflags=["-O1"],
-        build_directory=str(folder),
-        is_python_module=False,
-    )
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with _one_process_at_a_time():
+        # torch's own lock is a file, which a process that was killed has left here.
+        (FOLDER / "lock").unlink(missing_ok=True)
+        cpp_extension.load(
+            "torchlayers_second_device",
+            [str(HERE / "device.cpp"), str(HERE / "kernels.cpp")],
+            extra_cflags=["-O1"],
+            build_directory=str(FOLDER),
+            is_python_module=False,
+        )
     torch.utils.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend()
+
+
+@contextmanager
+def _one_process_at_a_time() -> Iterator[None]:
+    """The system ends this lock with its process, however that ends."""
+    import fcntl  # which not every system has
+
+    with open(FOLDER / "owner", "w") as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        yield
 
 
 def _module() -> types.ModuleType:

@@ -5,6 +5,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <torch/library.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -91,25 +92,35 @@ struct Block {
   std::set<StreamKey> recorded;
 };
 
-char* arena() {
-  static char* memory = static_cast<char*>(
-      mmap(nullptr, kArena, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  TORCH_CHECK(memory != MAP_FAILED, "second device: no address space");
-  return memory;
+// The memory is mapped twice: nobody may touch the first, whose addresses tensors have, and kernels
+// use the second.
+struct Arena {
+  char* of_tensors;
+  char* of_kernels;
+
+  Arena() {
+    const int file = memfd_create("second device", MFD_CLOEXEC);
+    TORCH_CHECK(file >= 0 && ftruncate(file, kArena) == 0, "second device: no memory");
+    const auto mapped = [&](int protection) {
+      void* start = mmap(nullptr, kArena, protection, MAP_SHARED | MAP_NORESERVE, file, 0);
+      TORCH_CHECK(start != MAP_FAILED, "second device: no address space");
+      return static_cast<char*>(start);
+    };
+    of_tensors = mapped(PROT_NONE);
+    of_kernels = mapped(PROT_READ | PROT_WRITE);
+    close(file);
+  }
+};
+
+const Arena& arena() {
+  static const Arena both;
+  return both;
 }
 
 auto& blocks = *new std::map<char*, Block>;
 auto& holes = *new std::map<char*, size_t>;
 size_t end_of_used = 0; // of the arena
 auto& statistics = *new std::array<c10::CachingDeviceAllocator::DeviceStats, kCount>;
-int reaching = 0;
-
-void protect(int protection) {
-  if (end_of_used > 0) {
-    const size_t page = 4096;
-    mprotect(arena(), (end_of_used + page - 1) / page * page, protection);
-  }
-}
 
 char* take(size_t size) {
   for (auto hole = holes.begin(); hole != holes.end(); ++hole) {
@@ -123,7 +134,7 @@ char* take(size_t size) {
     }
   }
   TORCH_CHECK(end_of_used + size <= kArena, "second device: out of memory");
-  char* start = arena() + end_of_used;
+  char* start = arena().of_tensors + end_of_used;
   end_of_used += size;
   return start;
 }
@@ -216,16 +227,14 @@ struct Memory final : c10::DeviceAllocator {
     char* start = take(size);
     blocks[start] = {size, key_of(current_stream(device.index())), {}, {}, {}};
     count(blocks[start], /*is_taken=*/true);
-    const Reach reach;
-    std::memset(start, 0xff, size); // nan: nobody may count on what was there
+    std::memset(reachable(start), 0xff, size); // nan: nobody may count on what was there
     return {start, start, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override {
     return &release;
   }
   void copy_data(void* to, const void* from, size_t size) const override {
-    const Reach reach;
-    std::memcpy(to, from, size);
+    std::memcpy(reachable(to), reachable(const_cast<void*>(from)), size);
   }
 
   bool initialized() override {
@@ -388,9 +397,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
     auto grown = memory.allocate(size);
-    const Reach reach;
     if (storage.data() != nullptr && size > 0) {
-      std::memcpy(grown.get(), storage.data(), std::min(size, storage.nbytes()));
+      std::memcpy(
+          reachable(grown.get()),
+          reachable(storage.mutable_data()),
+          std::min(size, storage.nbytes()));
     }
     storage.unsafeGetStorageImpl()->set_data_ptr_noswap(std::move(grown));
     storage.unsafeGetStorageImpl()->set_nbytes(size);
@@ -402,11 +413,6 @@ const bool has_hooks = [] {
   return true;
 }();
 
-c10::CachingAllocator::Stat allocated_bytes() {
-  return memory.getDeviceStats(device_of_thread)
-      .allocated_bytes[static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE)];
-}
-
 template <class T>
 T taken(T& list) {
   const Lock lock(mutex);
@@ -415,17 +421,11 @@ T taken(T& list) {
 
 } // namespace
 
-Reach::Reach() {
-  mutex.lock();
-  ++reaching;
-  protect(PROT_READ | PROT_WRITE); // of what was taken since the one outside, too
-}
-
-Reach::~Reach() {
-  if (--reaching == 0) {
-    protect(PROT_NONE);
+void* reachable(void* address) {
+  if (address == nullptr) {
+    return nullptr;
   }
-  mutex.unlock();
+  return arena().of_kernels + (static_cast<char*>(address) - arena().of_tensors);
 }
 
 c10::Stream current_stream(c10::DeviceIndex device) {
@@ -492,12 +492,6 @@ TORCH_LIBRARY(second, library) {
   library.def("waits() -> str[]", [] { return taken(waits); });
   library.def("forbid_synchronizing(bool forbidden) -> ()", [](bool forbidden) {
     is_forbidden = forbidden;
-  });
-  library.def("held() -> int", [] { return allocated_bytes().current; });
-  library.def("most_held() -> int", [] { // since this was asked last
-    const int64_t most = allocated_bytes().peak;
-    memory.resetPeakStats(device_of_thread);
-    return most;
   });
 }
 

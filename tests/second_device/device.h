@@ -16,15 +16,9 @@ namespace second {
 inline constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 inline constexpr c10::DeviceIndex kCount = 2;
 
-// While one lives, the processor may touch the devices' memory, as it does to run a kernel. It
-// faults at any other time, so nothing computes with numbers that are on a GPU, really.
-class Reach {
- public:
-  Reach();
-  ~Reach();
-  Reach(const Reach&) = delete;
-  Reach& operator=(const Reach&) = delete;
-};
+// Where a kernel reaches what a tensor's address leads to. The processor faults at the address
+// itself, so nothing computes with numbers that are on a GPU, really.
+void* reachable(void* address);
 
 c10::Stream current_stream(c10::DeviceIndex device);
 

@@ -59,10 +59,7 @@ class Call {
     if (waits()) {
       synchronize(c10::toString(op_.operator_name()), stream);
     }
-    {
-      const Reach reach;
-      op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
-    }
+    op_.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack_);
     std::vector<Tensor> written;
     for (size_t i = 0; i < given.size(); ++i) {
       const auto* alias = schema.arguments()[i].alias_info();
@@ -178,7 +175,7 @@ class Call {
         return remember(tensor, theirs);
       }
     }
-    c10::DataPtr data(ours->mutable_data(), c10::Device(at::kCPU));
+    c10::DataPtr data(reachable(ours->mutable_data()), c10::Device(at::kCPU));
     storages_.emplace_back(
         ours,
         c10::Storage(
@@ -205,12 +202,13 @@ class Call {
       if (theirs.sizes() == ours.sizes() && theirs.strides() == ours.strides()) {
         return;
       }
-      if (theirs.storage().data() != ours.storage().data()) {
+      if (theirs.storage().data() != reachable(ours.storage().mutable_data())) {
         at::detail::getPrivateUse1Hooks().resizePrivateUse1Bytes(
             ours.storage(), theirs.storage().nbytes());
-        const Reach reach;
         std::memcpy(
-            ours.storage().mutable_data(), theirs.storage().data(), theirs.storage().nbytes());
+            reachable(ours.storage().mutable_data()),
+            theirs.storage().data(),
+            theirs.storage().nbytes());
       }
       ours.unsafeGetTensorImpl()->set_sizes_and_strides(
           theirs.sizes(), theirs.strides(), theirs.storage_offset());
@@ -258,8 +256,7 @@ class Call {
     c10::Storage storage(
         c10::Storage::use_byte_size_t(), size, allocator->allocate(size), allocator, true);
     if (size > 0) {
-      const Reach reach;
-      std::memcpy(storage.mutable_data(), result.storage().data(), size);
+      std::memcpy(reachable(storage.mutable_data()), result.storage().data(), size);
     }
     Tensor made = like(result, std::move(storage), kKeys, result.dtype());
     work.writes(*made.unsafeGetTensorImpl());
@@ -359,7 +356,7 @@ Tensor on_host(const Tensor& tensor) {
   if (!is_ours(tensor)) {
     return tensor;
   }
-  c10::DataPtr data(tensor.storage().mutable_data(), c10::Device(at::kCPU));
+  c10::DataPtr data(reachable(tensor.storage().mutable_data()), c10::Device(at::kCPU));
   c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(), std::move(data));
   return like(
       tensor, std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
@@ -374,7 +371,6 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
     Work work("aten::copy_", stream);
     work.reads(*source.unsafeGetTensorImpl());
     work.writes(*target.unsafeGetTensorImpl());
-    const Reach reach;
     on_host(target).copy_(on_host(source));
   }
   note_launch("aten::copy_", stream);

@@ -41,5 +41,7 @@ _OURS: dict[str, Decomposition] = {
     "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
     "aten::_scaled_dot_product_efficient_attention": attention.efficient,
     "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    "aten::_scaled_dot_product_cudnn_attention": attention.cudnn,
+    "aten::_scaled_dot_product_cudnn_attention_backward": attention.cudnn_backward,
     **collectives.DECOMPOSITIONS,
 }

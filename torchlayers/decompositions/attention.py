@@ -161,3 +161,41 @@ def efficient_backward(
         gradient if wanted else None
         for gradient, wanted in zip(gradients, grad_input_mask, strict=True)
     )
+
+
+def cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    _check("attention", dropout_p)
+    out, logsumexp = _attention(query, key, value, attn_bias, is_causal, scale)
+    none = torch.empty(0, dtype=torch.int32, device=query.device)
+    seed = torch.empty((), dtype=torch.int64, device=query.device)
+    mask = query.new_empty(0)
+    return out, logsumexp, none, none, query.shape[-2], key.shape[-2], seed, seed, mask
+
+
+def cudnn_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    attn_bias: Tensor | None,
+    *rest: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    dropout_p, is_causal = rest[4], rest[5]
+    _check("attention", dropout_p)
+    return _gradients(grad_out, (query, key, value), attn_bias, is_causal, scale)[:3]

@@ -32,7 +32,8 @@ def key(seed: int, *, device: torch.device | str | None = None) -> Tensor:
             f"torchlayers: random.key: the seed must be an int, got {type(seed).__name__}. A key "
             "of a tensor of numbers is made by fold_in(key(0), numbers)."
         )
-    return torch.tensor((seed + 2**63) % 2**64 - 2**63, dtype=torch.int64, device=device)
+    number = (seed + 2**63) % 2**64 - 2**63
+    return torch.full((), number, dtype=torch.int64, device=device)
 
 
 def split(key: Tensor, num: Shape = 2) -> Tensor:
