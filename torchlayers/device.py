@@ -12,6 +12,8 @@ from torch import Tensor
 
 from torchlayers import _C
 
+_torch: Any = torch  # what it keeps for its own use has no types
+
 HOST = torch.device("cpu")  # where Python and C++ look at numbers
 SHAPES_ONLY = torch.device("meta")  # where there are none
 
@@ -28,6 +30,20 @@ def with_autocast() -> tuple[str, ...]:
     """The kinds of devices that autocast may be on for: the processor, and the accelerator."""
     there = torch.accelerator.current_accelerator(check_available=True)
     return (HOST.type,) if there is None else (HOST.type, there.type)
+
+
+@contextmanager
+def default_device_restored(device: torch.device | None) -> Iterator[None]:
+    """Inside, tensors are made where they were when _C.default_device() was this one.
+
+    A reverse pass may run where no mode is asked, or on a thread that has none.
+    """
+    is_off = _torch._C._is_torch_function_all_disabled()
+    with (
+        _torch._C._EnableTorchFunction() if is_off else nullcontext(),
+        nullcontext() if _C.default_device() == device else device or HOST,
+    ):
+        yield
 
 
 def free_memory(device: torch.device) -> int:

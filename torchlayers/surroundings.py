@@ -1,16 +1,15 @@
 """What a function's results depend on besides its arguments, for calling it once more."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._device import DeviceContext
 
-from torchlayers import tree
-from torchlayers.device import RandomState, with_autocast
+from torchlayers import _C, tree
+from torchlayers.device import RandomState, default_device_restored, with_autocast
 from torchlayers.recorded_again import recording
 from torchlayers.seeded import Draws
 
@@ -57,7 +56,8 @@ class Surroundings:
     def __init__(self) -> None:
         modes = _function_modes()
         self.seen = [mode.as_now() for mode in modes if isinstance(mode, Around)]
-        self.device = _default_device(modes)
+        self.are_modes_asked = not _torch._C._is_torch_function_all_disabled()
+        self.device = _C.default_device()
         self.random: RandomState | None = RandomState()
         self.draws: Draws | None = Draws()
         self.autocast = _autocast()
@@ -76,6 +76,9 @@ class Surroundings:
     def again(self) -> Iterator[None]:
         """Inside, all of that is as it was; afterwards as it is now."""
         with ExitStack() as stack:
+            stack.enter_context(_hidden())
+            if self.are_modes_asked:
+                stack.enter_context(default_device_restored(self.device))
             for again in self.seen:
                 stack.enter_context(again())
             now = _autocast()
@@ -83,8 +86,6 @@ class Surroundings:
                 for device, (is_on, dtype, caches) in self.autocast.items():
                     if now.get(device) != (is_on, dtype, caches):
                         stack.enter_context(torch.autocast(device, dtype, is_on, caches))
-            if self.device is not None and self.device is not _default_device(_function_modes()):
-                stack.enter_context(self.device)
             if self.draws is not None:
                 stack.enter_context(self.draws.again())
             if self.random is not None:
@@ -94,16 +95,44 @@ class Surroundings:
             yield
 
 
+@contextmanager
+def _hidden() -> Iterator[None]:
+    """Inside, functions see what they see outside all control flow."""
+    arounds = [mode for mode in _function_modes() if isinstance(mode, Around)]
+    if not arounds:
+        yield
+        return
+    modes = _taken_off()
+    covered = [around.is_covered for around in arounds]
+    for around in arounds:
+        around.is_covered = False
+    _put_on(mode for mode in modes if not isinstance(mode, Around))
+    try:
+        yield
+    finally:
+        _taken_off()
+        _put_on(modes)
+        for around, is_covered in zip(arounds, covered, strict=True):
+            around.is_covered = is_covered
+
+
+def _taken_off() -> list[Any]:
+    """All modes, which are no longer active, the outermost first."""
+    count = _torch._C._len_torch_function_stack()
+    return [_torch.overrides._pop_mode() for _ in range(count)][::-1]
+
+
+def _put_on(modes: Iterable[Any]) -> None:
+    for mode in modes:
+        _torch.overrides._push_mode(mode)
+
+
 def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
     caches = torch.is_autocast_cache_enabled()
     return {
         device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), caches)
         for device in with_autocast()
     }
-
-
-def _default_device(modes: list[Any]) -> Any:
-    return next((mode for mode in reversed(modes) if isinstance(mode, DeviceContext)), None)
 
 
 def _function_modes() -> list[Any]:

@@ -1,10 +1,10 @@
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <array>
 #include <string>
 
 #include "python/calls.h"
+#include "python/function_modes.h"
 
 namespace torchlayers {
 namespace {
@@ -27,7 +27,7 @@ py::object call_along(PyObject* const* passed) {
       along("torchlayers::psum_invariant"),
       along("torchlayers::pvary"),
       along("torchlayers::pmax")};
-  if (!THPVariable_CheckExact(passed[1]) || at::impl::PythonTorchFunctionTLS::stack_len() != 0) {
+  if (!THPVariable_CheckExact(passed[1]) || any_function_mode()) {
     return py::none();
   }
   const auto& op = operators.at(PyLong_AsSize_t(passed[0]));

@@ -1,6 +1,5 @@
 #include "python/calls.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "layers/transforms.h"
 #include "python/bindings.h"
+#include "python/function_modes.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -18,7 +18,7 @@ namespace py = pybind11;
 // NOTE [Under torch.export] in torchlayers/torch_compile.py.
 bool is_exporting() {
   constexpr auto kExport = c10::DispatchKey::PreDispatch;
-  if (at::impl::PythonTorchFunctionTLS::stack_len() == 0) { // nearly always
+  if (!any_function_mode()) { // nearly always
     return false;
   }
   const auto keys = c10::impl::tls_local_dispatch_key_set();
@@ -53,7 +53,7 @@ py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t co
 // The call as Python makes it.
 PyObject* called(Call* call, PyObject* const* passed, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  if (C10_LIKELY(at::impl::PythonTorchFunctionTLS::stack_len() == 0)) {
+  if (C10_LIKELY(!any_function_mode())) {
     return call(passed).release().ptr();
   }
   return called_under_modes(call, passed, count).release().ptr();
@@ -184,6 +184,8 @@ void load_once(bool& is_loaded, const char* module, const char* name) {
 
 void bind_calls(py::module_& m) {
   m.def("is_exporting", &is_exporting);
+  m.def("default_device", &default_device);
+  m.def("any_function_mode", &any_function_mode);
   static PyMethodDef methods[] = {
       method<call_grad>("call_grad"),
       method<call_vjp>("call_vjp"),

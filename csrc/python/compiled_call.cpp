@@ -1,6 +1,5 @@
 #include "python/compiled_call.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 
@@ -13,6 +12,7 @@
 #include "core/stack.h"
 #include "python/callable.h"
 #include "python/compiled_entry.h"
+#include "python/function_modes.h"
 #include "python/signature.h"
 #include "python/tree.h"
 
@@ -38,7 +38,7 @@ struct CompiledCall {
   static bool is_plain() {
     const auto included = thread_keys().included() | DispatchKeySet(DispatchKey::ADInplaceOrView);
     return mirror().empty() && included - kOurKeys - kTorchFuncKeys == c10::default_included_set &&
-           at::impl::PythonTorchFunctionTLS::stack_len() == 0;
+           !any_function_mode();
   }
 
   static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {

@@ -10,6 +10,7 @@
 
 #include "core/device.h"
 #include "core/keys.h"
+#include "python/function_modes.h"
 
 namespace torchlayers {
 
@@ -24,7 +25,8 @@ CallModes CallModes::of_thread() {
       c10::get_default_dtype(),
       kAutocastKeys - thread_keys().excluded(),
       at::ScalarType::Undefined,
-      at::ScalarType::Undefined};
+      at::ScalarType::Undefined,
+      default_device()};
   if (C10_UNLIKELY(autocast_is_on())) {
     modes.autocast_on_host = at::autocast::get_autocast_dtype(kHost);
     modes.autocast_on_accelerator = at::autocast::get_autocast_dtype(accelerator());

@@ -21,6 +21,7 @@ struct CallModes {
   caffe2::TypeMeta dtype;
   c10::DispatchKeySet autocast;
   at::ScalarType autocast_on_host, autocast_on_accelerator;
+  std::optional<c10::Device> device; // the default one
 };
 
 // All of a plain tensor but its numbers.

@@ -1,6 +1,5 @@
 #include "python/subscripts.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -8,6 +7,7 @@
 
 #include "core/keys.h"
 #include "dispatch/typed/typed.h"
+#include "python/function_modes.h"
 #include "values/batched.h"
 #include "values/copy.h"
 #include "values/inside.h"
@@ -23,7 +23,7 @@ objobjargproc torchs_set = nullptr;
 
 bool may_be_ours(PyObject* self) {
   return C10_UNLIKELY(thread_keys().included().has(kFront)) && THPVariable_CheckExact(self) &&
-         !at::impl::torch_function_mode_enabled();
+         !any_enabled_function_mode();
 }
 
 Indices members_of(PyObject* const& index) {

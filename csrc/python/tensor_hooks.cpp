@@ -1,6 +1,5 @@
 #include "python/tensor_hooks.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_hook.h>
@@ -15,6 +14,7 @@
 #include "core/stack.h"
 #include "layers/module_hook.h"
 #include "python/bindings.h"
+#include "python/function_modes.h"
 #include "python/module_dicts.h"
 #include "python/tree.h"
 #include "values/wrapper.h"
@@ -170,7 +170,7 @@ PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
   HANDLE_TH_ERRORS
   PyObject* hook = hook_among(args, count, names);
   if (hook != nullptr && THPVariable_CheckExact(self) && any_layer() &&
-      !at::impl::torch_function_mode_enabled()) {
+      !any_enabled_function_mode()) {
     PyObject* made = run(THPVariable_Unpack(self), self, hook);
     if (made != nullptr || PyErr_Occurred() != nullptr) {
       return made;

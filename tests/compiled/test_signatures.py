@@ -123,6 +123,24 @@ def test_the_default_dtype_is_a_part_of_the_signature():
     assert compiled.report().signatures[-1].why == "the default dtype is torch.float64"
 
 
+def test_the_default_device_is_a_part_of_the_signature():
+    compiled = replayed(lambda: torch.zeros(2))
+    for device in ("cpu", "meta", "cpu"):
+        with torch.device(device):
+            for _ in range(3):
+                assert compiled().device.type == device
+    assert [each.calls for each in compiled.report().signatures] == [6, 3]
+    assert compiled.report().signatures[-1].why == "the default device is meta"
+
+
+def test_second_order_makes_tensors_on_the_default_device():
+    with torch.device("meta"):
+        compiled = replayed(lambda x: (x**3 * torch.ones(2)).sum())
+        x = torch.ones(2, requires_grad=True)
+        (slope,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+    assert torch.autograd.grad(slope.sum(), x)[0].device.type == "meta"
+
+
 @pytest.mark.parametrize("places", [1, (1,), [-1]])
 def test_a_static_argument_is_a_constant_as_a_whole(places):
     compiled = replayed(lambda x, dims: x.sum(dims), static_argnums=places)

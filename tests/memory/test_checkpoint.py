@@ -129,6 +129,23 @@ def test_the_default_device_holds_again():
     assert vjp_fn(torch.ones_like(output))[0].device.type == "meta"
 
 
+@pytest.mark.parametrize("name", NESTS)
+def test_it_holds_in_every_nest(name, device):
+    """A reverse pass asks no modes, and what is recomputed is to."""
+
+    def f(x):
+        return layers(x * torch.ones(3, dtype=x.dtype))
+
+    with device:
+        compare(NESTS[name], tl.checkpoint(f), f)
+
+
+def test_a_default_device_of_the_backward_is_not_asked():
+    output, vjp_fn = tl.vjp(tl.checkpoint(lambda x: (x * torch.ones(3)).sin().sum()), torch.ones(3))
+    with torch.device("meta"):
+        vjp_fn(torch.ones_like(output, device=output.device))
+
+
 def test_autocast_holds_again():
     def f(x):
         return F.linear(x, W.float()).sin().sum()

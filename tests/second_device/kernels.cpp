@@ -28,14 +28,26 @@ bool is_ours(const Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kType;
 }
 
-Tensor like(
-    const Tensor& tensor, c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype) {
-  auto made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, dtype);
-  auto* impl = made.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+Tensor lying_as(const Tensor& tensor, Tensor made) {
+  made.unsafeGetTensorImpl()->set_sizes_and_strides(
+      tensor.sizes(), tensor.strides(), tensor.storage_offset());
   made._set_conj(tensor.is_conj());
   made._set_neg(tensor.is_neg());
   return made;
+}
+
+Tensor like(
+    const Tensor& tensor, c10::Storage storage, c10::DispatchKeySet keys, caffe2::TypeMeta dtype) {
+  return lying_as(
+      tensor, at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, dtype));
+}
+
+// Of inference mode if its base is, whatever mode is on.
+Tensor view_of(const Tensor& base, const Tensor& lying) {
+  return lying_as(
+      lying,
+      at::detail::make_tensor<c10::TensorImpl>(
+          c10::TensorImpl::VIEW, c10::Storage(base.storage()), base.key_set(), lying.dtype()));
 }
 
 // What a kernel of the processor's is called with, and what becomes of its results.
@@ -68,7 +80,7 @@ class Call {
         if (is_written) {
           take_over_size(tensor);
           written.push_back(tensor);
-        } else {
+        } else if (!is_of_views()) {
           work.reads(*tensor.unsafeGetTensorImpl());
         }
       });
@@ -162,6 +174,14 @@ class Call {
     return value;
   }
 
+  // Whether it reads and writes no memory, which may be closed: mutable_data() would raise.
+  bool is_of_views() const {
+    const auto& returns = op_.schema().returns();
+    return !returns.empty() && std::ranges::all_of(returns, [](const auto& result) {
+      return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+    });
+  }
+
   // The same memory, as the processor's.
   Tensor alias(const Tensor& tensor) {
     if (tensor._is_zerotensor()) {
@@ -175,7 +195,8 @@ class Call {
         return remember(tensor, theirs);
       }
     }
-    c10::DataPtr data(reachable(ours->mutable_data()), c10::Device(at::kCPU));
+    void* start = is_of_views() ? ours->_mutable_data_ptr_no_checks().get() : ours->mutable_data();
+    c10::DataPtr data(reachable(start), c10::Device(at::kCPU));
     storages_.emplace_back(
         ours,
         c10::Storage(
@@ -237,13 +258,9 @@ class Call {
         return ours;
       }
     }
-    for (const auto& [storage, theirs] : storages_) {
-      if (result.storage().is_alias_of(theirs)) {
-        return like(
-            result,
-            c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
-            kKeys,
-            result.dtype());
+    for (const auto& [ours, theirs] : aliases_) {
+      if (result.storage().is_alias_of(theirs.storage())) {
+        return view_of(ours, result);
       }
     }
     is_view = false;
@@ -414,6 +431,11 @@ Tensor& set_storage(
   return self;
 }
 
+Tensor& set_whole_storage(Tensor& self, at::Storage storage) {
+  const auto count = static_cast<int64_t>(storage.nbytes()) / self.itemsize();
+  return set_storage(self, std::move(storage), 0, count, {});
+}
+
 Tensor& set_tensor(Tensor& self, const Tensor& source) {
   return set_storage(
       self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
@@ -433,6 +455,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_efficientzerotensor", &efficient_zeros);
   library.impl("_copy_from", &copy_from);
   library.impl("resize_", &resize_);
+  library.impl("set_.source_Storage", &set_whole_storage);
   library.impl("set_.source_Storage_storage_offset", &set_storage);
   library.impl("set_.source_Tensor", &set_tensor);
   library.impl("record_stream", &record_stream);

@@ -232,6 +232,18 @@ def test_classes_of_their_own_keep_their_subscripts() -> None:
     assert_close(tl.vmap(lambda x: parameter[x.argmin()])(values(3)), torch.ones(2))
 
 
+def test_a_default_device_changes_nothing(device: torch.device) -> None:
+    def f(x: Tensor) -> Tensor:
+        y = torch.zeros(3)
+        y[x.argmax()] = x[0]
+        return y * x[x.argmin()]
+
+    with device:
+        same(tl.vmap(f)(values(3)), loop(f, values(3)))
+        slope = tl.grad(lambda x: f(x).sum())
+        same(tl.vmap(slope)(values(3)), loop(slope, values(3)))
+
+
 def test_each_thread_writes_its_own() -> None:
     found: dict[int, Tensor] = {}
 

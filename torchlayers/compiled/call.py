@@ -90,7 +90,7 @@ def inlined(leaves: Sequence[Any]) -> bool:
         _C.any_layer()
         or _torch._C._functorch.peek_interpreter_stack() is not None
         or _torch._C._len_torch_dispatch_stack() > 0
-        or _torch._C._len_torch_function_stack() > 0
+        or _C.any_function_mode()
         or _torch._C._get_tracing_state() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)

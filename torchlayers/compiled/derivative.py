@@ -157,7 +157,7 @@ class Derivative:
 
     def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
         inputs = [*arguments, *self.captured]
-        with torch.enable_grad(), self.modes.autocast_restored():
+        with torch.enable_grad(), self.modes.restored():
             results = self._computed(arguments)
         with torch._C._DisableAutocast():
             return torch.autograd.grad(

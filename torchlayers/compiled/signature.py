@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Buffer, Parameter
 
-from torchlayers import tree
+from torchlayers import _C, tree
 from torchlayers.compiled.refused import unhashable
-from torchlayers.device import with_autocast
+from torchlayers.device import default_device_restored, with_autocast
 
 PLAIN = (Tensor, Parameter, Buffer)
 
@@ -24,15 +24,17 @@ class Modes(NamedTuple):
     dtype: torch.dtype
     autocast: tuple[tuple[bool, torch.dtype], ...]
     deterministic: bool
+    device: torch.device | None  # the default one
 
     @property
     def any_autocast(self) -> bool:
         return any(enabled for enabled, _ in self.autocast)
 
     @contextmanager
-    def autocast_restored(self) -> Iterator[None]:
-        """Autocast is inside as it was."""
+    def restored(self) -> Iterator[None]:
+        """Autocast and the default device are inside as they were."""
         with ExitStack() as stack:
+            stack.enter_context(default_device_restored(self.device))
             for device, (enabled, dtype) in zip(with_autocast(), self.autocast, strict=True):
                 stack.enter_context(torch.autocast(device, dtype, enabled))
             yield
@@ -79,6 +81,7 @@ def modes() -> Modes:
             for device in with_autocast()
         ),
         torch.are_deterministic_algorithms_enabled(),
+        _C.default_device(),
     )
 
 
@@ -186,6 +189,7 @@ def _differing_modes(now: Modes, before: Modes) -> str:
         "dtype": "the default dtype is {}",
         "autocast": "autocast is another",
         "deterministic": "deterministic algorithms are {}",
+        "device": "the default device is {}",
     }
     for field, new, old in zip(Modes._fields, now, before, strict=True):
         if new != old:

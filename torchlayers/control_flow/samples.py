@@ -79,7 +79,7 @@ def base_of(x: Tensor) -> Tensor:
 
 def numbers(x: Tensor) -> Any:
     """The numbers in memory, as lists: those of what a layer has made of a plain tensor too."""
-    with quietly():
+    with quietly(), _torch._C._DisableFuncTorch():  # another device's are copied by an operator
         return _in_sight(x)[0].tolist()
 
 

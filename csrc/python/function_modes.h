@@ -1,0 +1,33 @@
+// Modes of Python's, which are called in place of functions of torch.
+#pragma once
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/Device.h>
+
+#include <optional>
+
+namespace torchlayers {
+
+// NOTE [The default device]
+// torch.set_default_device and `with torch.device(…)` put a mode at the bottom of the stack, which
+// adds a device to the calls that make tensors of none. It looks at nothing else, and who uses a
+// GPU has it on throughout: what a mode of anybody else's turns off stays on under it.
+
+// The device that tensors are made on where a call names none, if one is set.
+std::optional<c10::Device> default_device();
+
+// Whether the modes are that one alone.
+bool is_default_device_alone();
+
+// Whether another one is on the stack.
+inline bool any_function_mode() {
+  return C10_UNLIKELY(at::impl::PythonTorchFunctionTLS::stack_len() != 0) &&
+         !is_default_device_alone();
+}
+
+// Likewise, unless none is asked just now.
+inline bool any_enabled_function_mode() {
+  return any_function_mode() && !at::impl::torch_function_all_disabled();
+}
+
+} // namespace torchlayers
