@@ -3,8 +3,9 @@
 A call goes this way: call.py finds the entry of its signature (signature.py). There is none at
 first, and api.py makes it: record.py writes down the plain operators that reach the bottom of the
 stack, simplify/ takes writes out and makes the graph smaller, split.py cuts off the reverse pass,
-and backends.py runs it, by replay.py or by inductor.py's code (kernels.py, wrapper.py), held
-against that (compare.py), and against the recording as it was made (held.py, unsimplified.py).
+and backends.py runs it, by replay.py or by inductor.py's code (shortcuts.py, kernels.py,
+wrapper.py), held against that (compare.py), and against the recording as it was made (held.py,
+unsimplified.py).
 lowered.py shows a recording, with what it costs (costs.py), and package.py keeps it in a file.
 """
 

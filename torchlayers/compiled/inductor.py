@@ -1,10 +1,8 @@
 """The door to PyTorch's compiler: a graph becomes compiled code."""
 
-import contextlib
 import functools
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +13,7 @@ from torch.fx import GraphModule
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
+from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
@@ -22,9 +21,6 @@ from torchlayers.torch_versions import is_no_compiler
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 # compile_graph, or what takes its place.
 Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
-
-# Who takes the place of what fills inductor's table in.
-_filling = threading.RLock()
 
 
 class NoCompilerError(Exception):
@@ -64,32 +60,13 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
             output = lowered.graph.output_node()
             output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
             record_original_output_strides(lowered)
-            with compiled_together(), _rules_made_once():
+            with compiled_together(), shortcuts():
                 code: Any = compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
     return program_of(code) or code
-
-
-@contextlib.contextmanager
-def _rules_made_once() -> Iterator[None]:
-    """Inductor has one table of its operators' dtypes, and fills it in anew at each operator."""
-    from torch._inductor import dtype_propagation
-
-    table: Any = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
-    if not hasattr(table, "_instance"):
-        yield
-        return
-    with _filling:
-        table()
-        fill = table.__init__
-        table.__init__ = lambda self: None
-        try:
-            yield
-        finally:
-            table.__init__ = fill
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:

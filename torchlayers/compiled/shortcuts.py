@@ -1,0 +1,86 @@
+"""Where inductor takes its time over what is known: the same answers, sooner.
+
+Each is in place while one graph is compiled. Where a torch has no such place, nothing is done.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it takes twice as long to import as the package
+    import sympy  # type: ignore[import-untyped]
+
+# Who takes the place of functions of inductor's.
+_replacing = threading.RLock()
+
+
+@contextlib.contextmanager
+def shortcuts() -> Iterator[None]:
+    with _replacing, _rules_made_once(), _sums_not_simplified():
+        yield
+
+
+@contextlib.contextmanager
+def _rules_made_once() -> Iterator[None]:
+    """Inductor has one table of its operators' dtypes, and fills it in anew at each operator."""
+    from torch._inductor import dtype_propagation
+
+    table: Any = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
+    if not hasattr(table, "_instance"):
+        yield
+        return
+    table()
+    fill = table.__init__
+    table.__init__ = lambda self: None
+    try:
+        yield
+    finally:
+        table.__init__ = fill
+
+
+@contextlib.contextmanager
+def _sums_not_simplified() -> Iterator[None]:
+    """How far apart two neighbours of a loop are in memory is asked of each index, and simplified.
+
+    That takes milliseconds an index, and for the first one another library. An index is a sum of
+    products of numbers and loop variables, unless it divides.
+    """
+    from torch._inductor import sizevars
+
+    names = ("simplify_index_in_vec_range", "stride_at")
+    module: Any = sizevars
+    if not all(hasattr(module, name) for name in names):
+        yield
+        return
+    simplified, stride_at = (getattr(module, name) for name in names)
+
+    @functools.wraps(simplified)
+    def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
+        return index if _is_sum(index) else simplified(index, var, *size)
+
+    @functools.wraps(stride_at)
+    def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
+        if not _is_sum(index):
+            return stride_at(index, var)
+        return (index.xreplace({var: var + 1}) - index).expand()
+
+    module.simplify_index_in_vec_range, module.stride_at = in_range, stride
+    try:
+        yield
+    finally:
+        module.simplify_index_in_vec_range, module.stride_at = simplified, stride_at
+
+
+def _is_sum(index: "sympy.Expr") -> bool:
+    """Of products of integers and different symbols."""
+    import sympy
+
+    def is_factor(part: "sympy.Expr") -> bool:
+        return bool(part.is_Symbol or isinstance(part, sympy.Integer))
+
+    def is_product(part: "sympy.Expr") -> bool:
+        return all(map(is_factor, part.args)) if part.is_Mul else is_factor(part)
+
+    return all(map(is_product, index.args)) if index.is_Add else is_product(index)
