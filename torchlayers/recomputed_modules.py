@@ -4,11 +4,13 @@ With plain autograd a checkpoint inside a module is recomputed after functional_
 the module has its own tensors again, and nothing of ours runs: torch.func's functional_call gives
 the gradient of another function then. So torch's checkpoints keep hold of what is put in on their
 thread. Inside transforms hooks do that (csrc/python/saved_hooks.cpp). In a recording they read the
-random numbers that were drawn at first (recorded_again.py).
+random numbers that were drawn at first (recorded_again.py), and in a branch of control flow they
+see the samples that it ran on (surroundings.py).
 """
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.utils import checkpoint
 
 from torchlayers import _C
 from torchlayers.recorded_again import recording
+from torchlayers.surroundings import as_seen_now
 
 _torchs: Any = checkpoint
 _autograd: Any = torch._C._autograd
@@ -40,18 +43,18 @@ def _keeps_what_is_put_in(torchs: Callable[..., Any], *, runs: bool) -> Callable
 
 
 def _again(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
-    """What is run when it is recomputed: in a recording, with the same random numbers."""
-    recorded = recording()
-    if recorded is None:
+    """What is run when it is recomputed: as seen now; in a recording, with the same numbers."""
+    recorded, as_seen = recording(), as_seen_now()
+    if recorded is None and as_seen is nullcontext:
         return run
-    place = recorded.here()
+    place = recorded.here() if recorded is not None else 0
 
     def run_again(*args: Any) -> Any:
         nonlocal is_first
         if is_first:
             is_first = False
             return run(*args)
-        with recorded.again(place):
+        with as_seen(), nullcontext() if recorded is None else recorded.again(place):
             return run(*args)
 
     return run_again

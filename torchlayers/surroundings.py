@@ -1,7 +1,7 @@
 """What a function's results depend on besides its arguments, for calling it once more."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,12 +50,25 @@ def seen_by(around: Around | None, values: Any) -> Any:
     return values
 
 
+def as_seen_now() -> Callable[[], AbstractContextManager[Any]]:
+    """What makes contexts, inside which functions see what they see now, whoever is around."""
+    seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
+
+    @contextmanager
+    def again() -> Iterator[None]:
+        with ExitStack() as stack:
+            for each in seen:
+                stack.enter_context(each())
+            yield
+
+    return again if seen else nullcontext
+
+
 class Surroundings:
     """What a function sees, the random state, draws by keys, autocast and the default device."""
 
     def __init__(self) -> None:
-        modes = _function_modes()
-        self.seen = [mode.as_now() for mode in modes if isinstance(mode, Around)]
+        self.seen = as_seen_now()
         self.are_modes_asked = not _torch._C._is_torch_function_all_disabled()
         self.device = _C.default_device()
         self.random: RandomState | None = RandomState()
@@ -79,8 +92,7 @@ class Surroundings:
             stack.enter_context(_hidden())
             if self.are_modes_asked:
                 stack.enter_context(default_device_restored(self.device))
-            for again in self.seen:
-                stack.enter_context(again())
+            stack.enter_context(self.seen())
             now = _autocast()
             if now != self.autocast:
                 for device, (is_on, dtype, caches) in self.autocast.items():

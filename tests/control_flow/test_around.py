@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import torchlayers as tl
 from torchlayers import random
@@ -20,6 +21,13 @@ KEY = random.key(0)
 
 branching = pytest.mark.parametrize("batched", ["select", "gather"])
 looping = pytest.mark.parametrize("batched", ["hold", "drop"])
+
+CHECKPOINTS = {
+    "ours": tl.checkpoint,
+    "torch's": lambda f: lambda *xs: torch_checkpoint(f, *xs, use_reentrant=False),
+    "reentrant": lambda f: lambda *xs: torch_checkpoint(f, *xs, use_reentrant=True),
+}
+checkpoints = pytest.mark.parametrize("wrap", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
 
 
 def slope(f):
@@ -43,11 +51,11 @@ def check(f, plain):
     torch.testing.assert_close(tl.vmap(slope(slope(f)))(X), twice)
 
 
-def checkpointed_sides(batched):
+def checkpointed_sides(batched, wrap=tl.checkpoint):
     def f(x):
         y = x.exp()
         sides = (lambda: (W @ x * y).sin()), (lambda: (y.square() * x.sum() - x[0]).sqrt())
-        return tl.cond(x[0] > 0, *map(tl.checkpoint, sides), batched=batched)
+        return tl.cond(x[0] > 0, *map(wrap, sides), batched=batched)
 
     return f
 
@@ -65,8 +73,9 @@ def loop(batched, wrap=lambda f: f):
     )
 
 
+@checkpoints
 @branching
-def test_checkpoints_inside_branches_capture_samples(batched):
+def test_checkpoints_inside_branches_capture_samples(batched, wrap):
     """What is recomputed sees what was seen: the samples that take the branch alone."""
     xs = torch.cat([X[:, :1], X[:, 1:].abs() + 1], 1)  # the root has a value where it is taken
 
@@ -74,9 +83,10 @@ def test_checkpoints_inside_branches_capture_samples(batched):
         y = x.exp()
         return (W @ x * y).sin() if x[0] > 0 else (y.square() * x.sum() - x[0]).sqrt()
 
+    f = checkpointed_sides(batched, wrap)
     expected = looped(slope(plain))(xs)
-    torch.testing.assert_close(tl.vmap(slope(checkpointed_sides(batched)))(xs), expected)
-    torch.testing.assert_close(slope(tl.vmap(checkpointed_sides(batched)))(xs), expected)
+    torch.testing.assert_close(tl.vmap(slope(f))(xs), expected)
+    torch.testing.assert_close(slope(tl.vmap(f))(xs), expected)
 
 
 def slope_in_a_branch(wrap):
@@ -112,14 +122,41 @@ def test_checkpoints_pulled_back_inside_branches(made, around):
         torch.testing.assert_close(tl.vmap(made(tl.checkpoint))(X), expected)
 
 
+@checkpoints
 @looping
-def test_checkpointed_bodies_capture_samples(batched):
-    check(loop(batched, tl.checkpoint), plain_loop)
+def test_checkpointed_bodies_capture_samples(batched, wrap):
+    check(loop(batched, wrap), plain_loop)
 
 
+@checkpoints
 @looping
-def test_checkpoints_around_loops(batched):
-    check(tl.checkpoint(loop(batched)), plain_loop)
+def test_checkpoints_around_loops(batched, wrap):
+    check(wrap(loop(batched)), plain_loop)
+
+
+@checkpoints
+def test_checkpointed_steps_capture_samples(wrap):
+    def plain(x):
+        c = x
+        for a in x:
+            c = c * a + x
+        return c
+
+    check(lambda x: tl.scan(wrap(lambda c, a: (c * a + x, None)), x, x)[0], plain)
+
+
+@checkpoints
+def test_checkpoints_in_a_branch_of_a_branch(wrap):
+    def plain(x):
+        return ((x * x.sum()).sin() if x.sum() > 0 else x.exp()) if x[0] > 0 else x.cos()
+
+    def f(x):
+        def one():
+            return tl.cond(x.sum() > 0, wrap(lambda: (x * x.sum()).sin()), lambda: x.exp())
+
+        return tl.cond(x[0] > 0, one, lambda: x.cos())
+
+    check(f, plain)
 
 
 def test_a_checkpointed_scan_of_branches():

@@ -25,7 +25,7 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
     check_by_position(function, options)
     alive = tree.map_all_tensors(_functorch.unwrap_if_dead, operands)
     if function is CheckpointFunction:
-        return _checkpointed(*alive)
+        return checkpointed(*alive)
     if function is dirichlet.TORCHS:
         return custom_function_call.on_top(dirichlet.Dirichlet, *alive)
     if instead := dtensor_api.instead_of(function):
@@ -35,7 +35,7 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
     return custom_function_call.on_top(function, *alive)
 
 
-def _checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+def checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
     """Reentrant checkpointing: its backward calls the engine, which knows one level."""
     return checkpoint(function, *args, preserve_rng_state=preserve_rng_state, use_reentrant=False)
 

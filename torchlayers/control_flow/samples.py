@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C, tree
@@ -34,8 +35,8 @@ _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
 
-# torch's own operators of control flow, with what they do here (torchs.py). They call functions,
-# which a mode that is asked about the operator has to see too.
+# torch's own operators of control flow, and its reentrant checkpoint, with what they do here
+# (torchs.py). They call functions, which a mode that is asked about the operator has to see too.
 RULES: dict[Any, Callable[..., Any]] = {}
 
 # While it lives, no Inside looks at operators: they are ours.
@@ -320,6 +321,9 @@ class Inside(Around):
         if (rule := RULES.get(func)) is not None:
             with self:
                 return rule(*seen, **options)
+        if func is custom_function_call and (rule := RULES.get(seen[0])) is not None:
+            with self:
+                return rule(*seen[1:], **options)
         return call(*seen, **options)
 
     def _of_the_tensor(self, name: str, value: Any) -> Any:

@@ -22,8 +22,10 @@ from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.map import map_impl
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
+from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C, tree
+from torchlayers.autograd_function.front import checkpointed
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.cond import cond
 from torchlayers.control_flow.map import map as map_
@@ -34,6 +36,7 @@ from torchlayers.control_flow.while_loop import while_loop
 _FRONT: Any = torch._C._dispatch_key_parse(_C.FRONT_KEY)
 
 _COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
+RULES[CheckpointFunction] = checkpointed
 _MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_order_ops.map")
 
 

@@ -30,8 +30,13 @@ def _attention(
     if bias is not None:
         allowed = bias.dtype == torch.bool
         scores = scores.masked_fill(~bias, -math.inf) if allowed else scores + bias
-    weights = scores.softmax(-1)
-    return weights @ value, scores.logsumexp(-1)
+    if bias is None:
+        return scores.softmax(-1) @ value, scores.logsumexp(-1)
+    # A row that may look at nothing is zero, and softmax has no value there.
+    blind = (scores == -math.inf).all(-1, keepdim=True)
+    scores = scores.masked_fill(blind, 0)
+    attention = scores.softmax(-1).masked_fill(blind, 0) @ value
+    return attention, scores.logsumexp(-1).masked_fill(blind.squeeze(-1), -math.inf)
 
 
 def _check(op: str, dropout: float) -> None:

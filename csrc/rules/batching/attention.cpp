@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 
 #include "rules/batching/families.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -13,10 +14,27 @@ Tensor with_whole_rows(const Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
+// Whether some level records what is done with the tensor.
+bool is_recorded(const Tensor& tensor) {
+  if (tensor.requires_grad()) {
+    return true;
+  }
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    return is_recorded(wrapper->value());
+  }
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  return batched != nullptr && is_recorded(batched->value());
+}
+
 // ..._for_cpu(query, key, value, dropout, is causal, mask, scale) and ..._backward(gradient, query,
 // key, value, output, logsumexp, dropout, ...): the samples' own batches become one.
 bool attention(BatchedCall& call, size_t tensors) {
   const size_t mask = tensors + 2;
+  // The kernel has no derivative by the mask. torch takes another where the mask requires grad,
+  // which a batched one does not show.
+  if (call.is_batched(mask) && is_recorded(call.tensor(mask))) {
+    return call.decompose();
+  }
   if (call.rank(0) != 4 || call.batch_size() == 0 || call.tensor(0).numel() == 0) {
     return false;
   }
