@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 # The demo compares and times, and has no figure to reproduce; the others are no examples.
-OTHERS = {"digits", "figures", "pictures", "ranks"}
+OTHERS = {"__init__", "digits", "figures", "pictures", "ranks"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 
