@@ -1,6 +1,6 @@
 """The device that the tests make their tensors on, as `--device` says: torch's default device.
 
-Most tests say nothing of devices and could be run on any; those of FILES are. A test marked
+Most tests say nothing of devices and could be run on any; those of ANYWHERE are. A test marked
 `accelerator` is about streams, memory or waiting, and skips on the processor.
 """
 
@@ -17,19 +17,65 @@ from tests import second_device
 NAMES = ["cpu", "cuda", second_device.NAME]
 HERE = Path(__file__).parent
 ABOUT_DEVICES = {"test_devices.py", "test_streams.py"}
-# Run on any device. The others look into memory, compare with what other packages compute on the
-# processor, start processes, or compile for it.
-FILES = ABOUT_DEVICES | {
+# Files and folders that are run on any device. The others look into memory, compare with what other
+# packages compute on the processor, start processes, or compile for it; or nobody has tried them.
+ANYWHERE = ABOUT_DEVICES | {
+    "autograd_function",
+    "control_flow",
     "reverse_mode/test_pass.py",
+    "test_calls.py",
+    "test_chunks.py",
+    "test_ensemble.py",
+    "test_functional.py",
+    "test_functional_call.py",
     "test_grad.py",
     "test_jacobian.py",
     "test_jvp.py",
     "test_launches.py",
     "test_linearize.py",
+    "test_modes.py",
+    "test_module.py",
+    "test_module_calls.py",
+    "test_module_hooks.py",
+    "test_module_kinds.py",
+    "test_nesting.py",
     "test_vjp.py",
     "test_vmap.py",
     "test_waiting.py",
+    "writes_under_vmap",
 }
+# Their tests that are not.
+_OF_A_THREAD = "a new thread has no default device"
+ON_THE_PROCESSOR = {
+    "autograd_function/test_call.py::test_a_rule_for_a_dispatch_key_runs_below_the_layers": (
+        "the rules are for the processor's keys"
+    ),
+    "autograd_function/test_modes.py::test_autocast_reaches_the_forward": "the processor's autocast",
+    "test_functional_call.py::test_what_two_threads_only_read_is_not_kept_apart": _OF_A_THREAD,
+    "test_module_kinds.py::test_each_thread_has_a_module_of_its_own": _OF_A_THREAD,
+    "test_module_kinds.py::test_quantised_parts_stay_as_they_are": "quantised for the processor",
+    "writes_under_vmap/test_lists.py::test_operator[aten::_foreach_addc": (
+        "torch takes their numbers from the processor, and a batch of these can't meet the device's"
+    ),
+    "writes_under_vmap/test_behaviour.py::test_it_prints_as_batched": "devices are printed",
+    "writes_under_vmap/test_behaviour.py::test_what_escapes_is_never_read_as_it_was": (
+        "numpy reads the processor's memory alone"
+    ),
+    "writes_under_vmap/test_subscripts.py::test_each_thread_writes_its_own": _OF_A_THREAD,
+}
+# What torch does not do on a device that it has never heard of.
+_FUSED = "torch has a fused cell for such devices, which the processor's kernels lack"
+_AUTOCAST = "its autocast knows two operators"
+NOT_ON_THE_SECOND = {
+    "test_functional_call.py::test_recurrent_networks": _FUSED,
+    "test_modes.py::test_autocast_gives_the_dtypes_of_plain_code[jvp-Linear, LayerNorm": _AUTOCAST,
+    "test_modes.py::test_rules_are_followed_under_autocast": _AUTOCAST,
+    "test_module_kinds.py::test_copies_made_in_the_call_keep_the_given_tensors[pickled": "no pickling",
+    "test_module_kinds.py::test_copies_of_a_module_that_was_called[pickled": "no pickling",
+    "test_module_kinds.py::test_gradients_a_sample_of_recurrent_cells": _FUSED,
+}
+# Inductor knows it no more: what it should compile is replayed, and compile warns of that.
+_REPLAYED = pytest.mark.filterwarnings("ignore:torchlayers. compile. inductor did not compile")
 
 _name = "cpu"
 
@@ -55,23 +101,24 @@ def used() -> torch.device:
 def is_left_out(path: Path) -> bool:
     """Whether it is a file of tests that are not run on this device."""
     is_test = path.name.startswith("test_") and path.is_file()
-    return _name != "cpu" and is_test and _name_of(path) not in FILES
+    return _name != "cpu" and is_test and not _is_in(path.relative_to(HERE).as_posix(), ANYWHERE)
 
 
 def who_are_left_out() -> str | None:
     if _name == "cpu":
         return None
-    return f"device {_name}: {len(FILES)} files of tests, the others are written for the processor"
-
-
-def _name_of(path: Path) -> str:
-    return path.relative_to(HERE).as_posix()
+    return (
+        f"device {_name}: {len(ANYWHERE)} files and folders of tests, the others are written for the "
+        "processor"
+    )
 
 
 def skip_what_does_not_apply(items: list[pytest.Item]) -> None:
     for item in items:
         if reason := _reason_to_skip(item):
             item.add_marker(pytest.mark.skip(reason=reason))
+        elif _name == second_device.NAME:
+            item.add_marker(_REPLAYED)
 
 
 def is_for_the_second(item: pytest.Item) -> bool:
@@ -88,7 +135,16 @@ def _reason_to_skip(item: pytest.Item) -> str | None:
         return f"needs --device {only.args[0]}"
     if _name == "cpu":
         return "needs --device cuda" if item.get_closest_marker("accelerator") else None
-    return None if _name_of(item.path) in FILES else "written for the processor"
+    name = item.nodeid.removeprefix("tests/")
+    if not _is_in(name, ANYWHERE):
+        return "written for the processor"
+    unsuited = ON_THE_PROCESSOR | (NOT_ON_THE_SECOND if _name == second_device.NAME else {})
+    return next((reason for test, reason in unsuited.items() if name.startswith(test)), None)
+
+
+def _is_in(name: str, files: set[str]) -> bool:
+    """Whether a test, or a file of tests, is one of the files or in one of the folders."""
+    return any(name.startswith(file) for file in files)
 
 
 @contextlib.contextmanager

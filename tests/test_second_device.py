@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is h
 
 def test_on_a_second_device(full):
     """All that can be run on any device with --full; what is about devices in any case."""
-    names = devices.FILES if full else devices.ABOUT_DEVICES
+    names = devices.ANYWHERE if full else devices.ABOUT_DEVICES
     files = [str(Path("tests") / name) for name in sorted(names)]
     done = subprocess.run(
         [*WITHOUT_PLUGINS, "--device", second_device.NAME, *files],

@@ -1,4 +1,3 @@
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/ones_like.h>
 #include <c10/util/ScopeExit.h>
 
@@ -8,6 +7,7 @@
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
+#include "python/function_modes.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -70,7 +70,7 @@ Leaves pull_back(
   if (!outputs.empty()) {
     using Functions = at::impl::PythonTorchFunctionTLS;
     const auto state = Functions::get_disabled_state();
-    if (Functions::stack_len() > 0) {
+    if (any_function_mode()) {
       // A mode of the user's must not see what torch's formulas in Python call.
       Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     }

@@ -940,7 +940,7 @@ class NumpyCube(Function):
     @staticmethod
     def forward(x):
         values = x.numpy(force=True)
-        return torch.tensor(values**3), torch.tensor(3 * values**2)
+        return x.new_tensor(values**3), x.new_tensor(3 * values**2)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -968,7 +968,7 @@ class NumpyMul(Function):
 
     @staticmethod
     def forward(x, y):
-        return torch.tensor(x.numpy(force=True) * y.numpy(force=True))
+        return x.new_tensor(x.numpy(force=True) * y.numpy(force=True))
 
     @staticmethod
     def backward(ctx, g):
@@ -1002,7 +1002,7 @@ class NumpySort(Function):
         index = np.argsort(values, axis=dim)
         inverse = np.argsort(index, axis=dim)
         sorted_ = np.take_along_axis(values, index, axis=dim)
-        return torch.tensor(sorted_), torch.tensor(index), torch.tensor(inverse)
+        return tuple(torch.tensor(each, device=x.device) for each in (sorted_, index, inverse))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -1036,7 +1036,7 @@ class NumpyTake(Function):
     @staticmethod
     def forward(x, index, inverse, dim):
         taken = np.take_along_axis(x.numpy(force=True), index.numpy(force=True), dim)
-        return torch.tensor(taken)
+        return x.new_tensor(taken)
 
     @staticmethod
     def setup_context(ctx, inputs, output):

@@ -32,7 +32,7 @@ def argument(op: torch._ops.OpOverload, i: int, x: Tensor) -> object:
         return [value * 1, torch.stack([value, value * 0.7]), (value * 0.8).sin()]
     if kind == "Tensor":
         numbers = "addc" in op._schema.name
-        return torch.stack([x[0], x[1] * 2, x.sum()]).cpu() if numbers else x.sum() * 0.3 + 0.1
+        return torch.stack([x[0], x[1] * 2, x.sum()]) if numbers else x.sum() * 0.3 + 0.1
     if "List" in kind:
         return [0.4, 0.6, 0.8]
     return schema.default_value if schema.has_default_value() else 0.4
