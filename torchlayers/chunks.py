@@ -76,8 +76,6 @@ def run(
 
     Where ranks have to take the same chunks, `largest` is the largest of a number that all have.
     """
-    if chunk_size is None or total == 0:
-        chunk_size = max(total, 1)
     results = []
     loop = tapped_loops.loop(label, total)
     with _bar(progress, total, label) as advance, loop.under_way():
@@ -86,13 +84,16 @@ def run(
             loop.begin(start, size)
             return work(start, size)
 
-        if chunk_size == "auto":
+        if chunk_size is None or total == 0:  # a total may be a symbol, which no range counts to
+            results.append(part(0, total))
+            advance(total)
+        elif chunk_size == "auto":
             budget = default_budget(device) if memory_budget is None else memory_budget
             for size, result in _growing(part, total, -largest(-budget), largest):
                 results.append(result)
                 advance(size)
         else:
-            for start in range(0, max(total, 1), chunk_size):
+            for start in range(0, total, chunk_size):
                 size = min(chunk_size, total - start)
                 results.append(part(start, size))
                 advance(size)

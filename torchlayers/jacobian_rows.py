@@ -28,7 +28,8 @@ def run(
 ) -> list[list[Tensor]]:
     """work for all rows of the identity, as chunk_size says; without one, tensor by tensor."""
     total = sum(leaf.numel() for leaf in tensors)
-    if chunk_size is None and not progress and not at_once and total >= 2 * _ENOUGH:
+    is_large = isinstance(total, int) and total >= 2 * _ENOUGH  # a symbol may be any size
+    if chunk_size is None and not progress and not at_once and is_large:
         sizes = _by_tensor(tensors)
         starts = itertools.accumulate(sizes, initial=0)
         return [work(start, size) for start, size in zip(starts, sizes, strict=False)]

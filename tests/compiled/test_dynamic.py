@@ -37,7 +37,74 @@ def nothing_is_said():
         yield
 
 
+def energy(x):
+    return layer(x).square().sum()
+
+
+def of_pairs(x):
+    """Of a sample's entries, two by two."""
+    apart = (x[:, None] - x[None]).square() + 1
+    return (apart**-6 - apart**-3).sum()
+
+
+def columns(func):
+    """The Jacobian by three numbers that all samples have in common."""
+    return lambda x: tl.jacfwd(lambda w: func(w * x))(torch.ones(3))
+
+
+PICKED = torch.tensor([2, 0, 2])
+KERNEL = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 1, 3)
+
+# Each is of a sample, and of a batch of them.
+OF_SAMPLES = {
+    "an index": lambda x: x[..., PICKED].square() * x[..., :1],
+    "a part of several": lambda x: torch.mul(*x[..., :2].split(1, -1)),
+    "several together": lambda x: torch.cat([x, x.square()], -1).sin(),
+    "padding": lambda x: F.pad(x, (1, 2)).square(),
+    "less than nothing of padding": lambda x: F.pad(x, (-1, 1), value=2.0).square(),
+    # In single precision torch chooses by the number of images how to compute it.
+    "a convolution": lambda x: F.conv1d(x.double().reshape(-1, 1, 3), KERNEL, padding=1).tanh(),
+    "layer norm": lambda x: F.layer_norm(x, (3,)).pow(3),
+    "the largest": lambda x: x.max(-1).values * x.sum(-1),
+    "the largest two": lambda x: x.topk(2, -1).values.square(),
+    "words": lambda x: x.sin() @ F.embedding(PICKED, W.t()).t(),
+    "products of all": lambda x: x.prod(-1),
+    "a triangle": lambda x: (x[..., :, None] * x[..., None, :]).tril().sin(),
+}
+
+
+def summed(func):
+    return lambda x: func(x).sum() + func(x).square().mean()
+
+
 FUNCTIONS = {
+    **{f"gradients of {name}": tl.vmap(tl.grad(summed(f))) for name, f in OF_SAMPLES.items()},
+    **{f"Hessians of {name}": tl.vmap(tl.hessian(summed(f))) for name, f in OF_SAMPLES.items()},
+    **{f"columns of {name}": columns(f) for name, f in OF_SAMPLES.items()},
+    "Hessians": tl.vmap(tl.hessian(energy)),
+    "Hessians of pairs": tl.vmap(tl.hessian(of_pairs)),
+    "Jacobians": tl.vmap(tl.jacrev(layer)),
+    "Jacobians by columns": tl.vmap(tl.jacfwd(layer)),
+    "a Jacobian with a row for each number": lambda x: tl.jacrev(lambda w: layer(w * x))(
+        torch.ones(3)
+    ),
+    "cond": lambda x: tl.cond(
+        x.sum() > 9, lambda x: x.sin() * x.shape[0], lambda x: x + x.new_ones(x.shape[0], 1), x
+    ),
+    "cond of a sample": tl.vmap(lambda x: tl.cond(x.sum() > 1, torch.sin, torch.cos, x)),
+    "cond in cond": lambda x: tl.cond(
+        x.sum() > 9,
+        lambda x: tl.cond(x[0, 0] < 0, torch.sin, lambda x: x * x.shape[0], x),
+        torch.cos,
+        x,
+    ),
+    "while_loop": lambda x: tl.while_loop(
+        lambda carry: carry[0].sum() < 3,
+        lambda carry: (carry[0] + 1, carry[1].tanh() * x.shape[0]),
+        (torch.zeros(()), x),
+    ),
+    "fori_loop": tl.vmap(tl.grad(lambda x: tl.fori_loop(0, 3, lambda i, c: c.tanh(), x).sum())),
+    "scan": tl.vmap(tl.grad(lambda x: tl.scan(lambda c, w: (c * w[:3], c), x, W.t())[0].sum())),
     "a function": lambda x: layer(x).sum(0),
     "grad": tl.grad(lambda x: layer(x).square().mean()),
     "grad of captured weights": lambda x: tl.grad(lambda w: (x @ w).tanh().mean())(W),
@@ -203,7 +270,7 @@ def test_inductor_compiles_once_for_many_sizes(monkeypatch):
     monkeypatch.setattr(inductor, "compile_graph", counted_compile)
     f = tl.vmap(tl.grad(lambda x: layer(x).square().sum()))
     compiled = tl.compile(f, dynamic=True)
-    for size in (5, 6, 7, 8, 64):
+    for size in (5, 6, 7, 8, 64, 5000):
         torch.testing.assert_close(compiled(batch(size)), f(batch(size)))
     assert len(compiled_graphs) == 2
     assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]

@@ -94,8 +94,6 @@ class Family:
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
         if recorded.gradients is not None:
             raise NotSymbolicError("plain autograd differentiates it")
-        if recorded.graph.graph.find_nodes(op="get_attr"):
-            raise NotSymbolicError("it has control flow")
         if communicates(recorded.graph):
             raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()
@@ -213,7 +211,11 @@ def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
         args, kwargs = map_aggregate((node.args, node.kwargs), fill)
         known[node] = made.create_node(node.op, node.target, args, kwargs, node.name)
         known[node].meta = {"stack_trace": node.meta.get("stack_trace")}
-    return GraphModule(graph, made)
+    filled = GraphModule(graph, made)
+    for name, held in graph.named_children():  # branches, and bodies of loops
+        if isinstance(held, GraphModule):
+            setattr(filled, name, concrete(held, numbers))
+    return filled
 
 
 def _put(given: Any, numbers: Numbers) -> Any:

@@ -29,7 +29,8 @@ bool roll(BatchedCall& call, size_t) {
   }
   return call.give([&] {
     const at::Tensor x = call.value(0);
-    return call.rank(0) == 1 ? x.roll(shifts, 1) : x.flatten(1).roll(shifts, 1).view(x.sizes());
+    return call.rank(0) == 1 ? x.roll(shifts, 1)
+                             : x.flatten(1).roll(shifts, 1).view_symint(x.sym_sizes());
   });
 }
 

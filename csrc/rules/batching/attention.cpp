@@ -35,7 +35,7 @@ bool attention(BatchedCall& call, size_t tensors) {
   if (call.is_batched(mask) && is_recorded(call.tensor(mask))) {
     return call.decompose();
   }
-  if (call.rank(0) != 4 || call.batch_size() == 0 || call.tensor(0).numel() == 0) {
+  if (call.rank(0) != 4 || call.count() == 0 || call.tensor(0).numel() == 0) {
     return false;
   }
   const int64_t batch = call.tensor(0).size(0);
@@ -49,11 +49,11 @@ bool attention(BatchedCall& call, size_t tensors) {
       }
       return with_whole_rows(
           BatchedCall::raised(call.expanded(i), 4)
-              .expand({call.batch_size(), batch, -1, -1, -1})
+              .expand({call.count(), batch, -1, -1, -1})
               .flatten(0, 1));
     }));
     for (Tensor& result : results) {
-      result = result.unflatten(0, {call.batch_size(), batch});
+      result = result.unflatten(0, {call.count(), batch});
     }
     return results;
   });
@@ -62,8 +62,11 @@ bool attention(BatchedCall& call, size_t tensors) {
 } // namespace
 
 void add_batched_attention(BatchingTable& rules) {
-  rules.add({"_scaled_dot_product_flash_attention_for_cpu"}, {attention, 3});
-  rules.add({"_scaled_dot_product_flash_attention_for_cpu_backward"}, {attention, 6});
+  rules.add(
+      {"_scaled_dot_product_flash_attention_for_cpu"}, {attention, 3, /*counts_samples=*/true});
+  rules.add(
+      {"_scaled_dot_product_flash_attention_for_cpu_backward"},
+      {attention, 6, /*counts_samples=*/true});
 }
 
 } // namespace torchlayers

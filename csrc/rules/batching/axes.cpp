@@ -35,9 +35,8 @@ bool psum(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {});
   }
-  return call.give_unbatched([&] {
-    return call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.batch_size();
-  });
+  return call.give_unbatched(
+      [&] { return call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.count(); });
 }
 
 // The maximum of no samples: a rank may have none of a batch that is spread.
@@ -56,7 +55,7 @@ bool pmax(BatchedCall& call, size_t) {
     return of_another(call, {});
   }
   return call.give_unbatched([&] {
-    if (call.batch_size() == 0) {
+    if (call.count() == 0) {
       const Tensor x = call.is_batched(0) ? call.value(0) : call.tensor(0);
       return lowest(call.is_batched(0) ? x.new_zeros(x.sizes().slice(1)) : x);
     }
@@ -86,8 +85,7 @@ bool psum_scatter(BatchedCall& call, size_t) {
     return of_another(call, {1});
   }
   return call.give([&] {
-    const Tensor sum =
-        call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.batch_size();
+    const Tensor sum = call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.count();
     return sum.movedim(call[1].toInt(), 0).contiguous();
   });
 }
@@ -98,7 +96,7 @@ bool all_to_all(BatchedCall& call, size_t) {
     return of_another(call, {1, 2});
   }
   return call.give([&] {
-    const auto sent = call.expanded(0).chunk(call.batch_size(), call[1].toInt() + 1);
+    const auto sent = call.expanded(0).chunk(call.count(), call[1].toInt() + 1);
     return at::cat(at::stack(sent).unbind(1), call[2].toInt() + 1);
   });
 }
@@ -129,7 +127,7 @@ bool axis_index(BatchedCall& call, size_t) {
     return false;
   }
   const at::Device device = call[0].isNone() ? at::Device(kHost) : call[0].toDevice();
-  return call.give([&] { return at::arange(call.batch_size(), device); });
+  return call.give([&] { return at::arange(call.count(), device); });
 }
 
 // samples_to_dim(x, dim, axis): all samples in a dimension, where something else than this vmap
@@ -164,17 +162,20 @@ bool dim_to_samples(BatchedCall& call, size_t) {
 } // namespace
 
 void add_batched_axes(BatchingTable& rules) {
-  rules.add({"torchlayers::psum", "torchlayers::psum_invariant"}, {psum});
-  rules.add({"torchlayers::pmax"}, {pmax});
-  rules.add({"torchlayers::pvary", "torchlayers::shared"}, {pvary});
-  rules.add({"torchlayers::all_gather"}, {all_gather});
-  rules.add({"torchlayers::psum_scatter"}, {psum_scatter});
-  rules.add({"torchlayers::all_to_all"}, {all_to_all});
-  rules.add({"torchlayers::ppermute"}, {ppermute});
-  rules.add({"torchlayers::own_part", "torchlayers::joined_parts"}, {of_parts});
-  rules.add({"torchlayers::axis_index"}, {axis_index});
-  rules.add({"torchlayers::samples_to_dim"}, {samples_to_dim});
-  rules.add({"torchlayers::dim_to_samples"}, {dim_to_samples});
+  rules.add(
+      {"torchlayers::psum", "torchlayers::psum_invariant"}, {psum, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::pmax"}, {pmax, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::pvary", "torchlayers::shared"}, {pvary, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::all_gather"}, {all_gather, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::psum_scatter"}, {psum_scatter, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::all_to_all"}, {all_to_all, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::ppermute"}, {ppermute, 0, /*counts_samples=*/true});
+  rules.add(
+      {"torchlayers::own_part", "torchlayers::joined_parts"},
+      {of_parts, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::axis_index"}, {axis_index, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::samples_to_dim"}, {samples_to_dim, 0, /*counts_samples=*/true});
+  rules.add({"torchlayers::dim_to_samples"}, {dim_to_samples, 0, /*counts_samples=*/true});
 }
 
 } // namespace torchlayers

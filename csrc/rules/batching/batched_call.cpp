@@ -9,12 +9,7 @@
 namespace torchlayers {
 
 BatchedCall::BatchedCall(const Operator& op, Args& args, Layer& layer)
-    : op_(op),
-      args_(args),
-      layer_(layer),
-      first_(args.size() - op.num_args),
-      alike_(layer),
-      is_strided_(layer.batch_size()->maybe_as_int().has_value()) {
+    : op_(op), args_(args), layer_(layer), first_(args.size() - op.num_args), alike_(layer) {
   bool any_dead = false;
   const auto look_at = [&](const at::Tensor& tensor) {
     if (is_batched(tensor)) {
@@ -71,12 +66,15 @@ std::optional<std::vector<int64_t>> BatchedCall::physical(
   return all;
 }
 
-std::optional<std::vector<int64_t>> BatchedCall::physical_sizes(const c10::IValue& sizes) const {
-  if (!sizes.isIntList()) {
+std::optional<std::vector<c10::SymInt>> BatchedCall::physical_sizes(
+    const c10::IValue& sizes) const {
+  if (!sizes.isIntList() && !sizes.isSymIntList()) {
     return std::nullopt;
   }
-  std::vector<int64_t> all = sizes.toIntVector();
-  all.insert(all.begin(), batch_size());
+  std::vector<c10::SymInt> all{batch_size()};
+  for (const c10::SymInt& size : sizes.toSymIntVector()) {
+    all.push_back(size);
+  }
   return all;
 }
 
@@ -92,9 +90,9 @@ at::Tensor BatchedCall::expanded(const at::Tensor& tensor) const {
   if (is_batched(tensor)) {
     return value(tensor);
   }
-  std::vector<int64_t> sizes = tensor.sizes().vec();
-  sizes.insert(sizes.begin(), batch_size());
-  return tensor.expand(sizes);
+  at::SymDimVector sizes{batch_size()};
+  sizes.append(tensor.sym_sizes().begin(), tensor.sym_sizes().end());
+  return tensor.expand_symint(sizes);
 }
 
 at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
@@ -223,9 +221,9 @@ bool at_dim(BatchedCall& call, size_t arg) {
 }
 
 at::Tensor beside_channels(const at::Tensor& x) {
-  at::DimVector sizes(x.sizes().slice(1));
-  sizes[1] *= x.size(0);
-  return x.size(1) == 1 ? x.reshape(sizes) : x.transpose(0, 1).reshape(sizes);
+  at::SymDimVector sizes(x.sym_sizes().slice(1));
+  sizes[1] *= x.sym_size(0);
+  return (x.sym_size(1) == 1 ? x : x.transpose(0, 1)).reshape_symint(sizes);
 }
 
 } // namespace torchlayers

@@ -64,11 +64,19 @@ class BatchedCall {
   std::string layer_name() const {
     return layer_.name();
   }
-  int64_t batch_size() const {
-    return *layer_.batch_size()->maybe_as_int();
+  // A symbol, where what is recorded is for many sizes.
+  const c10::SymInt& batch_size() const {
+    return *layer_.batch_size();
+  }
+  bool is_batch_size_known() const {
+    return batch_size().maybe_as_int().has_value();
+  }
+  // How many samples there are, for a rule that counts them.
+  int64_t count() const {
+    return *batch_size().maybe_as_int();
   }
 
-  // Whether its tensors are strided and its batch size a number, as all rules take for granted.
+  // Whether its tensors are strided, as all rules take for granted.
   bool is_strided() const {
     return is_strided_;
   }
@@ -95,8 +103,8 @@ class BatchedCall {
   static std::optional<int64_t> physical(int64_t dim, int64_t rank);
   // The same of a list; none too where the argument is something else than a list of numbers.
   std::optional<std::vector<int64_t>> physical(const c10::IValue& dims, int64_t rank) const;
-  // The sizes with the batch's in front; none where they are not numbers.
-  std::optional<std::vector<int64_t>> physical_sizes(const c10::IValue& sizes) const;
+  // The sizes with the batch's in front; none where the argument is something else than sizes.
+  std::optional<std::vector<c10::SymInt>> physical_sizes(const c10::IValue& sizes) const;
 
   // The tensor on the layer below, its batch in front if it has one.
   at::Tensor value(const at::Tensor& tensor) const;
@@ -227,7 +235,7 @@ class BatchedCall {
   Layer& layer_;
   size_t first_;
   Alike alike_; // of a pointwise operator
-  bool is_strided_;
+  bool is_strided_ = true;
   size_t num_batched_ = 0;
   // For put_back: arguments as they were, and those whose tensors were batched.
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
@@ -245,6 +253,7 @@ at::Tensor beside_channels(const at::Tensor& x);
 struct BatchingRule {
   bool (*apply)(BatchedCall& call, size_t arg);
   size_t arg = 0;
+  bool counts_samples = false; // for which it needs a number of them
 };
 
 } // namespace torchlayers

@@ -13,19 +13,19 @@ using at::Tensor;
 
 // (B, N, ...) as (B N, ...) and back.
 Tensor joined(const Tensor& tensor) {
-  at::DimVector sizes(tensor.sizes().slice(1));
-  sizes[0] *= tensor.size(0);
-  return tensor.is_contiguous() ? tensor.view(sizes) : tensor.reshape(sizes);
+  at::SymDimVector sizes(tensor.sym_sizes().slice(1));
+  sizes[0] *= tensor.sym_size(0);
+  return tensor.is_contiguous() ? tensor.view_symint(sizes) : tensor.reshape_symint(sizes);
 }
 
-Tensor parted(const Tensor& tensor, int64_t batch_size) {
+Tensor parted(const Tensor& tensor, const c10::SymInt& batch_size) {
   if (!tensor.defined()) {
     return tensor;
   }
-  at::DimVector sizes(tensor.sizes());
-  sizes[0] /= batch_size;
+  at::SymDimVector sizes(tensor.sym_sizes());
+  sizes[0] = sizes[0] / batch_size;
   sizes.insert(sizes.begin(), batch_size);
-  return tensor.view(sizes);
+  return tensor.view_symint(sizes);
 }
 
 // The operator on every tensor's images as one batch, and its results parted again. Where a sample
@@ -42,7 +42,7 @@ bool on_joined(BatchedCall& call) {
 }
 
 bool has_elements(const BatchedCall& call) {
-  return call.tensor(0).numel() > 0 && call.batch_size() > 0;
+  return call.tensor(0).sym_numel() > 0 && call.batch_size() > 0;
 }
 
 // op(x, ...) of images with `dims` dimensions to a plane, where every tensor is one.
@@ -68,9 +68,9 @@ bool resized_backward(BatchedCall& call, size_t dims) {
   if (!call[2].isIntList()) {
     return false;
   }
-  std::vector<int64_t> sizes = call[2].toIntVector();
+  std::vector<c10::SymInt> sizes = call[2].toSymIntVector();
   const bool fits = sizes.size() == dims + 2 && call.rank(0) == static_cast<int64_t>(dims) + 2 &&
-                    call.only(0) && has_elements(call) && sizes[0] == call.tensor(0).size(0);
+                    call.only(0) && has_elements(call) && sizes[0] == call.tensor(0).sym_size(0);
   if (!fits) {
     return false;
   }
@@ -81,13 +81,13 @@ bool resized_backward(BatchedCall& call, size_t dims) {
 
 // What the convolutions by dimension and the general one have in common.
 struct Convolution {
-  std::vector<int64_t> stride, padding, dilation, output_padding;
+  std::vector<c10::SymInt> stride, padding, dilation, output_padding;
   bool transposed;
-  int64_t groups;
+  c10::SymInt groups;
 
   Tensor operator()(
       const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias) const {
-    return at::convolution(
+    return at::convolution_symint(
         x, weight, bias, stride, padding, dilation, transposed, output_padding, groups);
   }
 };
@@ -100,17 +100,17 @@ bool convolution(BatchedCall& call, size_t) {
     }
   }
   Convolution conv{
-      call[3].toIntVector(),
-      call[4].toIntVector(),
-      call[5].toIntVector(),
-      call[7].toIntVector(),
+      call[3].toSymIntVector(),
+      call[4].toSymIntVector(),
+      call[5].toSymIntVector(),
+      call[7].toSymIntVector(),
       call.flag(6),
       call[8].toInt()};
   const bool has_bias = call.has_tensor(2);
   if (!has_elements(call) || call.rank(0) != call.rank(1)) {
     return false;
   }
-  const int64_t batch_size = call.batch_size();
+  const c10::SymInt& batch_size = call.batch_size();
   if (call.only(0)) {
     return call.give([&] {
       const auto bias = has_bias ? std::optional<Tensor>(call.tensor(2)) : std::nullopt;
@@ -125,7 +125,7 @@ bool convolution(BatchedCall& call, size_t) {
     const Tensor weight = joined(call.value(1));
     const auto bias = has_bias ? std::optional<Tensor>(joined(call.expanded(2))) : std::nullopt;
     conv.groups *= batch_size;
-    return conv(x, weight, bias).unflatten(1, {batch_size, -1}).transpose(0, 1);
+    return conv(x, weight, bias).unflatten_symint(1, {batch_size, -1}).transpose(0, 1);
   });
 }
 
@@ -159,18 +159,18 @@ bool convolution_backward(BatchedCall& call, size_t) {
     }
   }
   const bool has_images = call.is_batched(0) && call.is_batched(1) && !call.is_batched(2) &&
-                          call.rank(0) == call.rank(1) && call.tensor(1).numel() > 0 &&
-                          call.tensor(0).numel() > 0;
+                          call.rank(0) == call.rank(1) && call.tensor(1).sym_numel() > 0 &&
+                          call.tensor(0).sym_numel() > 0;
   if (!has_images || call.batch_size() == 0) {
     return false;
   }
-  const int64_t batch_size = call.batch_size();
-  const auto stride = call[4].toIntVector();
-  const auto padding = call[5].toIntVector();
-  const auto dilation = call[6].toIntVector();
+  const c10::SymInt& batch_size = call.batch_size();
+  const auto stride = call[4].toSymIntVector();
+  const auto padding = call[5].toSymIntVector();
+  const auto dilation = call[6].toSymIntVector();
   const bool transposed = call.flag(7);
-  const auto output_padding = call[8].toIntVector();
-  const int64_t groups = call[9].toInt();
+  const auto output_padding = call[8].toSymIntVector();
+  const c10::SymInt groups = call[9].toSymInt();
   const auto which = call[10].toBoolList();
   return call.give([&] {
     const Tensor gradient = call.value(0);
@@ -179,9 +179,9 @@ bool convolution_backward(BatchedCall& call, size_t) {
     const auto backward = [&](const Tensor& gradient,
                               const Tensor& x,
                               const Tensor& weight,
-                              int64_t groups,
+                              const c10::SymInt& groups,
                               std::array<bool, 3> which) {
-      return at::convolution_backward(
+      return at::convolution_backward_symint(
           gradient,
           x,
           weight,

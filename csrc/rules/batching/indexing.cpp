@@ -115,10 +115,10 @@ bool index_put(BatchedCall& call, size_t) {
   const int64_t at = given.runs == 1 ? before - given.all.begin() : 0;
   const auto put = [&] {
     std::vector<Tensor> indices(at);
-    at::DimVector sizes(rank + 1, 1);
+    at::SymDimVector sizes(rank + 1, 1);
     sizes[0] = call.batch_size();
     indices.push_back(
-        at::arange(sizes[0], call.tensor(0).options().dtype(at::kLong)).reshape(sizes));
+        at::arange(sizes[0], call.tensor(0).options().dtype(at::kLong)).reshape_symint(sizes));
     for (auto index = given.all.begin() + at; index != given.all.end(); ++index) {
       if (!index->defined()) {
         indices.emplace_back();
@@ -157,10 +157,10 @@ bool embedding(BatchedCall& call, size_t) {
     if (indices.dim() == 1) {
       return at::index_select(weight, 1, indices);
     }
-    at::DimVector sizes(indices.sizes());
-    sizes.insert(sizes.begin(), weight.size(0));
-    sizes.push_back(weight.size(2));
-    return at::index_select(weight, 1, indices.reshape({-1})).view(sizes);
+    at::SymDimVector sizes(indices.sym_sizes());
+    sizes.insert(sizes.begin(), weight.sym_size(0));
+    sizes.push_back(weight.sym_size(2));
+    return at::index_select(weight, 1, indices.reshape({-1})).view_symint(sizes);
   });
 }
 

@@ -25,8 +25,8 @@ Tensor reduced(const Tensor& losses, int64_t reduction) {
 bool elementwise(BatchedCall& call, size_t reduction) {
   const Tensor& x = call.tensor(0);
   const Tensor& target = call.tensor(1);
-  const bool fits = (call.is_batched(0) || call.is_batched(1)) && x.sizes() == target.sizes() &&
-                    x.scalar_type() == target.scalar_type();
+  const bool fits = (call.is_batched(0) || call.is_batched(1)) &&
+                    x.sym_sizes() == target.sym_sizes() && x.scalar_type() == target.scalar_type();
   if (!fits) {
     return false;
   }
@@ -49,10 +49,11 @@ bool elementwise_backward(BatchedCall& call, size_t reduction) {
   const Tensor& target = call.tensor(2);
   const int64_t kind = call[reduction].toInt();
   const bool is_reduced = kind != at::Reduction::None;
-  const bool fits = x.sizes() == target.sizes() && x.scalar_type() == target.scalar_type() &&
-                    x.scalar_type() == call.tensor(0).scalar_type() &&
-                    (is_reduced ? call.rank(0) == 0 : call.tensor(0).sizes() == x.sizes()) &&
-                    (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
+  const bool fits =
+      x.sym_sizes() == target.sym_sizes() && x.scalar_type() == target.scalar_type() &&
+      x.scalar_type() == call.tensor(0).scalar_type() &&
+      (is_reduced ? call.rank(0) == 0 : call.tensor(0).sym_sizes() == x.sym_sizes()) &&
+      (call.is_batched(0) || call.is_batched(1) || call.is_batched(2));
   if (!fits) {
     return false;
   }
@@ -98,7 +99,8 @@ bool nll_loss(BatchedCall& call, size_t) {
         at::Reduction::None,
         ignored));
     const Tensor total = counted(target, ignored, x);
-    const Tensor sum = has_rows ? losses.unflatten(0, {x.size(0), x.size(1)}).sum(1) : losses;
+    const Tensor sum =
+        has_rows ? losses.unflatten_symint(0, {x.sym_size(0), x.sym_size(1)}).sum(1) : losses;
     const bool is_mean = call[3].toInt() == at::Reduction::Mean;
     return std::vector<Tensor>{is_mean ? sum / total : sum, total};
   });
@@ -118,7 +120,7 @@ bool nll_loss_backward(BatchedCall& call, size_t) {
       gradient = gradient / call.expanded(6);
     }
     if (has_rows) {
-      gradient = gradient.unsqueeze(1).expand({x.size(0), x.size(1)}).flatten();
+      gradient = gradient.unsqueeze(1).expand_symint({x.sym_size(0), x.sym_size(1)}).flatten();
     }
     const Tensor result = at::nll_loss_backward(
         gradient,
@@ -128,7 +130,7 @@ bool nll_loss_backward(BatchedCall& call, size_t) {
         at::Reduction::None,
         call[5].toInt(),
         gradient.new_zeros({}));
-    return has_rows ? result.unflatten(0, {x.size(0), x.size(1)}) : result;
+    return has_rows ? result.unflatten_symint(0, {x.sym_size(0), x.sym_size(1)}) : result;
   });
 }
 

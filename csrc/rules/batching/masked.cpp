@@ -21,20 +21,20 @@ Tensor numbered(const BatchedCall& call, size_t mask, at::IntArrayRef sizes) {
         .expand(sizes)
         .reshape({1, count})
         .cumsum(1)
-        .expand({call.batch_size(), count});
+        .expand({call.count(), count});
   }
   std::vector<int64_t> all(sizes.begin(), sizes.end());
-  all.insert(all.begin(), call.batch_size());
+  all.insert(all.begin(), call.count());
   return BatchedCall::raised(call.value(mask), static_cast<int64_t>(sizes.size()))
       .expand(all)
-      .reshape({call.batch_size(), count})
+      .reshape({call.count(), count})
       .cumsum(1);
 }
 
 // With a batch in any case, of these sizes.
 Tensor spread(const BatchedCall& call, size_t i, at::IntArrayRef sizes) {
   std::vector<int64_t> all(sizes.begin(), sizes.end());
-  all.insert(all.begin(), call.batch_size());
+  all.insert(all.begin(), call.count());
   return BatchedCall::raised(call.expanded(i), static_cast<int64_t>(sizes.size())).expand(all);
 }
 
@@ -60,7 +60,7 @@ void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t availa
 }
 
 bool has_numbers_for_sizes(const BatchedCall& call) {
-  bool has = call.batch_size() > 0;
+  bool has = call.is_batch_size_known() && call.count() > 0;
   for (size_t i = 0; i < call.size(); ++i) {
     has = has && !(call.has_tensor(i) &&
                    call.tensor(i).unsafeGetTensorImpl()->has_symbolic_sizes_strides());
@@ -96,14 +96,15 @@ bool masked_scatter_backward(BatchedCall& call, size_t) {
     return false;
   }
   const auto sizes = at::infer_size(call.tensor(0).sizes(), call.tensor(1).sizes());
-  const auto of_source = *call.physical_sizes(call[2]);
+  std::vector<int64_t> of_source = call[2].toIntVector();
+  const int64_t count = c10::multiply_integers(of_source);
+  of_source.insert(of_source.begin(), call.count());
   return call.give([&] {
     const Tensor gradient = spread(call, 0, sizes);
     const Tensor mask = spread(call, 1, sizes);
     const Tensor numbers = numbered(call, 1, sizes);
-    const int64_t count = c10::multiply_integers(of_source) / call.batch_size();
     const Tensor rows = at::where(mask, gradient, 0).reshape(numbers.sizes());
-    return rows.new_zeros({call.batch_size(), count + 1})
+    return rows.new_zeros({call.count(), count + 1})
         .scatter_add(1, at::where(mask.reshape(numbers.sizes()), numbers, 0), rows)
         .narrow(1, 1, count)
         .reshape(of_source);

@@ -55,32 +55,32 @@ bool layer_norm_backward(BatchedCall& call, size_t) {
 // native_group_norm(x, weight, bias, N, C, HxW, groups, eps) -> (result, mean, rstd)
 bool group_norm(BatchedCall& call, size_t) {
   if (!call.only(0) || call.rank(0) < 2 || !call[3].isInt() || !call[4].isInt() ||
-      !call[5].isInt() || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+      !call[5].isInt() || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
     return false;
   }
   return call.give([&] {
-    const int64_t batch_size = call.batch_size();
+    const c10::SymInt& batch_size = call.batch_size();
     Args args = call.args_with([&](size_t i) { return call.value(i); });
     args[0] = args[0].toTensor().flatten(0, 1).contiguous(); // its kernel takes that for granted
-    args[3] = call[3].toInt() * batch_size;
+    args[3] = batch_size * call[3].toInt();
     std::vector<Tensor> results = call.call_all(std::move(args));
     for (Tensor& result : results) {
-      result = result.unflatten(0, {batch_size, -1});
+      result = result.unflatten_symint(0, {batch_size, -1});
     }
     return results;
   });
 }
 
 // beside_channels, and back.
-Tensor from_channels(const Tensor& x, int64_t batch_size) {
-  at::DimVector sizes(x.sizes());
+Tensor from_channels(const Tensor& x, const c10::SymInt& batch_size) {
+  at::SymDimVector sizes(x.sym_sizes());
   sizes[1] /= batch_size;
-  if (x.size(0) == 1) {
+  if (x.sym_size(0) == 1) {
     sizes.insert(sizes.begin(), batch_size);
-    return x.view(sizes);
+    return x.view_symint(sizes);
   }
   sizes.insert(sizes.begin() + 1, batch_size);
-  return x.view(sizes).transpose(0, 1);
+  return x.view_symint(sizes).transpose(0, 1);
 }
 
 // batch_norm(x, weight, bias, running mean, running variance, training, ...) -> result, and
@@ -88,23 +88,23 @@ Tensor from_channels(const Tensor& x, int64_t batch_size) {
 bool batch_norm(BatchedCall& call, size_t) {
   const bool keeps_no_statistics = call.flag(5) && !call.has_tensor(3) && !call.has_tensor(4);
   if (!call.is_batched(0) || !keeps_no_statistics || call.rank(0) < 2 ||
-      call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+      call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
     return false;
   }
   for (size_t i : {1, 2}) {
     if (call.has_tensor(i) &&
-        (call.rank(i) != 1 || call.tensor(i).size(0) != call.tensor(0).size(1))) {
+        (call.rank(i) != 1 || call.tensor(i).sym_size(0) != call.tensor(0).sym_size(1))) {
       return false;
     }
   }
   return call.give([&] {
-    const int64_t batch_size = call.batch_size();
+    const c10::SymInt& batch_size = call.batch_size();
     std::vector<Tensor> results = call.call_all(call.args_with([&](size_t i) {
       return i == 0 ? beside_channels(call.value(0)) : call.expanded(i).reshape({-1});
     }));
     results[0] = from_channels(results[0], batch_size);
     for (size_t i = 1; i < results.size(); ++i) {
-      results[i] = results[i].view({batch_size, -1});
+      results[i] = results[i].view_symint({batch_size, -1});
     }
     return results;
   });
@@ -114,17 +114,17 @@ bool batch_norm(BatchedCall& call, size_t) {
 // those of one batch.
 bool batch_norm_of_images(BatchedCall& call, size_t) {
   const bool has_statistics = !call.flag(5) && call.has_tensor(3) && call.has_tensor(4);
-  if (!has_statistics || !call.only(0) || call.rank(0) < 2 || call.tensor(0).numel() == 0 ||
+  if (!has_statistics || !call.only(0) || call.rank(0) < 2 || call.tensor(0).sym_numel() == 0 ||
       call.batch_size() == 0) {
     return batch_norm(call, 0);
   }
   return call.give([&] {
     const Tensor x = call.value(0);
-    at::DimVector sizes(x.sizes().slice(1));
-    sizes[0] *= x.size(0);
-    const Tensor images = x.reshape(sizes);
+    at::SymDimVector sizes(x.sym_sizes().slice(1));
+    sizes[0] *= x.sym_size(0);
+    const Tensor images = x.reshape_symint(sizes);
     return call.call(call.args_with([&](size_t i) { return i == 0 ? images : call.tensor(i); }))
-        .view(x.sizes());
+        .view_symint(x.sym_sizes());
   });
 }
 

@@ -67,7 +67,7 @@ template <Ranks ranks>
 bool multiply(BatchedCall& call, size_t) {
   const bool are_batches = ranks.first == 3;
   const bool fits = call.rank(0) == ranks.first && call.rank(1) == ranks.second &&
-                    (!are_batches || call.tensor(0).size(0) == call.tensor(1).size(0));
+                    (!are_batches || call.tensor(0).sym_size(0) == call.tensor(1).sym_size(0));
   return fits && matmul(call, 0);
 }
 
@@ -106,7 +106,7 @@ bool linear(BatchedCall& call, size_t) {
 // addmm(bias, x, y, *, beta, alpha)
 bool addmm(BatchedCall& call, size_t) {
   const bool fits = call.rank(0) > 0 && call.rank(1) == 2 && call.rank(2) == 2 &&
-                    call.tensor(1).size(1) == call.tensor(2).size(0);
+                    call.tensor(1).sym_size(1) == call.tensor(2).sym_size(0);
   if (!fits || !(call.is_batched(1) || call.is_batched(2))) {
     return false;
   }
@@ -117,7 +117,7 @@ bool addmm(BatchedCall& call, size_t) {
     return call.give([&] {
       const Tensor x = call.value(1);
       return at::addmm(call.tensor(0), x.flatten(0, 1), call.tensor(2), beta, alpha)
-          .unflatten(0, {x.size(0), x.size(1)});
+          .unflatten_symint(0, {x.sym_size(0), x.sym_size(1)});
     });
   }
   return call.give([&] {

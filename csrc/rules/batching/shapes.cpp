@@ -17,7 +17,7 @@ bool to_sizes(BatchedCall& call, size_t arg) {
   }
   const auto sizes = call.physical_sizes(call[arg]);
   // Of no elements, a size left open is no batch's to decide.
-  if (!sizes || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+  if (!sizes || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
     return false;
   }
   call.set(arg, *sizes);
@@ -29,14 +29,15 @@ bool to_sizes(BatchedCall& call, size_t arg) {
 // where no sample by itself would be.
 bool unsafe_view(BatchedCall& call, size_t) {
   const auto sizes = call.physical_sizes(call[1]);
-  if (!sizes || !call.only(0) || call.tensor(0).numel() == 0 || call.batch_size() == 0) {
+  if (!sizes || !call.only(0) || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
     return false;
   }
   return call.give([&] {
     const at::Tensor value = call.value(0);
-    const at::DimVector viewed = at::infer_size_dv(*sizes, value.numel());
-    const bool fits = at::detail::computeStride(value.sizes(), value.strides(), viewed).has_value();
-    return at::_unsafe_view(fits ? value : value.contiguous(), viewed);
+    const at::SymDimVector viewed = at::infer_size_dv(*sizes, value.sym_numel());
+    const bool fits =
+        at::detail::computeStride(value.sym_sizes(), value.sym_strides(), viewed).has_value();
+    return at::_unsafe_view_symint(fits ? value : value.contiguous(), viewed);
   });
 }
 
@@ -50,7 +51,7 @@ bool expand(BatchedCall& call, size_t) {
   if (rank < call.rank(0)) {
     return false;
   }
-  return call.give([&] { return BatchedCall::raised(call.value(0), rank).expand(*sizes); });
+  return call.give([&] { return BatchedCall::raised(call.value(0), rank).expand_symint(*sizes); });
 }
 
 // repeat(x, repeats)
@@ -129,15 +130,15 @@ bool pad(BatchedCall& call, size_t) {
 
 // op(gradient, sizes of x, dim, ...)
 bool from_part(BatchedCall& call, size_t) {
-  if (!call.only(0) || !call[1].isIntList()) {
+  const auto sizes = call.physical_sizes(call[1]);
+  if (!call.only(0) || !sizes) {
     return false;
   }
-  const auto rank = static_cast<int64_t>(call[1].toIntVector().size());
-  const auto dim = BatchedCall::physical(call[2].toInt(), rank);
+  const auto dim = BatchedCall::physical(call[2].toInt(), static_cast<int64_t>(sizes->size()) - 1);
   if (!dim) {
     return false;
   }
-  call.set(1, *call.physical_sizes(call[1]));
+  call.set(1, *sizes);
   call.set(2, *dim);
   return call.run();
 }
@@ -194,20 +195,19 @@ int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
 // as_strided_scatter(x, part, sizes, strides, offset). It counts in the memory that a sample lies
 // in, and what it writes there next to the sample must not be another one.
 bool into_strided(BatchedCall& call, size_t) {
-  const auto sizes = call.physical_sizes(call[2]);
-  if (!sizes || !call[3].isIntList() || !(call[4].isNone() || call[4].isInt()) ||
-      sizes->size() != call[3].toIntVector().size() + 1 ||
+  if (!call[2].isIntList() || !call[3].isIntList() || !(call[4].isNone() || call[4].isInt()) ||
+      call[2].toIntVector().size() != call[3].toIntVector().size() ||
       (!call.is_batched(0) && !call.is_batched(1))) {
     return false;
   }
   return call.give([&] {
-    const c10::IntArrayRef of_part = c10::IntArrayRef(*sizes).slice(1);
+    std::vector<int64_t> sizes = call[2].toIntVector();
     std::vector<int64_t> strides = call[3].toIntVector();
     at::Tensor x = call.expanded(0);
     const int64_t start = x.storage_offset();
     const int64_t offset = call[4].isNone() ? start : call[4].toInt();
     const int64_t last = std::max(
-        start + reach(x.sizes().slice(1), x.strides().slice(1)), offset + reach(of_part, strides));
+        start + reach(x.sizes().slice(1), x.strides().slice(1)), offset + reach(sizes, strides));
     const int64_t span = last - std::min(start, offset) + 1;
     if (x.stride(0) < span) {
       std::vector<int64_t> apart = x.strides().vec();
@@ -215,8 +215,9 @@ bool into_strided(BatchedCall& call, size_t) {
       const at::Tensor memory = x.new_zeros({start + x.size(0) * span});
       x = memory.as_strided(x.sizes(), apart, start).copy_(x);
     }
+    sizes.insert(sizes.begin(), x.size(0));
     strides.insert(strides.begin(), x.stride(0));
-    return at::as_strided_scatter(x, call.expanded(1), *sizes, strides, offset);
+    return at::as_strided_scatter(x, call.expanded(1), sizes, strides, offset);
   });
 }
 
@@ -267,7 +268,7 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});
-  rules.add({"as_strided_scatter"}, {into_strided});
+  rules.add({"as_strided_scatter"}, {into_strided, 0, /*counts_samples=*/true});
   rules.add({"copy"}, {copy});
   rules.add({"fill.Tensor"}, {fill});
 }

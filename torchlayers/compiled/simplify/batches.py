@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import (
     aten,
+    certainly,
     emit,
     is_tensor,
     read_instead,
@@ -43,7 +44,7 @@ def compute_once(graph: GraphModule) -> None:
         if node.target in COSTLY or read & costly:
             costly.add(node)
         for each in read & costly:
-            if value(each).numel() * TIMES <= value(node).numel():
+            if certainly(value(each).numel() * TIMES <= value(node).numel()):
                 give_memory(each, list(value(each).stride()))
                 costly.discard(each)
 

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import aten, calls, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    calls,
+    certainly,
+    emit,
+    is_tensor,
+    replace,
+    value,
+)
 from torchlayers.device import is_on_host
 
 # Multiplications, up to which products were faster; docs/compile-passes.md.
@@ -95,7 +103,7 @@ def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> No
 
 
 def _is_small(output: Tensor, weight: Tensor) -> bool:
-    return bool(output.numel() * weight[0].numel() <= SMALL)
+    return certainly(output.numel() * weight[0].numel() <= SMALL)
 
 
 def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Node:

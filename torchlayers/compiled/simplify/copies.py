@@ -13,6 +13,7 @@ from torchlayers.compiled.simplify.nodes import (
     replace,
     same_kind,
     same_layout,
+    same_sizes,
     value,
 )
 
@@ -70,7 +71,7 @@ def _written_over(node: Node) -> None:
         source = emit(node, aten._to_copy.default, source, dtype=result.dtype)
     if value(source).device != result.device:
         return
-    if value(source).shape != result.shape:
+    if not same_sizes(value(source).shape, result.shape):
         source = emit(node, aten.expand.default, source, list(result.shape))
     replace(node, source)
 

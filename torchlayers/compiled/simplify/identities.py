@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.constants import FACTORIES, Known, is_identity, number_of
-from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, same_sizes, value
 
 Folding = Callable[[Node, Known], Node | None]
 
@@ -62,7 +62,7 @@ def _as_result_of(node: Node, kept: Any) -> Node | None:
     same: Node = kept
     if value(same).dtype != told.dtype:
         same = emit(node, aten._to_copy.default, same, dtype=told.dtype)
-    if value(same).shape != told.shape:
+    if not same_sizes(value(same).shape, told.shape):
         same = emit(node, aten.expand.default, same, list(told.shape))
     return same
 
@@ -145,7 +145,7 @@ def _put_in_zeros(node: Node, known: Known) -> Node | None:
         dim: Any = node.args[2]
         whole = told.shape[dim] == 1
         return emit(node, aten.unsqueeze.default, source, dim % told.dim()) if whole else None
-    return source if value(source).shape == told.shape else None
+    return source if same_sizes(value(source).shape, told.shape) else None
 
 
 def _matrix_product(node: Node, known: Known) -> Node | None:

@@ -6,7 +6,7 @@ values computed anew at once (_refresh).
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -43,12 +43,30 @@ def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
+def certainly(condition: Any) -> bool:
+    """Whether it holds, whatever numbers the symbols in it stand for.
+
+    To ask a symbol itself would be a guard, and the recording no longer one for all sizes.
+    """
+    if isinstance(condition, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(condition)
+    return bool(condition)
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(
+        certainly(size == of_other) for size, of_other in zip(one, other, strict=True)
+    )
+
+
 def same_layout(one: Tensor, other: Tensor) -> bool:
     """Sizes, and where elements are from the first one on."""
-    return one.shape == other.shape and (
-        one.numel() == 0
+    return same_sizes(one.shape, other.shape) and (
+        certainly(one.numel() == 0)
         or all(
-            size == 1 or stride == of_other
+            certainly(size == 1) or certainly(stride == of_other)
             for size, stride, of_other in zip(one.shape, one.stride(), other.stride(), strict=True)
         )
     )

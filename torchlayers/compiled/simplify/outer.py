@@ -8,7 +8,16 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import aten, calls, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    calls,
+    certainly,
+    emit,
+    is_tensor,
+    replace,
+    same_sizes,
+    value,
+)
 from torchlayers.compiled.simplify.views import PERMUTES, RESHAPES, order_of
 
 
@@ -27,7 +36,7 @@ def contract_outer(graph: GraphModule) -> None:
         one, other = _flattened(node.args[0]), _flattened(_flipped(node.args[1]))
         if one is None or other is None:
             continue
-        if value(one.left).shape[1] == value(other.left).shape[1]:
+        if certainly(value(one.left).shape[1] == value(other.left).shape[1]):
             left, right = (_inner(node, *pair) for pair in zip(one, other, strict=True))
             replace(node, emit(node, aten.mul.Tensor, left, right))
 
@@ -50,12 +59,15 @@ def _flattened(matrix: Any) -> Outer | None:
     if any(value(factor).dtype != value(matrix).dtype for factor in factors):
         return None
     sizes = [*value(product).shape]
-    if len(sizes) != 3 or [*value(matrix).shape] != [sizes[0], sizes[1] * sizes[2]]:
+    if len(sizes) != 3 or not same_sizes(value(matrix).shape, [sizes[0], sizes[1] * sizes[2]]):
         return None
     rows, m, n = sizes
     shapes = [[*value(factor).shape] for factor in factors]
     for left, right in ((0, 1), (1, 0)):
-        if shapes[left] == [rows, m, 1] and shapes[right] == [rows, 1, n] and m > 1 and n > 1:
+        are_outer = same_sizes(shapes[left], [rows, m, 1]) and same_sizes(
+            shapes[right], [rows, 1, n]
+        )
+        if are_outer and m > 1 and n > 1:
             return Outer(factors[left], factors[right])
     return None
 

@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.batches import LANES, TIMES, in_memory
-from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import aten, certainly, emit, is_tensor, replace, value
 from torchlayers.device import SHAPES_ONLY, is_on_host
 
 # Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
@@ -29,20 +29,22 @@ def expand_small(graph: GraphModule) -> None:
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     (rows, inner), columns = value(one).shape, value(other).shape[1]
-    if inner > FEW and rows * inner * columns > SMALL:
+    is_few = certainly(inner <= FEW)
+    if not is_few and not certainly(rows * inner * columns <= SMALL):
         return None
     one = emit(node, aten.unsqueeze.default, one, 2)
-    other = _rows_in_memory(node, other, rows if inner <= FEW else 1)
+    other = _rows_in_memory(node, other, rows if is_few else 1)
     other = emit(node, aten.unsqueeze.default, other, 0)
     return _summed(node, one, other, 1)
 
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
     (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
-    if inner > FEW and batch * rows * inner * columns > SMALL:
+    is_few = certainly(inner <= FEW)
+    if not is_few and not certainly(batch * rows * inner * columns <= SMALL):
         return None
     one = emit(node, aten.unsqueeze.default, one, 3)
-    other = _rows_in_memory(node, other, rows if inner <= FEW else 1)
+    other = _rows_in_memory(node, other, rows if is_few else 1)
     other = emit(node, aten.unsqueeze.default, other, 1)
     return _summed(node, one, other, 2)
 
@@ -53,13 +55,14 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
     Each row of the product reads all of it, as many numbers at a time as are side by side.
     """
     told = value(factor)
-    if times < TIMES or told.stride(-1) == 1 or told.shape[-1] < LANES or 0 in told.stride():
+    is_read_often = not certainly(times < TIMES) and not certainly(told.shape[-1] < LANES)
+    if not is_read_often or told.stride(-1) == 1 or 0 in told.stride():
         return factor
     return in_memory(node, factor, list(torch.empty(told.shape, device=SHAPES_ONLY).stride()))
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:
-    return _summed(node, matrix, vector, 1) if value(matrix).numel() <= SMALL else None
+    return _summed(node, matrix, vector, 1) if certainly(value(matrix).numel() <= SMALL) else None
 
 
 def _summed(node: Node, one: Node, other: Node, dim: int) -> Node:

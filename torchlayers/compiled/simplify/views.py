@@ -7,9 +7,11 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiled.simplify.nodes import (
     aten,
     calls,
+    certainly,
     emit,
     is_tensor,
     replace,
+    same_sizes,
     value,
 )
 
@@ -64,12 +66,14 @@ def _reshapes(node: Node) -> bool:
     """All elements, in the same order, with other sizes."""
     if node.target in RESHAPES:
         return True
-    return calls(node, aten.select.int) and value(node).numel() == value(node.args[0]).numel()
+    return calls(node, aten.select.int) and certainly(
+        value(node).numel() == value(node.args[0]).numel()
+    )
 
 
 def _reshape(node: Node, source: Any) -> None:
     sizes = list(value(node).shape)
-    if sizes == list(value(source).shape):
+    if same_sizes(sizes, value(source).shape):
         replace(node, source)
         return
     try:
@@ -93,6 +97,6 @@ def _select(node: Node, expanded: Node) -> None:
         return
     if of_source >= 0:
         source = emit(node, aten.select.int, source, of_source, 0)
-    if value(source).shape != value(node).shape:
+    if not same_sizes(value(source).shape, value(node).shape):
         source = emit(node, aten.expand.default, source, list(value(node).shape))
     replace(node, source)
