@@ -273,6 +273,14 @@ class ProgramWriter:
     def call_kernel(
         self, function: int, tensors: list[RecordedValue | Tensor], description: str
     ) -> None: ...
+    def repeat(
+        self,
+        body: Program,
+        carried: int,
+        sliced: int,
+        tensors: list[RecordedValue | Tensor],
+        description: str,
+    ) -> RecordedValue: ...
     def finish(self, outputs: list[Any]) -> Program: ...
 
 class Program:

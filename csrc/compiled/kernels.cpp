@@ -6,6 +6,8 @@
 #include <array>
 #include <utility>
 
+#include "compiled/plan.h"
+
 namespace torchlayers::compiled {
 namespace {
 
@@ -16,6 +18,9 @@ class Read {
   const at::Tensor& get(const Frame& frame) const {
     return argument_.value ? frame.values[*argument_.value].toTensor()
                            : argument_.constant.toTensor();
+  }
+  Place place(const Plan& plan) const {
+    return argument_.value ? plan.of(*argument_.value) : plan.fixed(argument_.constant.toTensor());
   }
   void let_go(Frame& frame) const {
     if (argument_.is_last) {
@@ -39,6 +44,12 @@ struct Allocation : TypedCall {
   void run(Frame& frame) const override {
     keep(frame, result, at::detail::empty_strided_cpu(layout.sizes, layout.strides, dtype));
   }
+  bool plan(Plan& plan) const override {
+    if (result) {
+      plan.allocate(*result, at::detail::empty_strided_cpu(layout.sizes, layout.strides, dtype));
+    }
+    return true;
+  }
   Layout layout;
   at::ScalarType dtype;
   std::optional<Value> result;
@@ -52,6 +63,12 @@ struct Reinterpretation : TypedCall {
         tensor.get(frame), layout.sizes, layout.strides, layout.offset);
     tensor.let_go(frame);
     keep(frame, result, std::move(seen));
+  }
+  bool plan(Plan& plan) const override {
+    if (result) {
+      plan.see(*result, tensor.place(plan), layout);
+    }
+    return true;
   }
   Layout layout;
   Read tensor;
@@ -83,7 +100,6 @@ struct LayoutCheck : TypedCall {
   Read tensor;
 };
 
-using Addresses = std::array<void*, kMostAddresses>;
 using CallWith = void (*)(void* function, const Addresses& addresses);
 
 template <size_t>
@@ -102,6 +118,15 @@ constexpr std::array<CallWith, sizeof...(count)> calls_with(std::index_sequence<
   return {call_with(std::make_index_sequence<count>())...};
 }
 
+} // namespace
+
+void call_kernel(void* function, const Addresses& addresses, size_t count) {
+  static constexpr auto kCalls = calls_with(std::make_index_sequence<kMostAddresses + 1>());
+  kCalls[count](function, addresses);
+}
+
+namespace {
+
 struct KernelCall : TypedCall {
   KernelCall(void* function, const Step& step) : function(function) {
     for (const auto& argument : step.arguments) {
@@ -110,15 +135,22 @@ struct KernelCall : TypedCall {
     TORCH_INTERNAL_ASSERT(tensors.size() <= kMostAddresses);
   }
   void run(Frame& frame) const override {
-    static constexpr auto kCalls = calls_with(std::make_index_sequence<kMostAddresses + 1>());
     Addresses addresses;
     for (size_t i = 0; i < tensors.size(); ++i) {
       addresses[i] = tensors[i].get(frame).data_ptr();
     }
-    kCalls[tensors.size()](function, addresses);
+    call_kernel(function, addresses, tensors.size());
     for (const auto& tensor : tensors) {
       tensor.let_go(frame);
     }
+  }
+  bool plan(Plan& plan) const override {
+    std::vector<Place> places;
+    for (const auto& tensor : tensors) {
+      places.push_back(tensor.place(plan));
+    }
+    plan.call(function, std::move(places));
+    return true;
   }
   void* function;
   std::vector<Read> tensors;

@@ -1,6 +1,7 @@
 // What compiled code is made of besides operators: memory, ways to see it, kernels of its own.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -27,6 +28,8 @@ MakeCall layout_check(Layout layout);
 
 // A function in C that takes addresses, of so many tensors' elements.
 constexpr size_t kMostAddresses = 80;
+using Addresses = std::array<void*, kMostAddresses>;
+void call_kernel(void* function, const Addresses& addresses, size_t count);
 MakeCall kernel_call(void* function);
 
 } // namespace torchlayers::compiled

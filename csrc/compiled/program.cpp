@@ -3,10 +3,9 @@
 #include <ATen/ScalarOps.h>
 
 #include <algorithm>
-#include <chrono>
 
+#include "compiled/interruptible.h"
 #include "core/args.h"
-#include "core/hooks.h"
 #include "core/keys.h"
 #include "core/recording.h"
 
@@ -78,29 +77,6 @@ class WithKeys {
   static constexpr DispatchKeySet kNone{};
   c10::impl::PODLocalDispatchKeySet before_;
   DispatchKeySet keys_, tracked_keys_;
-};
-
-// Lets Python's signal handlers run every now and then: Ctrl-C ends a long run.
-class Interruptible {
- public:
-  void look() {
-    if (++steps_ % kSteps != 0) {
-      return;
-    }
-    const auto now = std::chrono::steady_clock::now();
-    if (steps_ == kSteps) {
-      last_ = now;
-    } else if (now - last_ > kInterval) {
-      last_ = now;
-      hooks.raise_if_interrupted();
-    }
-  }
-
- private:
-  static constexpr uint32_t kSteps = 16; // reading the clock takes as long as a small step does
-  static constexpr std::chrono::milliseconds kInterval{50};
-  uint32_t steps_ = 0;
-  std::chrono::steady_clock::time_point last_;
 };
 
 // A frame for one run, empty again at its end.

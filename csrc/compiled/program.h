@@ -49,11 +49,18 @@ struct Frame {
   torch::jit::Stack stack;
 };
 
+class Plan;
+
 // An operator's call by its own signature, without a stack: typed_call.h.
 class TypedCall {
  public:
   virtual ~TypedCall() = default;
   virtual void run(Frame& frame) const = 0;
+  // What it comes to where it runs again and again on memory that stays: plan.h. False where
+  // it can't be planned.
+  virtual bool plan(Plan& /*plan*/) const {
+    return false;
+  }
 };
 
 struct Step {
@@ -137,9 +144,13 @@ class Program {
   const std::vector<Step>& steps() const {
     return steps_;
   }
+  const std::vector<Argument>& outputs() const {
+    return outputs_;
+  }
+  // Whether nothing but kernels would see what it does to these inputs.
+  bool may_pass_by(const torch::jit::Stack& inputs) const;
 
  private:
-  bool may_pass_by(const torch::jit::Stack& inputs) const;
   void run_steps(Frame& frame, bool below) const;
 
   size_t num_inputs_;

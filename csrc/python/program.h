@@ -15,9 +15,11 @@ pybind11::object object_of_value(c10::IValue&& value);
 // Runs it without the GIL.
 void run_program(const compiled::Program& program, torch::jit::Stack& stack);
 
+pybind11::object object_of_program(std::shared_ptr<const compiled::Program> program);
 // Null where the object is none.
 std::shared_ptr<const compiled::Program> program_of(pybind11::handle object);
 
 void bind_programs(pybind11::module_& m);
+void bind_program_writer(pybind11::module_& m);
 
 } // namespace torchlayers

@@ -230,3 +230,13 @@ def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
     tl.compile(net).lower(x).save(tmp_path / "net.pt2")
     with torch.no_grad():
         torch.testing.assert_close(tl.load(tmp_path / "net.pt2")(x), net(x))
+
+
+def test_loops_that_capture_what_they_start_with_are_saved(tmp_path):
+    def f(x):
+        doubled = tl.while_loop(lambda y: y.sum() < 10, lambda y: 2 * y + x.exp(), x)
+        return tl.grad(lambda x: tl.scan(lambda c, _: (c * x, c), x, None, 9)[1].sum())(x / doubled)
+
+    x = torch.tensor([0.3, 0.5])
+    tl.compile(f).lower(x).save(tmp_path / "loops.pt2")
+    torch.testing.assert_close(tl.load(tmp_path / "loops.pt2")(x), f(x))

@@ -160,8 +160,26 @@ def torchs_gradient_inside(x):
     return tl.cond(x.sum() > 0, lambda: torch.func.grad(lambda z: z.sin().sum())(y), lambda: x)
 
 
+@pytest.mark.parametrize("nest", ["grad", "jvp", "vmap(grad)"])
+def test_torchs_transform_of_what_is_captured_is_refused_under_a_layer(nest):
+    with pytest.raises(tl.errors.TransformError, match=r"a transform of torch\.func on a tensor"):
+        tl.make_graph(NESTS[nest](torchs_gradient_inside))(X)
+    assert tl.current_stack() == ()
+
+
+def torchs_gradient_of_an_operand(x):
+    return tl.cond(
+        x.sum() > 0, torch.func.grad(lambda z: z.sin().sum()), lambda x: x.clone(), 2 * x
+    )
+
+
 @pytest.mark.parametrize(
-    ("f", "nest"), [*((gradient_inside, nest) for nest in NESTS), (torchs_gradient_inside, "plain")]
+    ("f", "nest"),
+    [
+        *((gradient_inside, nest) for nest in NESTS),
+        (torchs_gradient_inside, "plain"),
+        (torchs_gradient_of_an_operand, "vmap(grad)"),
+    ],
 )
 def test_a_branch_may_transform(f, nest):
     nested = NESTS[nest](f)

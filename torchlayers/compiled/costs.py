@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import flop_registry
 
@@ -23,6 +24,8 @@ class Costs(NamedTuple):
             operator counts once; views count nothing.
         peak_bytes: the most memory that is held at once for intermediates and results, each let
             go after its last use. The arguments are not counted.
+
+    The steps of a scan count as often as they run.
     """
 
     operators: int
@@ -34,13 +37,30 @@ class Costs(NamedTuple):
 def costs(graph: GraphModule) -> Costs:
     """The costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
     nodes = [node for node in graph.graph.nodes if _computes(node)]
+    steps = {node: _of_step(node) for node in nodes if node.target is scan_op}
+    nodes = [node for node in nodes if node not in steps]
     working = [node for node in nodes if viewed_by(node) is None or is_write(node)]
+    times = [(_length(node), step) for node, step in steps.items()]
     return Costs(
-        operators=len(nodes),
-        flops=sum(map(_flops, working)),
-        bytes_moved=sum(sum(map(_bytes, _read(node) + _made(node))) for node in working),
-        peak_bytes=_peak(graph),
+        operators=len(nodes) + sum(n * step.operators for n, step in times),
+        flops=sum(map(_flops, working)) + sum(n * step.flops for n, step in times),
+        bytes_moved=sum(sum(map(_bytes, _read(node) + _made(node))) for node in working)
+        + sum(n * step.bytes_moved for n, step in times),
+        peak_bytes=_peak(graph, {node: step.peak_bytes for node, step in steps.items()}),
     )
+
+
+def _of_step(scan: Node) -> Costs:
+    body: Any = scan.args[0]
+    assert scan.graph.owning_module is not None
+    held = scan.graph.owning_module.get_submodule(str(body.target))
+    assert isinstance(held, GraphModule)
+    return costs(held)
+
+
+def _length(scan: Node) -> int:
+    xs: Any = scan.args[2]
+    return int(value(xs[0]).shape[0])
 
 
 def _computes(node: Node) -> bool:
@@ -112,7 +132,8 @@ _COPIES = {
 }
 
 
-def _peak(graph: GraphModule) -> int:
+def _peak(graph: GraphModule, inside: dict[Node, int]) -> int:
+    """inside: what the operator holds besides, while it runs."""
     nodes = list(graph.graph.nodes)
     owner = {node: _owner(node) for node in nodes if node.op == "call_function"}
     last: dict[Node, int] = {}
@@ -126,7 +147,7 @@ def _peak(graph: GraphModule) -> int:
     size = {node: _size(node) for node, of in owner.items() if of is node}
     for i, node in enumerate(nodes):
         held += size.get(node, 0)
-        peak = max(peak, held)
+        peak = max(peak, held + inside.get(node, 0))
         held -= sum(size.get(ended, 0) for ended in ends.get(i, []))
         if node not in last:  # computed for nobody
             held -= size.get(node, 0)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
+from torchlayers.compiled import loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
@@ -39,34 +40,48 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         NoCompilerError: this machine has no C++ compiler.
         Exception: whatever inductor ends with.
     """
-    from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
 
     graph = simplify(graph, fuse_small=True)
-    inputs = [node.meta["val"] for node in inputs_of(graph)]
+    bodies = loops.take_out(graph)
     settings = {
         # The numbers that torch draws, from torch's generators.
         "fallback_random": True,
         "cpp.threads": threads,
         **(options or {}),
     }
-    fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
-    if fake is None:
-        fake = torch._subclasses.FakeTensorMode()
     try:
-        with config.patch(settings), torch.no_grad(), tracing(TracingContext(fake)):
-            lowered = _decomposed(graph, inputs, fake)
-            output = lowered.graph.output_node()
-            output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
-            record_original_output_strides(lowered)
-            with compiled_together(), shortcuts():
-                code: Any = compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+        with config.patch(settings), torch.no_grad(), compiled_together(), shortcuts():
+            codes = [_code_of(each) for each in (*(body.graph for body in bodies), graph)]
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    return program_of(code) or code
+    for body, code in zip(bodies, codes, strict=False):
+        body.run = _run_of(code, bodies)
+    return _run_of(codes[-1], bodies)
+
+
+def _code_of(graph: GraphModule) -> Any:
+    """What inductor makes of it, whose kernels are still to be compiled."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+
+    inputs = [node.meta["val"] for node in inputs_of(graph)]
+    fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
+    if fake is None:
+        fake = torch._subclasses.FakeTensorMode()
+    with tracing(TracingContext(fake)):
+        lowered = _decomposed(graph, inputs, fake)
+        output = lowered.graph.output_node()
+        output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
+        record_original_output_strides(lowered)
+        return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+
+
+def _run_of(code: Any, bodies: Sequence[loops.Body]) -> Run:
+    return program_of(code, bodies) or loops.WithBodies(code, bodies)
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:

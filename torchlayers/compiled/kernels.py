@@ -57,7 +57,7 @@ class _Source:
 
 @contextlib.contextmanager
 def compiled_together() -> Iterator[None]:
-    """What inductor compiles in here, on this thread, is compiled by this module."""
+    """What inductor compiles in here, on this thread, is compiled by this module, at the end."""
     from torch._inductor import async_compile
 
     compiler: Any = async_compile.AsyncCompile
@@ -69,19 +69,14 @@ def compiled_together() -> Iterator[None]:
             return read.kernel
         return alone(self, types, source)
 
-    def wait(self: Any, scope: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            _compile(sources)
-            sources.clear()
-        wait_for_others(self, scope)
-
     with _patching:
-        alone, wait_for_others = compiler.cpp_pybinding, compiler.wait
-        compiler.cpp_pybinding, compiler.wait = cpp_pybinding, wait
+        alone = compiler.cpp_pybinding
+        compiler.cpp_pybinding = cpp_pybinding
         try:
             yield
+            _compile(sources)
         finally:
-            compiler.cpp_pybinding, compiler.wait = alone, wait_for_others
+            compiler.cpp_pybinding = alone
 
 
 def _read(types: Sequence[str], text: str) -> _Source | None:

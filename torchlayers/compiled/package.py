@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
+from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchlayers import _C, tree
 from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Like
+from torchlayers.compiled.simplify.nodes import emit, memory_of, value
 from torchlayers.device import HOST
 from torchlayers.errors import StructureError, TransformError
 from torchlayers.torch_versions import is_no_compiler
@@ -42,7 +45,7 @@ class _Held(nn.Module):
 
     def __init__(self, content: Content) -> None:
         super().__init__()
-        self.graph = content.graph
+        self.graph = _apart(content.graph)
         self.returned = [
             value for source, value in content.recorded.outputs if source == "captured"
         ]
@@ -79,6 +82,32 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
         raise
 
 
+def _apart(graph: GraphModule) -> GraphModule:
+    """A loop's operands in memory of their own each, which torch.export asks for."""
+    for held in graph.modules():
+        assert isinstance(held, GraphModule)
+        for node in held.graph.find_nodes(op="call_function", target=scan_op):
+            _copy_operands(node)
+        for node in held.graph.find_nodes(op="call_function", target=while_loop_op):
+            _copy_operands(node)
+        held.recompile()
+    return graph
+
+
+def _copy_operands(loop: Node) -> None:
+    taken: set[Node] = set()
+
+    def own(operand: Node) -> Node:
+        if not isinstance(value(operand), Tensor):
+            return operand
+        if (memory := memory_of(operand)) in taken:
+            return emit(loop, torch.ops.aten.clone.default, operand)
+        taken.add(memory)
+        return operand
+
+    loop.args = torch.fx.node.map_arg(loop.args, own)
+
+
 def _empty(like: Like) -> Tensor:
     if like.stride is None:
         raise TransformError(f"torchlayers: save: an argument has the layout {like.layout}.")
@@ -89,12 +118,12 @@ def _described(content: Content) -> str:
     recorded = content.recorded
     computed, captured = recorded.computed, 0
     outputs: list[list[Any]] = []
-    for source, value in recorded.outputs:
+    for source, which in recorded.outputs:
         if source == "captured":
             outputs.append(["computed", computed + captured])
             captured += 1
         else:
-            outputs.append([source, value])
+            outputs.append([source, which])
     try:
         return json.dumps(
             {

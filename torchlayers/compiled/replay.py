@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -36,7 +37,9 @@ def replay(graph: GraphModule) -> Program:
     for node in nodes:
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(graph)
-            is_run = isinstance(held, GraphModule) and all(u.target in _CALLING for u in node.users)
+            is_run = isinstance(held, GraphModule) and all(
+                u.target in _OF_GRAPHS for u in node.users
+            )
             env[node] = replay(held) if is_run else held
         elif node.op == "output":
             returned: Any = node.args[0]
@@ -59,8 +62,13 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
         assert isinstance(held, Node)
         if not isinstance(env[held], RecordedValue):
             return env[held][index]
-        if isinstance(held.target, OpOverload) and isinstance(index, int):
+        if isinstance(held.target, (OpOverload, type(scan_op))) and isinstance(index, int):
             return writer.item(env[held], index)
+    if target is scan_op:
+        operands: Any = map_arg(node.args, env.__getitem__)
+        body, carry, xs, captured = operands
+        tensors = [*carry, *xs, *captured]
+        return writer.repeat(body, len(carry), len(xs), tensors, _description(node))
     return _python_step(writer, graph, node, env)
 
 
@@ -114,6 +122,7 @@ _CALLING: dict[Any, Callable[..., Any]] = {
     cond_op: _choose,
     while_loop_op: _repeat,
 }
+_OF_GRAPHS = {*_CALLING, scan_op}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:

@@ -8,7 +8,7 @@ there is another kind, as for another device or sizes that are symbols, inductor
 
 import ast
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiled.kernels import Kernel
+from torchlayers.compiled.loops import Body
 from torchlayers.device import HOST
 
 _aten = torch.ops.aten
@@ -33,11 +34,12 @@ class _UnknownError(Exception):
     """The function has something that isn't known here."""
 
 
-def program_of(code: Any) -> Program | None:
+def program_of(code: Any, bodies: Sequence[Body] = ()) -> Program | None:
     """What inductor compiled, as a program; None where it is more than is known here.
 
     Args:
         code: a CompiledFxGraph.
+        bodies: what its scans run.
     """
     try:
         if code.inputs_to_check or set(code.device_types) != {HOST.type}:
@@ -45,7 +47,7 @@ def program_of(code: Any) -> Program | None:
         function = code.current_callable.__func__
         with open(function.__code__.co_filename, encoding="utf-8") as file:
             module = ast.parse(file.read())
-        return _Reader(module, function).program()
+        return _Reader(module, function, bodies).program()
     except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -53,7 +55,10 @@ def program_of(code: Any) -> Program | None:
 class _Reader:
     """Reads the function, and writes the program."""
 
-    def __init__(self, module: ast.Module, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, module: ast.Module, function: Callable[..., Any], bodies: Sequence[Body]
+    ) -> None:
+        self.bodies = {body.name: body.run for body in bodies}
         self.globals: dict[str, Any] = function.__globals__
         functions = [
             node
@@ -164,6 +169,12 @@ class _Reader:
     def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
         args = tuple(map(self.value, node.args))
         kwargs = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        if op is torch.ops.torchlayers.repeat.default:
+            name, tensors, carried, sliced = args
+            body = self.bodies[name]
+            if not isinstance(body, Program):
+                raise _UnknownError
+            return self.writer.repeat(body, carried, sliced, tensors, str(op))
         schema = op._schema
         results = self.writer.call(schema.name, schema.overload_name, args, kwargs, str(op))
         return results[0] if len(results) == 1 else results

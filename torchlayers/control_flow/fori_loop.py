@@ -7,6 +7,9 @@ import torch
 from torch import Tensor
 
 from torchlayers import tapped_loops
+from torchlayers.control_flow import rolled
+from torchlayers.control_flow.counter import Counter, Subscripted
+from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.errors import TransformError
@@ -49,6 +52,15 @@ def fori_loop(
     _check_bound("upper", upper)
     if isinstance(lower, int) and isinstance(upper, int):
         kept = Carry("fori_loop", init, "body_fn")
+        if rolled.may_be_rolled(upper - lower):
+            found = rolled.rolled(
+                kept,
+                lambda carry, i: (_counted(body_fn, i, carry), None),
+                init,
+                Slices("fori_loop", torch.arange(lower, upper), None),
+            )
+            if found is not None:
+                return found[0]
         carry = init
         loop = tapped_loops.loop("fori_loop", max(upper - lower, 0))
         with loop.under_way():
@@ -67,6 +79,11 @@ def fori_loop(
     start = first.to(dtype), init
     _, carry = while_loop(lambda counted: counted[0] < end, trip, start, batched=batched)
     return carry
+
+
+def _counted(body_fn: Callable[[Any, Any], Any], i: Tensor, carry: Any) -> Any:
+    with Subscripted():
+        return body_fn(Counter(i), carry)
 
 
 def _check_bound(name: str, bound: Any) -> None:

@@ -33,6 +33,19 @@ def is_written_down() -> bool:
     return proxy_tensor.get_proxy_mode() is not None
 
 
+def is_reversed(tensors: Sequence[Tensor]) -> bool:
+    """Whether somebody may pull back through what is made of the tensors here."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return True
+    return any(layer is None or layer[0] == "grad" for layer in _C.current_stack())
+
+
+def is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Likewise in reverse mode or forward."""
+    kinds = [layer and layer[0] for layer in _C.current_stack()]
+    return is_reversed(tensors) or "jvp" in kinds
+
+
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """Inside, operators run on tensors without data, and are not recorded."""
@@ -192,17 +205,83 @@ class _StandsIn(torch.autograd.Function):
 _stands_in: Any = _StandsIn.apply
 
 
-class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Whether random operators have been called inside."""
+class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What operators are called inside, with what numbers, and on which tensors by their count.
+
+    Attributes:
+        draws: whether one draws random numbers.
+        writes: whether one writes to a tensor that none of them made.
+    """
 
     supports_higher_order_operators = True
-    any = False
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.all: list[Any] = []
+        self.draws = False
+        self.writes = False
+        self._seen: dict[int, tuple[int, Tensor]] = {}
+        self._made: dict[int, Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.any = self.any or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.writes = self.writes or any(
+            self._memory(x) not in self._made for x in _written(func, args, kwargs)
+        )
+        given = tree.map_tensors(self._counted, (args, kwargs))
+        if func is torch.ops.aten.lift_fresh.default:  # of a number, or of a few
+            given = args[0].tolist()
+        self.all.append((func, repr(given)))
+        results = func(*args, **kwargs)
+        if not _is_view(func):
+            tree.map_tensors(self._make, results)
+        return results
+
+    def _counted(self, x: Tensor) -> Any:
+        number, _ = self._seen.setdefault(id(x), (len(self._seen), x))
+        return number, x.shape, x.dtype
+
+    def _memory(self, x: Tensor) -> int:
+        return x.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+    def _make(self, x: Tensor) -> Tensor:
+        self._made[self._memory(x)] = x
+        return x
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = [
+        args[i] if i < len(args) else kwargs.get(each.name)
+        for i, each in enumerate(schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return [x for x in tree.leaves(given) if isinstance(x, Tensor)]
+
+
+def _is_view(func: Any) -> bool:
+    """Whether results may be in memory of what it is given."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+
+
+def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
+    """torch.func wraps its arguments where no mode sees it, so they can't be replaced before."""
+    try:
+        return func(given)
+    except RuntimeError as error:
+        if "wrapped->level() < level" not in str(error):
+            raise
+        raise TransformError(
+            "torchlayers: compile: a branch or loop body calls a transform of torch.func on a "
+            "tensor from outside it, under a layer. Pass the tensor as an operand, or call "
+            "torchlayers' transform of that name."
+        ) from error
 
 
 class Fixed:
@@ -250,6 +329,8 @@ class Lifted:
         functions: the lifted functions.
         results: what each function returned, without data.
         draws: whether one of them draws random numbers.
+        writes: whether one of them writes to a tensor from outside, by an operator of another name.
+        alike: whether all called the same operators, and captured the same.
     """
 
     def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
@@ -257,17 +338,21 @@ class Lifted:
         depth = _depth()
         captured: dict[int, Tensor] = {}
         self.results: list[Any] = []
-        self.draws = False
+        self.draws = self.writes = False
+        seen_inside = []
         for func in functions:
             with unrecorded():
                 own = [x.view_as(x) for x in operands]  # it may capture the operands themselves
                 noted = _Noted(own, depth, mode and mode.tracer)
-                with noted, _Drawn() as drawn:  # type: ignore[no-untyped-call]
+                with noted, _Called() as called:
                     results = func(own)
                 tree.map_tensors(noted.sample, results)
-            self.draws = self.draws or drawn.any
+            self.draws = self.draws or called.draws
+            self.writes = self.writes or called.writes
             self.results.append(results)
+            seen_inside.append(([*noted.captured], called.all))
             captured |= noted.captured
+        self.alike = all(each == seen_inside[0] for each in seen_inside)
         # Functions around these may see others in their place.
         self.tensors = [*operands, *seen([*captured.values()])]
 
@@ -278,7 +363,7 @@ class Lifted:
                 given = [x.view_as(x) if id(x) in captured else x for x in given]
                 swapped = _Swapped([*given, *others], by_id)
                 with torch._C._EnableTorchFunction(), swapped:
-                    results = func(given)
+                    results = _called(func, given)
                 return tree.map_tensors(swapped.sample, results)
 
             return on_tensors

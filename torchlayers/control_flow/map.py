@@ -6,8 +6,9 @@ from typing import Any
 import torch
 
 from torchlayers import tapped_loops, tree
+from torchlayers.control_flow import rolled
 from torchlayers.control_flow.slices import Slices, stacked
-from torchlayers.control_flow.structure import check_function
+from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.vmap import vmap
 
 
@@ -40,6 +41,11 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         with torch.no_grad():
             y = f(slices.of_zeros())
         return tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
+    if rolled.may_be_rolled(slices.length):
+        kept = Carry("map", (), "f")
+        found = rolled.rolled(kept, lambda _, x: ((), f(x)), (), slices)
+        if found is not None:
+            return found[1]
     ys = []
     loop = tapped_loops.loop("map", slices.length)
     with loop.under_way():

@@ -14,7 +14,13 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers import _C, torch_compile, tree
-from torchlayers.control_flow.lifted import Fixed, Lifted, Outside, is_written_down
+from torchlayers.control_flow.lifted import (
+    Fixed,
+    Lifted,
+    Outside,
+    is_differentiated,
+    is_written_down,
+)
 from torchlayers.control_flow.samples import base_of, quietly
 from torchlayers.control_flow.structure import Carry, check_alike, check_predicate
 from torchlayers.errors import DataDependentError, TransformError, location
@@ -79,7 +85,7 @@ def cond(
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
     # Neither pass may draw once more, and graphs of operators have no symbols for sizes.
-    draws_again = lifted.draws and _is_differentiated(lifted.tensors)
+    draws_again = lifted.draws and is_differentiated(lifted.tensors)
     if draws_again or (_C.any_layer() and any(map(_has_symbols, lifted.tensors))):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
@@ -137,7 +143,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
     if not is_written_down():
         return given.put_in(repeat(Loop(goes_on, body, carried), given.tensors))
     lifted = Lifted([goes_on, body], given.tensors)
-    if lifted.draws and _is_differentiated(lifted.tensors):
+    if lifted.draws and is_differentiated(lifted.tensors):
         raise TransformError(
             "torchlayers: compile: a while_loop that draws random numbers is differentiated, for "
             f"which its trips run again, and would draw others.{location()} Draw by keys "
@@ -145,13 +151,6 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
         )
     loop = Loop(lifted.functions[0], lifted.functions[1], carried)
     return given.put_in(repeat(loop, lifted.tensors))
-
-
-def _is_differentiated(tensors: Sequence[Tensor]) -> bool:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return True
-    kinds = [layer and layer[0] for layer in _C.current_stack()]
-    return any(kind in (None, "grad", "jvp") for kind in kinds)
 
 
 def _has_symbols(x: Tensor) -> bool:

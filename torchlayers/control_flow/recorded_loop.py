@@ -25,7 +25,7 @@ from torchlayers.control_flow.derived import (
     places_of,
     pushed,
 )
-from torchlayers.control_flow.lifted import fixed_as, is_written_down, unrecorded
+from torchlayers.control_flow.lifted import fixed_as, is_reversed, is_written_down, unrecorded
 from torchlayers.control_flow.loop import Loop
 from torchlayers.control_flow.reversed_loop import Reverse
 from torchlayers.control_flow.samples import beside
@@ -35,14 +35,8 @@ def repeat(loop: Loop, tensors: Tensors) -> list[Tensor]:
     """The last carry. tensors are the first one, and what the functions capture."""
     if not is_written_down():
         return _tried(loop, tensors)
-    loop.counts = loop.counts or _is_reversed(tensors)
+    loop.counts = loop.counts or is_reversed(tensors)
     return [*_repeated(loop, *tensors)[: loop.carried]]
-
-
-def _is_reversed(tensors: Tensors) -> bool:
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-        return True
-    return any(layer is None or layer[0] == "grad" for layer in _C.current_stack())
 
 
 def _tried(loop: Loop, tensors: Tensors) -> list[Tensor]:

@@ -9,6 +9,7 @@ import torch
 
 from torchlayers import tapped_loops, tree
 from torchlayers.checkpoint import checkpoint as checkpointed
+from torchlayers.control_flow import rolled
 from torchlayers.control_flow.slices import Slices, joined, stacked
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.errors import OutputError, TransformError
@@ -76,6 +77,8 @@ def scan(
             return _binomial(steps, init, slices, 0, snapshots)
         if checkpoint and slices.length:
             size = math.isqrt(slices.length) if checkpoint is True else checkpoint
+            if (found := _nested(steps, init, slices, size)) is not None:
+                return found
             full, rest = divmod(slices.length, size)
             return _in_parts(steps, init, slices.parts([size] * full + [rest] * (rest > 0)))
         return _run(steps, init, slices, 0)
@@ -87,6 +90,33 @@ class _Steps(NamedTuple):
     f: Callable[[Any, Any], tuple[Any, Any]]
     reverse: bool
     loop: tapped_loops.Unheard
+
+
+def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, Any] | None:
+    """A loop over loops of this size, and then the rest; None where that can't be.
+
+    The reverse pass of a recorded scan runs its steps again, here so many each.
+    """
+    count, rest = divmod(slices.length, size)
+    if not rolled.may_be_rolled(count):
+        return None
+    lengths = [size * count, rest]
+    whole, others = slices.parts(lengths[::-1])[::-1] if steps.reverse else slices.parts(lengths)
+
+    def run(carry: Any, xs: Any) -> tuple[Any, Any]:
+        return _run(steps, carry, Slices("scan", xs, size), 0)
+
+    rows = tree.map_tensors(lambda x: x.reshape(count, size, *x.shape[1:]), whole.whole())
+    found = rolled.rolled(
+        Carry("scan", init, "f"), run, init, Slices("scan", rows, count), reverse=steps.reverse
+    )
+    if found is None:
+        return None
+    carry, ys = found[0], tree.map_tensors(lambda y: y.flatten(0, 1), found[1])
+    if not rest:
+        return carry, ys
+    carry, last = _run(steps, carry, others, 0)
+    return carry, joined("scan", [last, ys] if steps.reverse else [ys, last])
 
 
 def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
@@ -148,6 +178,12 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
     """Of slices of which the first is the one at this place in all."""
     f, reverse, loop = steps
     kept = Carry("scan", init, "f")
+    if rolled.may_be_rolled(slices.length):
+        found = rolled.rolled(
+            kept, lambda carry, x: _pair(f(carry, x)), init, slices, reverse=reverse
+        )
+        if found is not None:
+            return found
     if not slices.length:
         loop.begin(0)
         with torch.no_grad():

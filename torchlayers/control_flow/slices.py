@@ -1,5 +1,6 @@
 """Tensors taken apart along their first dimension, and put together again."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -78,10 +79,12 @@ class Slices:
         rows = zip(*(leaf.split(lengths) for leaf in self.leaves), strict=True)
         return [Slices(self.api, tree.unflatten(list(row), self.spec), None) for row in rows]
 
+    def of(self, leaves: Sequence[Tensor]) -> Any:
+        """A slice that is made of these."""
+        return None if self.spec is None else tree.unflatten([*leaves], self.spec)
+
     def of_zeros(self) -> Any:
-        if self.spec is None:
-            return None
-        return tree.unflatten([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves], self.spec)
+        return self.of([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves])
 
 
 def stacked(api: str, ys: list[Any]) -> Any:

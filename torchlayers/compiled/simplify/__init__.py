@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._higher_order_ops.scan import scan_op
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
@@ -26,6 +27,7 @@ from torchlayers.compiled.simplify.mutations import without_mutations
 from torchlayers.compiled.simplify.nodes import pin
 from torchlayers.compiled.simplify.outer import contract_outer
 from torchlayers.compiled.simplify.returned import keep, promised
+from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.tanh import approximate_tanh
@@ -77,7 +79,10 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
         A graph of the same signature. Where writes can't be removed, a copy of the graph.
     """
     *_, (_, simplified) = steps(graph, fuse_small)
-    _simplify_inside(simplified, fuse_small)
+    _simplify_inside(simplified, fuse_small=False)
+    _share_steps(simplified)
+    if fuse_small:
+        _simplify_inside(simplified, fuse_small=True)
     simplified.graph.lint()
     simplified.recompile()
     return simplified
@@ -100,6 +105,12 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
         output.args = (found[0] if isinstance(returned, Node) else tuple(found),)
         simplified.recompile()
         setattr(graph, name, simplified)
+
+
+def _share_steps(graph: GraphModule) -> None:
+    if any(graph.graph.find_nodes(op="call_function", target=scan_op)):
+        with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+            share_steps(graph)
 
 
 def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModule]]:

@@ -19,15 +19,14 @@ def share_common(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if node.op != "call_function" or has_effect(node):
             continue
-        told = (
-            node.target,
-            _key(node.args),
-            _key(tuple(sorted(node.kwargs.items()))),
-            node.meta.get(NUMBER),
-        )
-        earlier = first.setdefault(told, node)
+        earlier = first.setdefault(key_of(node, node.args, node.kwargs), node)
         if earlier is not node:
             node.replace_all_uses_with(earlier)
+
+
+def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
+    """Equal for operators that compute the same: the node's, on these arguments."""
+    return node.target, _key(args), _key(tuple(sorted(kwargs.items()))), node.meta.get(NUMBER)
 
 
 def _key(argument: Any) -> Hashable:

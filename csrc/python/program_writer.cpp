@@ -1,0 +1,247 @@
+// Programs as Python writes them.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+#include <torch/csrc/utils/python_arg_parser.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compiled/kernels.h"
+#include "compiled/loop.h"
+#include "python/program.h"
+
+namespace torchlayers {
+
+namespace py = pybind11;
+using compiled::Argument;
+using torch::jit::Stack;
+
+namespace {
+
+// A value of a recording, as it stands among an operator's arguments.
+struct RecordedValue {
+  compiled::Value index;
+};
+
+bool holds_value(py::handle object) {
+  if (py::isinstance<RecordedValue>(object)) {
+    return true;
+  }
+  if (!PyTuple_Check(object.ptr()) && !PyList_Check(object.ptr())) {
+    return false;
+  }
+  for (const auto& member : py::reinterpret_borrow<py::sequence>(object)) {
+    if (holds_value(member)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+c10::TypePtr without_optional(const c10::TypePtr& type) {
+  const auto optional = type->cast<c10::OptionalType>();
+  return optional ? optional->getElementType() : type;
+}
+
+// A list's members are of its type, whatever they are without it: `Tensor?[]` may hold None.
+Argument argument_of(py::handle object, const c10::TypePtr& type) {
+  if (py::isinstance<RecordedValue>(object)) {
+    return Argument::of(object.cast<RecordedValue>().index);
+  }
+  const auto list = without_optional(type)->cast<c10::ListType>();
+  if (!list || !holds_value(object)) {
+    return Argument::of(torch::jit::toIValue(object, type));
+  }
+  std::vector<Argument> members;
+  for (const auto& member : py::reinterpret_borrow<py::sequence>(object)) {
+    members.push_back(argument_of(member, list->getElementType()));
+  }
+  return Argument::of(std::move(members), list->getElementType());
+}
+
+// As torch takes them: what has no value of its own has the schema's.
+std::vector<Argument> arguments_of(
+    const c10::FunctionSchema& schema, const py::tuple& args, const py::dict& kwargs) {
+  // Where torch takes 2 for a tensor.
+  const torch::jit::ToIValueAllowNumbersAsTensors numbers(
+      torch::should_allow_numbers_as_tensors(
+          c10::Symbol::fromQualString(schema.name()).toUnqualString()));
+  std::vector<Argument> arguments;
+  for (size_t i = 0; i < schema.arguments().size(); ++i) {
+    const auto& declared = schema.arguments()[i];
+    py::object given;
+    if (i < args.size()) {
+      given = args[i];
+    } else if (kwargs.contains(declared.name().c_str())) {
+      given = kwargs[declared.name().c_str()];
+    }
+    if (!given) {
+      TORCH_CHECK(declared.default_value(), schema.name(), " lacks '", declared.name(), "'");
+      arguments.push_back(Argument::of(*declared.default_value()));
+    } else if (holds_value(given)) {
+      arguments.push_back(argument_of(given, declared.real_type()));
+    } else {
+      arguments.push_back(Argument::of(torch::jit::argumentToIValue(schema, i, given)));
+    }
+  }
+  return arguments;
+}
+
+// What Python defines is called there.
+compiled::Function called_in_python(py::object function) {
+  const auto drop = [](py::object* held) {
+    const py::gil_scoped_acquire gil;
+    delete held;
+  };
+  const std::shared_ptr<py::object> held(new py::object(std::move(function)), drop);
+  return [held](Stack& stack) {
+    const py::gil_scoped_acquire gil;
+    py::tuple args(stack.size());
+    for (size_t i = 0; i < stack.size(); ++i) {
+      args[i] = object_of_value(std::move(stack[i]));
+    }
+    stack.clear();
+    stack.push_back(value_of((*held)(*args)));
+  };
+}
+
+std::vector<Argument> values_of(const std::vector<RecordedValue>& values) {
+  std::vector<Argument> arguments;
+  for (const auto& value : values) {
+    arguments.push_back(Argument::of(value.index));
+  }
+  return arguments;
+}
+
+std::vector<Argument> tensors_of(const py::list& tensors) {
+  std::vector<Argument> arguments;
+  for (const auto& tensor : tensors) {
+    arguments.push_back(
+        py::isinstance<RecordedValue>(tensor)
+            ? Argument::of(tensor.cast<RecordedValue>().index)
+            : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr()))));
+  }
+  return arguments;
+}
+
+std::vector<RecordedValue> call_operator(
+    compiled::Recording& recording,
+    const std::string& name,
+    const std::string& overload,
+    const py::tuple& args,
+    const py::dict& kwargs,
+    std::string description) {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+  std::vector<RecordedValue> results;
+  for (const auto value :
+       recording.call(op, arguments_of(op.schema(), args, kwargs), std::move(description))) {
+    results.push_back({value});
+  }
+  return results;
+}
+
+RecordedValue call_python(
+    compiled::Recording& recording,
+    py::object function,
+    const std::vector<RecordedValue>& values,
+    std::string description) {
+  return {recording.call(
+      called_in_python(std::move(function)), values_of(values), std::move(description))};
+}
+
+using Sizes = std::vector<int64_t>;
+
+RecordedValue allocate(
+    compiled::Recording& recording, Sizes sizes, Sizes strides, at::ScalarType dtype) {
+  return {recording.call(
+      compiled::allocation({std::move(sizes), std::move(strides)}, dtype), {}, "empty_strided")};
+}
+
+RecordedValue reinterpret(
+    compiled::Recording& recording,
+    RecordedValue tensor,
+    Sizes sizes,
+    Sizes strides,
+    int64_t offset) {
+  return {recording.call(
+      compiled::reinterpretation({std::move(sizes), std::move(strides), offset}),
+      {Argument::of(tensor.index)},
+      "reinterpret_tensor")};
+}
+
+void check_layout(
+    compiled::Recording& recording, RecordedValue tensor, Sizes sizes, Sizes strides) {
+  recording.call(
+      compiled::layout_check({std::move(sizes), std::move(strides)}),
+      {Argument::of(tensor.index)},
+      "assert_size_stride");
+}
+
+void call_kernel(
+    compiled::Recording& recording,
+    size_t function,
+    const py::list& tensors,
+    std::string description) {
+  auto arguments = tensors_of(tensors);
+  TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
+  recording.call(
+      compiled::kernel_call(reinterpret_cast<void*>(function)), // NOLINT(performance-no-int-to-ptr)
+      std::move(arguments),
+      std::move(description));
+}
+
+std::shared_ptr<const compiled::Program> held_program(py::handle object) {
+  auto program = program_of(object);
+  TORCH_CHECK_TYPE(program, "torchlayers: a loop repeats a program");
+  return program;
+}
+
+RecordedValue repeat(
+    compiled::Recording& recording,
+    py::handle body,
+    size_t carried,
+    size_t sliced,
+    const py::list& tensors,
+    std::string description) {
+  const compiled::Loop loop{held_program(body), carried, sliced};
+  return {recording.call(
+      [loop](Stack& stack) { loop.run(stack); }, tensors_of(tensors), std::move(description))};
+}
+
+py::object finish_program(compiled::Recording& recording, const py::list& outputs) {
+  std::vector<Argument> arguments;
+  for (const auto& output : outputs) {
+    arguments.push_back(
+        py::isinstance<RecordedValue>(output) ? Argument::of(output.cast<RecordedValue>().index)
+                                              : Argument::of(value_of(output)));
+  }
+  return object_of_program(recording.finish(std::move(arguments)));
+}
+
+} // namespace
+
+void bind_program_writer(py::module_& m) {
+  using torch::wrap_pybind_function;
+  py::class_<RecordedValue>(m, "RecordedValue", "A value of a program, while that is written.")
+      .def(
+          py::init([](size_t input) { return RecordedValue{input}; }), "The input of this number.");
+  py::class_<compiled::Recording>(m, "ProgramWriter", "Writes a program, a step at a time.")
+      .def(py::init<size_t>())
+      .def("call", wrap_pybind_function(&call_operator))
+      .def("call_python", wrap_pybind_function(&call_python))
+      .def(
+          "item",
+          wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
+            return RecordedValue{recording.item(list.index, i)};
+          }))
+      .def("allocate", wrap_pybind_function(&allocate))
+      .def("reinterpret", wrap_pybind_function(&reinterpret))
+      .def("check_layout", wrap_pybind_function(&check_layout))
+      .def("call_kernel", wrap_pybind_function(&call_kernel))
+      .def("repeat", wrap_pybind_function(&repeat))
+      .def("finish", wrap_pybind_function(&finish_program));
+}
+
+} // namespace torchlayers

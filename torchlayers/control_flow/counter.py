@@ -1,0 +1,115 @@
+"""The number of a step where one body stands for all steps: an integer that has no value yet.
+
+Operators take it as they take an int, and tensors are subscripted with it. What Python asks of it
+raises, so that a body that needs the number itself is written out, a step after the other.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchlayers import tree
+from torchlayers.errors import DataDependentError
+
+
+class Counter:
+    """An integer, or what is computed of one and of numbers.
+
+    Args:
+        tensor: that holds it.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tensors_in(args), **dict(tensors_in([*(kwargs or {}).items()])))
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise DataDependentError(
+            "torchlayers: fori_loop: the number of a step is asked for, and the body is recorded "
+            "before there is one."
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __repr__ = __str__ = __format__ = _refuse
+    __hash__ = _refuse
+
+
+def _number(func: Callable[..., Any], *operands: Any) -> Counter:
+    """Of numbers, as Python computes it: a quotient or a power may be a fraction, of 53 bits."""
+    some: list[Any] = [*tensors_in(operands)]
+    if func in (operator.truediv, operator.pow) or any(isinstance(x, float) for x in some):
+        some = [x.double() if isinstance(x, Tensor) else x for x in some]
+    return Counter(func(*some))
+
+
+def _forward(func: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Counter, *others: Any) -> Any:
+        if any(isinstance(other, Tensor) for other in others):
+            return NotImplemented
+        return _number(func, self, *others)
+
+    return forward
+
+
+def _reflected(func: Callable[..., Any]) -> Callable[..., Any]:
+    def reflected(self: Counter, other: Any) -> Any:
+        return func(other, self.tensor) if isinstance(other, Tensor) else _number(func, other, self)
+
+    return reflected
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _func = getattr(operator, _name)
+    setattr(Counter, f"__{_name}__", _forward(_func))
+    setattr(Counter, f"__r{_name}__", _reflected(_func))
+for _name in ("neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Counter, f"__{_name}__", _forward(getattr(operator, _name)))
+
+
+def tensors_in(values: Any) -> Any:
+    """The values, with the tensors of counters among them."""
+    leaves, spec = tree.flatten(values)
+    return tree.unflatten(
+        [leaf.tensor if isinstance(leaf, Counter) else leaf for leaf in leaves], spec
+    )
+
+
+class Subscripted(TorchFunctionMode):
+    """Inside, tensors take counters as subscripts: ``x[i]``, ``x[0, i + 1]``."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
+            x, subscript = args
+            several = subscript if isinstance(subscript, tuple) else (subscript,)
+            if any(isinstance(each, Counter) for each in several):
+                return _picked(x, several)
+        return func(*args, **(kwargs or {}))
+
+
+def _picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
+    """Where there is a counter the only element along the dimension is left, and taken."""
+    dim = 0
+    plain: list[Any] = []
+    for place, each in enumerate(subscript):
+        if isinstance(each, Counter):
+            size = x.size(dim)
+            index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
+            x = x.index_select(dim, index.reshape(1))
+        elif not (each is None or each is ... or type(each) in (int, slice)):
+            raise IndexError(f"torchlayers: subscript {place} stands beside the number of a step")
+        plain.append(0 if isinstance(each, Counter) else each)
+        if each is ...:
+            dim = x.dim() - sum(other is not None for other in subscript[place + 1 :])
+        else:
+            dim += each is not None
+    return x[tuple(plain)]

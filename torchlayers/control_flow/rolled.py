@@ -1,0 +1,127 @@
+"""Loops of a number of steps in a recording: one operator, whose body is recorded once.
+
+NOTE [A loop that is rolled]
+Written out, a loop of a thousand steps is thousands of operators, and a compiler takes minutes. So
+a long one is recorded as a scan (recorded_scan.py), whose body stands for all steps. It runs twice
+to see that it may: it has to come to the same operators on the same tensors, with the same numbers.
+One that counts or reads from an iterator is refused. Loops are written out whose body asks Python
+what number a step has, carries numbers that change, writes to tensors from outside, names values
+for taps, or draws where it is differentiated, as a step runs again in reverse mode; and so are
+short ones, whose steps a compiler joins.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import tapped_loops, torch_compile, tree
+from torchlayers.control_flow.derived import Tensors
+from torchlayers.control_flow.lifted import Lifted, is_differentiated, unrecorded
+from torchlayers.control_flow.recorded_scan import run
+from torchlayers.control_flow.slices import Slices
+from torchlayers.control_flow.steps import Steps
+from torchlayers.control_flow.structure import Carry
+from torchlayers.errors import TransformError, location
+
+# So many steps, and no more, are written out.
+SHORT = 8
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class _DiffersError(Exception):
+    """A step can't stand for all."""
+
+
+class _OtherwiseError(TransformError):
+    """The body is another each time that it runs."""
+
+
+def may_be_rolled(length: Any) -> bool:
+    """Whether a loop of so many steps is recorded, and nobody has to see each."""
+    return (
+        type(length) is int
+        and length > SHORT
+        and torch._guards.detect_fake_mode() is not None
+        and not tapped_loops.thread.listeners
+        and not torch_compile.is_tracing()
+        and not torch_compile.is_exporting()
+    )
+
+
+def rolled(
+    kept: Carry, step: Step, init: Any, slices: Slices, *, reverse: bool = False
+) -> tuple[Any, Any] | None:
+    """The last carry and the ys of a scan; None where it has to be written out.
+
+    Args:
+        kept: what the carry has to be like.
+        step: takes the carry and a slice.
+    """
+    try:
+        return _rolled(kept, step, init, slices, reverse)
+    except _OtherwiseError:
+        raise
+    except Exception:  # whoever's mistake it is, it shows where the loop is written out
+        return None
+
+
+def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
+    carry = _Leaves(init)
+    xs = slices.leaves or [torch.arange(slices.length)]  # torch wants to take something apart
+    if any(isinstance(n, torch.SymInt) for x in (*carry.tensors, *xs) for n in x.shape):
+        raise _DiffersError("its sizes are symbols")
+    carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
+    ys: list[_Leaves] = []
+
+    def body(tensors: Tensors) -> list[Tensor]:
+        new, y = step(carry.put_in(tensors[:carried]), slices.of(tensors[carried:given]))
+        kept.leaves(new)
+        following = _Leaves(new)
+        if following.constants != carry.constants:
+            raise _DiffersError("it carries numbers that change")
+        ys.append(_Leaves(y))
+        return [*following.tensors, *ys[-1].tensors]
+
+    with unrecorded():
+        firsts = [x.select(0, 0) for x in xs]
+    lifted = Lifted([body, body], [*carry.tensors, *firsts])
+    if not lifted.alike or ys[0].constants != ys[1].constants:
+        raise _OtherwiseError(
+            f"torchlayers: {kept.api}: a recording has one body for all {slices.length} steps, and "
+            f"this {kept.body} did something else when it ran again.{location()} What changes from "
+            "step to step has to be in the carry or among the xs: no counters, iterators or random "
+            "numbers of Python. A loop in Python is recorded a step at a time."
+        )
+    if lifted.writes:
+        raise _DiffersError("it writes to a tensor from outside")
+    if any(value is not None for value in ys[0].constants.values()):
+        raise _DiffersError("a y is no tensor")
+    if lifted.draws and is_differentiated(lifted.tensors):
+        raise _DiffersError("it draws, and steps run again")
+    across = [x.flip(0) if reverse else x for x in xs]
+    steps = Steps(lifted.functions[0], carried, len(across))
+    results = run(steps, [*carry.tensors, *across, *lifted.tensors[given:]])
+    stacked = [y.flip(0) if reverse else y for y in results[carried:]]
+    return carry.put_in(results[:carried]), ys[0].put_in(stacked)
+
+
+class _Leaves:
+    """A pytree's tensors; everything else in it is constant."""
+
+    def __init__(self, values: Any) -> None:
+        leaves, self._spec = tree.flatten(values)
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        others = {i: leaf for i, leaf in enumerate(leaves) if not self._is_tensor[i]}
+        self.constants = others
+
+    def put_in(self, tensors: Tensors) -> Any:
+        given = iter(tensors)
+        leaves = [
+            next(given) if is_tensor else self.constants[i]
+            for i, is_tensor in enumerate(self._is_tensor)
+        ]
+        return tree.unflatten(leaves, self._spec)
