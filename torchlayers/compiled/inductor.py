@@ -16,6 +16,7 @@ from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
 from torchlayers.compiled.simplify import simplify
+from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
@@ -70,7 +71,26 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    return program_of(code) or code
+    apart: dict[int, Any] = {
+        i: node.target
+        for i, node in enumerate(outputs_of(graph))
+        if calls(node, aten.alias.default, aten.detach.default)
+    }
+    return program_of(code, apart) or _apart(code, apart)
+
+
+def _apart(run: Run, operators: dict[int, Any]) -> Run:
+    """With these results as tensors of their own: inductor returns one tensor for several."""
+    if not operators:
+        return run
+
+    def call(tensors: list[Tensor]) -> Sequence[Tensor]:
+        results = [*run(tensors)]
+        for place, operator in operators.items():
+            results[place] = operator(results[place])
+        return results
+
+    return call
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ there is another kind, as for another device or sizes that are symbols, inductor
 
 import ast
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,11 +33,13 @@ class _UnknownError(Exception):
     """The function has something that isn't known here."""
 
 
-def program_of(code: Any) -> Program | None:
+def program_of(code: Any, apart: Mapping[int, OpOverload] | None = None) -> Program | None:
     """What inductor compiled, as a program; None where it is more than is known here.
 
     Args:
         code: a CompiledFxGraph.
+        apart: of results that are to be tensors of their own, what makes them that: inductor
+            returns one tensor for several.
     """
     try:
         if code.inputs_to_check or set(code.device_types) != {HOST.type}:
@@ -45,7 +47,7 @@ def program_of(code: Any) -> Program | None:
         function = code.current_callable.__func__
         with open(function.__code__.co_filename, encoding="utf-8") as file:
             module = ast.parse(file.read())
-        return _Reader(module, function).program()
+        return _Reader(module, function).program(apart or {})
     except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -68,7 +70,7 @@ class _Reader:
         # What each name is: values, several results of an operator, constants.
         self.values: dict[str, Any] = {}
 
-    def program(self) -> Program:
+    def program(self, apart: Mapping[int, OpOverload]) -> Program:
         unpacked, *rest = self.body
         match unpacked:
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)) if (
@@ -91,7 +93,10 @@ class _Reader:
                 case ast.Expr(value=ast.Call() as call):
                     self.call(call)
                 case ast.Return(value=ast.Tuple(elts=results)):
-                    return self.writer.finish([self.value(result) for result in results])
+                    returned = [self.value(result) for result in results]
+                    for place, op in apart.items():
+                        returned[place] = self.operator(op, (returned[place],), {})
+                    return self.writer.finish(returned)
                 case _:
                     raise _UnknownError
         raise _UnknownError
@@ -164,6 +169,9 @@ class _Reader:
     def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
         args = tuple(map(self.value, node.args))
         kwargs = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        return self.operator(op, args, kwargs)
+
+    def operator(self, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         schema = op._schema
         results = self.writer.call(schema.name, schema.overload_name, args, kwargs, str(op))
         return results[0] if len(results) == 1 else results
