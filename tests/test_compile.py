@@ -42,8 +42,10 @@ def fresh_compiler():
     torch._dynamo.reset()
 
 
-def assert_equal_compiled(function, backend="eager"):
-    x = torch.tensor([0.5, -1.0, 2.0])
+POINT = torch.tensor([0.5, -1.0, 2.0])
+
+
+def assert_equal_compiled(function, backend="eager", x=POINT):
     expected = function(x)
     got = torch.compile(function, fullgraph=True, backend=backend)(x)
     for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
@@ -64,6 +66,51 @@ def test_a_function_that_transforms_compiles_without_a_graph_break(name):
 @pytest.mark.parametrize("outer,inner", PAIRS)
 def test_nests_of_two_compile_without_a_graph_break(outer, inner):
     assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        "jvp jvp jvp",
+        "jvp jvp vmap",
+        "jvp jacfwd grad",
+        "vmap jacfwd vmap",
+        "vmap linearize grad",
+        "jacfwd jacfwd vmap",
+        "hessian jvp vmap",
+        "grad jacfwd jvp",
+        "jacrev hessian jvp",
+    ],
+)
+def test_nests_of_three_with_forward_modes(nest):
+    """NOTE [Forward mode in Dynamo]."""
+    function = f
+    for name in reversed(nest.split()):
+        function = TRANSFORMS[name](function)
+    assert_equal_compiled(function, "aot_eager")
+
+
+FORWARD = {
+    "values and aux": lambda x: tl.jvp(
+        lambda x: ({"y": x.sin(), "i": x.argmax()}, x.cos()), (x,), (x,), has_aux=True
+    ),
+    "integers": lambda x: tl.jvp(torch.argsort, (x,), (x,)),
+    "an output without the primal": lambda x: tl.jvp(lambda y: x * 2, (x,), (x,)),
+    "two primals": lambda x: tl.jvp(torch.mul, (x, x.cos()), (x.sin(), x)),
+    "a complex one": lambda x: torch.view_as_real(
+        tl.jvp(lambda z: z.conj() * z * z, (torch.complex(x, x),), (torch.complex(x, -x),))[1]
+    ),
+    "a tangent of another dtype": lambda x: tl.jvp(torch.sin, (x,), (x.double(),)),
+    "a Jacobian of another dtype": lambda x: tl.jacfwd(lambda x: x.double() * x)(x),
+    "a Jacobian by two, with aux": lambda x: tl.jacfwd(
+        lambda x, y: ([x * y, x.sum()], x.cos()), (0, 1), has_aux=True
+    )(x, x.sin()),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_inside_another_transform(name):
+    assert_equal_compiled(tl.vmap(FORWARD[name]), x=torch.tensor([[0.5, -1.0], [2.0, 0.1]]))
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -5,6 +5,7 @@ say nothing, with torch.func. `make test` runs the same few each time. `make tes
 ones for an hour in all, and prints what fails as a script, and as a Case for programs/kept.py.
 """
 
+import functools
 import time
 from collections.abc import Callable
 
@@ -13,8 +14,13 @@ import pytest
 from hypothesis import strategies as st
 
 from tests.programs import Case, cases
-from tests.programs.judge import check, check_against_differences, check_special
-from tests.programs.kept import KEPT
+from tests.programs.judge import (
+    check,
+    check_against_differences,
+    check_compiled,
+    check_special,
+)
+from tests.programs.kept import KEPT, KEPT_COMPILED
 
 pytestmark = [
     # Some operators have no batching rule in torch and go through its fallback.
@@ -23,7 +29,7 @@ pytestmark = [
 ]
 
 SECONDS_IN_FULL = 3600
-TESTS = 4 + 3 + 3 + 2 + 2
+TESTS = 4 + 3 + 3 + 2 + 2 + 4 + 1
 
 
 def check_many(
@@ -82,6 +88,30 @@ def test_programs_against_finite_differences(depth: int, full: bool) -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_programs_at_special_values(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), special=True), check_special, 250, full)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("depth", "options"),
+    [(1, {"mixed": True}), (2, {}), (3, {}), (1, {"special": True})],
+    ids=["mixed", "two", "three", "special"],
+)
+def test_compiled_programs(depth: int, options: dict[str, bool], full: bool) -> None:
+    replayed = functools.partial(check_compiled, backend="replay")
+    check_many(cases(depth, ("tl",), **options), replayed, 20, full)
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_programs_that_inductor_compiles(full: bool) -> None:
+    compiled = functools.partial(check_compiled, backend="inductor", check_first=True)
+    check_many(cases(2, ("tl",)), compiled, 20, full)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("case", KEPT_COMPILED.values(), ids=KEPT_COMPILED.keys())
+def test_compiled_programs_that_once_failed(case: Case) -> None:
+    check_compiled(case, "replay", check_first=True)
 
 
 @pytest.mark.parametrize("case", KEPT.values(), ids=KEPT.keys())

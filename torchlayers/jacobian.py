@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from torchlayers import _C, chunks, torch_compile, torch_func, tree
+from torchlayers import _C, chunks, forward_in_dynamo, torch_compile, torch_func, tree
 from torchlayers.batch import Vmap
 from torchlayers.chunks import ChunkSize
 from torchlayers.distributed.spread import Check, Out, Spread
@@ -245,7 +245,7 @@ def jacfwd(
     def traced(*args: Any) -> Any:
         torch_compile.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
         places = tuple(range(len(args))) if argnums is None else argnums
-        return torch_func.jacfwd(func, places, has_aux, randomness=randomness)(*args)
+        return forward_in_dynamo.jacfwd(func, places, has_aux, randomness)(*args)
 
     def jacobian_at(*args: Any) -> Any:
         everything = tuple(range(len(args)))
@@ -391,7 +391,7 @@ def hessian(
 
     def wrapper(*args: Any) -> Any:
         if torch_compile.is_tracing():
-            # Dynamo (2.13) can't trace forward over reverse inside vmap or jvp.
+            # NOTE [Forward mode in Dynamo].
             torch_compile.refuse_strict_export("hessian")
             torch_compile.refuse("hessian", chunk_size=chunk_size, progress=progress, mesh=mesh)
             return torch_func.jacrev(torch_func.jacrev(func, argnums), argnums)(*args)

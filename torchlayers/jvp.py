@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from torch import Tensor
 
-from torchlayers import _C, torch_compile, torch_func, tree
+from torchlayers import _C, forward_in_dynamo, torch_compile, tree
 from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
 from torchlayers.taps import with_tangents
 
@@ -59,7 +59,7 @@ def jvp(
     if taps is not None:
         func = with_tangents("jvp", func, taps)
     if torch_compile.is_tracing():
-        return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+        return forward_in_dynamo.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     given = Jvp("jvp", func, None, has_aux, strict)
     output, output_tangents, aux = given.push(primals, tangents)
     return (output, output_tangents, aux) if has_aux else (output, output_tangents)

@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers import torch_compile, torch_func, tree
+from torchlayers import forward_in_dynamo, torch_compile, tree
 from torchlayers.compiled.record import recording
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.nodes import is_collective
@@ -103,7 +103,8 @@ def _linear_map(
         def by_jvp(*flat: Tensor) -> list[Any]:
             given = tree.unflatten(flat, spec)
             if torch_compile.is_tracing():
-                return tree.leaves(torch_func.jvp(func, point, given)[1])
+                pushed = forward_in_dynamo.jvp(func, point, given, strict=False, has_aux=False)
+                return tree.leaves(pushed[1])
             return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
 
         return by_jvp

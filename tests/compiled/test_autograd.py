@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchlayers as tl
+from torchlayers import tree
 
 replayed = functools.partial(tl.compile, backend="replay")
 
@@ -57,6 +58,44 @@ def test_it_is_differentiable_twice(name, size):
     f = FUNCTIONS[name]
     x = torch.linspace(0.5, 1.5, size, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(gradients(replayed(f), x, 2), gradients(f, x, 2))
+
+
+SHARED = torch.ones(3, dtype=torch.float64, requires_grad=True)
+VIEWS = {
+    "detached": lambda x: x.detach(),
+    "a part, detached": lambda x: x.detach()[1:],
+    "the same, and detached": lambda x: (x.view_as(x), x.detach(), x * 2, x[:]),
+    "captured": lambda x: (SHARED.detach()[1:], SHARED.view_as(SHARED), SHARED[1:]),
+    "of another result": lambda x: (lambda y: (y.detach(), y, y.view_as(y)))(x * 2),
+}
+
+
+def shared(*tensors):
+    """Which of them share memory with which."""
+    memories = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return [[one == other for one in memories] for other in memories]
+
+
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_require_grad_as_they_do_uncompiled(name, backend):
+    f = VIEWS[name]
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    compiled = tl.compile(f, backend=backend)
+    for _ in range(2):
+        found, expected = ([*tree.leaves(g(x))] for g in (compiled, f))
+        assert [y.requires_grad for y in found] == [y.requires_grad for y in expected]
+        assert len({x, *found}) == 1 + len(found)
+        assert shared(x, SHARED, *found) == shared(x, SHARED, *expected)
+        for one, other in zip(found, expected, strict=True):
+            if other.requires_grad:
+                gradients = (
+                    torch.autograd.grad(
+                        y.sum(), [x, SHARED], materialize_grads=True, retain_graph=True
+                    )
+                    for y in (one, other)
+                )
+                torch.testing.assert_close(*gradients)
 
 
 def test_it_is_differentiable_four_times():

@@ -235,6 +235,24 @@ def test_numbers_made_tensors_are_constants():
         assert compiled(torch.ones(2)).tolist() == [2, 3]
 
 
+def test_views_of_captured_tensors_in_inference_mode():
+    weight = torch.arange(9.0).reshape(3, 3).requires_grad_()
+
+    def f(x):
+        return x @ weight.t() + weight[0]
+
+    with torch.inference_mode():
+        torch.testing.assert_close(replayed(f)(torch.ones(3)), f(torch.ones(3)))
+
+
+def test_captured_tensors_of_inference_are_written_to():
+    with torch.inference_mode():
+        seen = torch.zeros(3)
+        compiled = replayed(lambda x: (seen[:2].fill_(3), seen.add_(x))[1] * 2)
+        assert compiled(torch.ones(3)).tolist() == [8, 8, 2]
+    assert seen.tolist() == [4, 4, 1]
+
+
 # Random numbers
 
 

@@ -123,6 +123,22 @@ def test_wrong_code_is_found_and_replayed(compiler):
     ]
 
 
+def test_code_that_raises_is_replayed(compiler):
+    def raises(graph):
+        def run(tensors):
+            tensors[0].fill_(7)
+            raise RuntimeError("view size\nis not compatible")
+
+        return run
+
+    compiler(raises)
+    compiled, x = tl.compile(lambda x: x.add_(1)), torch.ones(2)
+    with pytest.warns(UserWarning, match="is wrong: result is missing: RuntimeError: view size"):
+        compiled(x)
+    assert x.tolist() == [2, 2]
+    assert how(compiled) == ["replay (inductor's result is missing: RuntimeError: view size)"]
+
+
 def test_wrong_code_that_writes_is_undone(compiler):
     def twice(graph):
         def run(tensors):

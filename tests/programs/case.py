@@ -1,7 +1,7 @@
 """A program under a stack of transforms, as source and as what it computes."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -111,13 +111,17 @@ class Case:
             levels = [dataclasses.replace(level, out_dim=0) for level in levels]
         return dataclasses.replace(self, levels=tuple(levels))
 
-    def run(self, **libraries: Any) -> Tensor:
-        """f0's result, with these libraries under the names that the levels use."""
+    def function(self, **libraries: Any) -> Callable[[Tensor], Tensor]:
+        """f0, with these libraries under the names that the levels use."""
         names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **libraries}
         names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
         exec(compile(self.source, "<random program>", "exec"), names)
-        result: Tensor = names["f0"](self.x.tensor())
-        return result
+        function: Callable[[Tensor], Tensor] = names["f0"]
+        return function
+
+    def run(self, **libraries: Any) -> Tensor:
+        """f0's result."""
+        return self.function(**libraries)(self.x.tensor())
 
     @property
     def script(self) -> str:

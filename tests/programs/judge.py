@@ -11,6 +11,7 @@ import torchlayers as tl
 from tests.helpers import ambient
 from tests.programs.case import Case
 from tests.programs.oracles import Differences, Plain
+from torchlayers.errors import TransformError
 
 # What may be refused, if torch.func refuses it too. Among its own layers it may refuse anything.
 REFUSALS = [
@@ -32,6 +33,8 @@ NOT_PLAIN = [
     "modified by an inplace operation",
     "on a bool tensor is not supported",  # the derivative of atan2, which negates a constant
 ]
+# What compile may refuse.
+NOT_RECORDED = ["conjugated lazily", "one of them meta"]
 # What is wrong at present: by the words of its error.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp in one of ours, at a primal with the negative bit
@@ -117,6 +120,28 @@ def in_double(case: Case) -> Case:
         re.sub(r"torch\.(bfloat16|float32)", "torch.float64", line) for line in case.program
     )
     return dataclasses.replace(case, x=x, constant=constant, program=program)
+
+
+def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
+    """What it gives compiled, at two calls, against what it gives uncompiled.
+
+    With check_first compile compares its first result itself, as it does unless told otherwise.
+    """
+    expected = ours(case)
+    if isinstance(expected, Exception):
+        return  # check judges it
+    compiled = tl.compile(case.function(tl=tl, func=torch.func), backend=backend, check=check_first)
+    for _ in range(2):
+        try:
+            result = compiled(case.x.tensor())
+        except TransformError as error:
+            if any(words in str(error) for words in NOT_RECORDED):
+                return
+            raise
+        if case.x.special:
+            torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-12, equal_nan=True)
+        else:
+            compare(case, result, expected.detach())
 
 
 def check_against_differences(case: Case) -> None:

@@ -77,3 +77,24 @@ KEPT = {
         ),
     ),
 }
+
+# Compiled.
+KEPT_COMPILED = {
+    # torch gives the first product other strides than its fake tensors have.
+    "a view of what lies otherwise than recorded": Case(
+        levels=(Level("hessian"),),
+        x=Value((1, 2)),
+        constant=Value(()),
+        program=(
+            "t1 = torch.einsum('...ij,...ik->...jk', x1, x1)",
+            "t5 = OldWithVmap.apply(t1.tanh())",
+            "return t5 @ t5",
+        ),
+    ),
+    "a Function under two functionalize that a Jacobian keeps apart": Case(
+        levels=(Level("functionalize"), Level("jacfwd"), Level("functionalize")),
+        x=Value((2, 3)),
+        constant=Value(()),
+        program=("return x3 + Old.apply(x0) + OldWithVmap.apply(K.tanh())",),
+    ),
+}

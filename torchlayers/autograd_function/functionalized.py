@@ -11,6 +11,7 @@ there, and no error. Functions are where NumPy is used. So their methods see pla
 mutations and all, where nothing is recorded and nobody can tell the difference.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -47,18 +48,39 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
     for i, output in enumerate(outputs):
         if i in written.input_of_output:
             operand = operands[written.input_of_output[i]]
-            _torch._functionalize_replace(operand, output)
-            _torch._functionalize_commit_update(operand)
-            _torch._functionalize_sync(operand)
+            _write(operand, output)
             results.append(operand)
         else:
             results.append(tree.map_tensors(lambda leaf: _tracked(leaf, level), output))
     return results[0] if written.is_single else tuple(results)
 
 
+def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
+    """The value that the Function gave an operand, for all that reads the operand from now on."""
+    if _torch._is_functional_tensor(operand):
+        _torch._functionalize_replace(operand, value)
+        _torch._functionalize_commit_update(operand)
+        _torch._functionalize_sync(operand)
+    elif operand is not value:  # a captured tensor, which is written to
+        with _C.Below():
+            operand.copy_(value)
+
+
 def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
     # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
     return output if _torch._is_functional_tensor(output) else functional(output, level)
+
+
+def _value(arg: Any, level: int, keeps_views: bool) -> Any:
+    return unwrapped(arg, level, keeps_views) if isinstance(arg, torch.Tensor) else arg
+
+
+def _changed(
+    args: Sequence[Any], before: Sequence[Any], level: int, keeps_views: bool
+) -> list[bool]:
+    """Which arguments hold other values by now than they did before."""
+    pairs = zip(args, before, strict=True)
+    return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
 
 
 def _is_recorded() -> bool:
@@ -78,19 +100,16 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         if not _is_recorded():
             result = method(*args)
             return result, list(args), result, [False] * len(args)
+        top = _C.top()
+        if top is not None and top[0] == "functionalize":  # by which another's methods run already
+            before = [_value(arg, top[1], keeps_views) for arg in args]
+            result = method(*args)
+            return result, list(args), result, _changed(args, before, top[1], keeps_views)
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = tree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
-
-            def value(leaf: torch.Tensor) -> torch.Tensor:
-                return unwrapped(leaf, level, keeps_views)
-
-            result = tree.map_tensors(value, functionals)
-            changed = [
-                isinstance(leaf, torch.Tensor) and value(leaf) is not arg
-                for leaf, arg in zip(wrapped, args, strict=True)
-            ]
-            return result, wrapped, functionals, changed
+            result = tree.map_tensors(lambda leaf: unwrapped(leaf, level, keeps_views), functionals)
+            return result, wrapped, functionals, _changed(wrapped, args, level, keeps_views)
 
     def forward(*operands: Any) -> Any:
         versions = [getattr(operand, "_version", None) for operand in operands]

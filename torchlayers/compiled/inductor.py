@@ -2,7 +2,7 @@
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
+from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
@@ -59,7 +60,12 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         raise
     for body, code in zip(bodies, codes, strict=False):
         body.run = _run_of(code, bodies)
-    return _run_of(codes[-1], bodies)
+    apart: dict[int, Any] = {
+        i: node.target
+        for i, node in enumerate(outputs_of(graph))
+        if calls(node, aten.alias.default, aten.detach.default)
+    }
+    return _run_of(codes[-1], bodies, apart)
 
 
 def _code_of(graph: GraphModule) -> Any:
@@ -80,8 +86,23 @@ def _code_of(graph: GraphModule) -> Any:
         return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
 
 
-def _run_of(code: Any, bodies: Sequence[loops.Body]) -> Run:
-    return program_of(code, bodies) or loops.WithBodies(code, bodies)
+def _run_of(code: Any, bodies: Sequence[loops.Body], apart: Mapping[int, Any] | None = None) -> Run:
+    apart = apart or {}
+    return program_of(code, bodies, apart) or _apart(loops.WithBodies(code, bodies), apart)
+
+
+def _apart(run: Run, operators: Mapping[int, Any]) -> Run:
+    """With these results as tensors of their own: inductor returns one tensor for several."""
+    if not operators:
+        return run
+
+    def call(tensors: list[Tensor]) -> Sequence[Tensor]:
+        results = [*run(tensors)]
+        for place, operator in operators.items():
+            results[place] = operator(results[place])
+        return results
+
+    return call
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:

@@ -99,7 +99,20 @@ def record(
     Raises:
         DataDependentError: func asked for a value that only a call's data has.
     """
-    recorder = _Recorder(func, args, kwargs or {}, gradients, symbolic)
+    given = func, args, kwargs or {}, gradients, symbolic
+    if not torch.is_inference_mode_enabled():
+        return _record(_Recorder(*given))
+    # Views of captured tensors are refused inside, and writes to those of inference outside.
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return _record(_Recorder(*given))
+    except RuntimeError as error:
+        if "Inplace update to inference tensor" not in str(error):
+            raise
+    return _record(_Recorder(*given))
+
+
+def _record(recorder: "_Recorder") -> Recording:
     around = (
         torch_compile.run_eagerly(),
         _without_hooks(),
@@ -114,7 +127,7 @@ def record(
             with _dispatched_as_before():
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
-            explain(error, func)
+            explain(error, recorder.func)
             raise
         return recorder.finish(graph)
 
@@ -266,7 +279,25 @@ class _Recorder:
             else:
                 index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
                 self.outputs.append(Output("computed", index))
-        return [leaf for _, leaf in computed.values()]
+        return self.detached([leaf for _, leaf in computed.values()], given)
+
+    def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
+        """Those that don't require grad, and share an input's memory that does, say so."""
+        memories = {
+            tensor.untyped_storage()._cdata
+            for tensor in given
+            if isinstance(tensor, Tensor) and tensor.requires_grad
+        } | {
+            fake.untyped_storage()._cdata
+            for tensor, fake in self.captured.values()
+            if tensor.requires_grad
+        }
+        return [
+            output.detach()
+            if not output.requires_grad and output.untyped_storage()._cdata in memories
+            else output
+            for output in outputs
+        ]
 
     def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
         """The gradients of what requires grad, recorded below the function's own operators."""

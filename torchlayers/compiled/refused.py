@@ -1,5 +1,6 @@
 """What a recording can't hold, said in words."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -48,11 +49,24 @@ def explain(error: BaseException, func: Callable[..., Any]) -> None:
     elif "get value out of a tracing tensor" in str(error) or _reads_memory(error):
         what = f"asks for the value of a tensor ({str(error).splitlines()[0]})"
     else:
+        _explain_torch_func(error, name)
         return
     raise DataDependentError(
         f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
         f"one.{location_of(error) or location()} {_WAYS_OUT}"
     ) from error
+
+
+def _explain_torch_func(error: BaseException, name: str) -> None:
+    """Tangents that torch.func makes of nothing lose a fake tensor's device."""
+    if isinstance(error, RuntimeError) and re.search(r"(but got|and) meta\b", str(error)):
+        raise TransformError(
+            f"torchlayers: compile: {name} has tensors of two devices, one of them meta "
+            f"({str(error).splitlines()[0]}). If it has none there itself, a forward mode of "
+            "torch.func (jvp, jacfwd, hessian) is differentiated, which torch can't do on the "
+            "tensors without data of a recording: use torchlayers' transforms of these names, "
+            "which torchlayers.install() puts in torch.func."
+        ) from error
 
 
 def _reads_memory(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ there is another kind, as for another device or sizes that are symbols, inductor
 
 import ast
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,12 +34,16 @@ class _UnknownError(Exception):
     """The function has something that isn't known here."""
 
 
-def program_of(code: Any, bodies: Sequence[Body] = ()) -> Program | None:
+def program_of(
+    code: Any, bodies: Sequence[Body] = (), apart: Mapping[int, OpOverload] | None = None
+) -> Program | None:
     """What inductor compiled, as a program; None where it is more than is known here.
 
     Args:
         code: a CompiledFxGraph.
         bodies: what its scans run.
+        apart: of results that are to be tensors of their own, what makes them that: inductor
+            returns one tensor for several.
     """
     try:
         if code.inputs_to_check or set(code.device_types) != {HOST.type}:
@@ -47,7 +51,7 @@ def program_of(code: Any, bodies: Sequence[Body] = ()) -> Program | None:
         function = code.current_callable.__func__
         with open(function.__code__.co_filename, encoding="utf-8") as file:
             module = ast.parse(file.read())
-        return _Reader(module, function, bodies).program()
+        return _Reader(module, function, bodies).program(apart or {})
     except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
         return None
 
@@ -73,7 +77,7 @@ class _Reader:
         # What each name is: values, several results of an operator, constants.
         self.values: dict[str, Any] = {}
 
-    def program(self) -> Program:
+    def program(self, apart: Mapping[int, OpOverload]) -> Program:
         unpacked, *rest = self.body
         match unpacked:
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)) if (
@@ -96,7 +100,10 @@ class _Reader:
                 case ast.Expr(value=ast.Call() as call):
                     self.call(call)
                 case ast.Return(value=ast.Tuple(elts=results)):
-                    return self.writer.finish([self.value(result) for result in results])
+                    returned = [self.value(result) for result in results]
+                    for place, op in apart.items():
+                        returned[place] = self.operator(op, (returned[place],), {})
+                    return self.writer.finish(returned)
                 case _:
                     raise _UnknownError
         raise _UnknownError
@@ -175,6 +182,9 @@ class _Reader:
             if not isinstance(body, Program):
                 raise _UnknownError
             return self.writer.repeat(body, carried, sliced, tensors, str(op))
+        return self.operator(op, args, kwargs)
+
+    def operator(self, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
         schema = op._schema
         results = self.writer.call(schema.name, schema.overload_name, args, kwargs, str(op))
         return results[0] if len(results) == 1 else results

@@ -1,7 +1,8 @@
 """What is returned stays what it was: new memory, or a view of an input; and its strides.
 
 The other passes look at values only. After them an output may be an input's own memory (x * 1), or
-the same as another output; a caller who writes to one would write to both.
+the same as another output; a caller who writes to one would write to both. And of two tensors that
+share their memory one may require grad, and the other not.
 """
 
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiled.simplify.mutations import written_inputs
 from torchlayers.compiled.simplify.nodes import (
     aten,
+    calls,
     emit,
     is_dense,
     is_tensor,
@@ -28,6 +30,7 @@ class Promise(NamedTuple):
     values: list[Any]
     inputs: list[int | None]  # the input whose memory it is
     groups: list[Node | None]  # what made its memory
+    detached: list[bool]  # whether it is a view that autograd is to take for no view
 
 
 def promised(graph: GraphModule) -> Promise:
@@ -38,6 +41,7 @@ def promised(graph: GraphModule) -> Promise:
         [value(node) if is_tensor(node) else None for node in _outputs(graph)],
         [None if memory is None else positions.get(memory) for memory in memories],
         memories,
+        [calls(node, aten.detach.default) for node in _outputs(graph)],
     )
 
 
@@ -53,7 +57,7 @@ def keep(graph: GraphModule, promise: Promise) -> None:
     placeholders = graph.graph.find_nodes(op="placeholder")
     taken: dict[Node, Node | None] = {}
     outputs = _outputs(graph)
-    for at, (told, position, group) in enumerate(zip(*promise, strict=True)):
+    for at, (told, position, group) in enumerate(zip(*promise[:3], strict=True)):
         if told is None:
             continue
         node, before = outputs[at], first_copy or end
@@ -72,7 +76,21 @@ def keep(graph: GraphModule, promise: Promise) -> None:
             if not _has_layout(value(outputs[at]), told):
                 outputs[at] = laid_out(before, node, told)
         taken.setdefault(memory_of(outputs[at]), group)
+    _be_apart(outputs, promise.detached, end)
     end.args = (outputs,)
+
+
+def _be_apart(outputs: list[Any], detached: list[bool], end: Node) -> None:
+    """No output is an input, nor another output: x.detach() is no x, whoever has their memory."""
+    seen: set[Node] = set()
+    for at, node in enumerate(outputs):
+        if not is_tensor(node):
+            continue
+        if detached[at]:
+            outputs[at] = emit(end, aten.detach.default, node)
+        elif node.op == "placeholder" or node in seen:
+            outputs[at] = emit(end, aten.alias.default, node)
+        seen.add(node)
 
 
 def _outputs(graph: GraphModule) -> list[Any]:
