@@ -99,3 +99,19 @@ def test_index_fill_of_one_element_by_batched_values(shape, index: Tensor) -> No
     for i, value in enumerate(many):
         for ours, single in zip(found, twice(x, value), strict=True):
             assert_close([each[i] for each in ours], list(single))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_one_value_of_another_dtype_goes_where_a_mask_says(
+    dtype: torch.dtype, is_batched: bool
+) -> None:
+    def write(x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.zeros(2, 3, dtype=dtype)
+        y[mask] = 5 * x[0, 0]
+        return y
+
+    masks = MASKS if is_batched else MASKS[:1].expand_as(MASKS)
+    expected = torch.stack([write(x, mask) for x, mask in zip(X, masks, strict=True)])
+    found = tl.vmap(write, (0, 0 if is_batched else None))(X, masks if is_batched else masks[0])
+    assert_close(found, expected)
