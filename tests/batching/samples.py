@@ -503,7 +503,7 @@ SAMPLES: dict[str, list[Sample]] = {
     + [
         (lambda x, y: x.index_fill(-1, PLACES, y), [X, values()]),
         (lambda x, i, y: x.index_fill(1, _places(i), y), [X, values(3), values()]),
-        (lambda x, i, y: x.index_fill(0, -1 - _places(i)[0], y), [X, values(3), values()]),
+        (lambda x, i, y: x.index_fill(0, _places(i)[0], y), [X, values(3), values()]),
     ],
     "index_fill.int_Scalar": [
         (lambda x, i: x.index_fill(1, _places(i), 2.0), [X, values(3)]),

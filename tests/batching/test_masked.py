@@ -115,3 +115,14 @@ def test_one_value_of_another_dtype_goes_where_a_mask_says(
     expected = torch.stack([write(x, mask) for x, mask in zip(X, masks, strict=True)])
     found = tl.vmap(write, (0, 0 if is_batched else None))(X, masks if is_batched else masks[0])
     assert_close(found, expected)
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_index_fill_counts_each_samples_places_from_behind_too(is_batched: bool) -> None:
+    places = torch.tensor([[0, -1], [-2, 1], [-1, -3], [2, 2]])
+    x = X if is_batched else X[0]
+    fill = tl.vmap(lambda x, at, v: x.index_fill(1, at, v), (0 if is_batched else None, 0, 0))
+    expected = [
+        (x[i] if is_batched else x).index_fill(1, places[i], SOURCE[i, 0]) for i in range(4)
+    ]
+    assert_close(fill(x, places, SOURCE[:, 0]), torch.stack(expected))
