@@ -32,6 +32,11 @@ bool only_computes(const Operator& op, const BatchedCall& call, const VmapLayer&
          std::none_of(arguments.begin(), arguments.end(), names_device);
 }
 
+bool takes_generator(const Operator& op, const Args& args) {
+  return std::ranges::any_of(
+      last(args, op.num_args), [](const c10::IValue& value) { return value.isGenerator(); });
+}
+
 bool has_derivatives(const Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
@@ -93,10 +98,8 @@ std::optional<Args> results_of_sample(const Operator& op, const Args& args) {
 
 bool run_on_no_samples(
     const Operator& op, const Args& args, BatchedCall& call, const VmapLayer& layer) {
-  const bool has_generator = std::ranges::any_of(
-      last(args, op.num_args), [](const c10::IValue& value) { return value.isGenerator(); });
-  if (has_generator || !call.is_strided() || call.batch_size() != 0 || !call.any_batched() ||
-      !only_computes(op, call, layer)) {
+  if (!call.is_strided() || call.batch_size() != 0 || !call.any_batched() ||
+      !only_computes(op, call, layer) || takes_generator(op, args)) {
     return false;
   }
   const auto sample = results_of_sample(op, args);
