@@ -37,7 +37,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 483,
     "cotangents": 424,
-    "batching": 242,
+    "batching": 245,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,

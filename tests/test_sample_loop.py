@@ -143,6 +143,24 @@ def test_results_of_one_size_are_nested_too_where_that_was_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        lambda f: tl.grad(lambda x: f(x).values().sum()),
+        lambda f: tl.grad(lambda x: (x.sum(), f(x)), has_aux=True),
+        lambda f: lambda x: tl.jvp(f, (x,), (x,)),
+    ],
+    ids=["grad", "aux", "jvp"],
+)
+@pytest.mark.parametrize("f", [torch.sin, lambda x: x[x > 0]], ids=["of one size", "of several"])
+def test_ragged_results_inside_a_transform_are_refused(f, transformed):
+    ragged = looped(f, out_dims="ragged")
+    with pytest.raises(tl.errors.TransformError, match="'ragged' was used inside a transform"):
+        transformed(ragged)(X)
+    assert tl.current_stack() == ()
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
 def test_different_sizes_without_ragged():
     with pytest.raises(tl.errors.DimensionError, match="out_dims='ragged'"):
         looped(lambda x: x[x > 0])(X)

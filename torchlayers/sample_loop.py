@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torchlayers.errors import (
     NotTensorError,
     StructureError,
     TransformError,
+    location,
     location_of,
 )
 
@@ -77,7 +78,11 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
                 stacklevel=2,
             )
         else:
-            return tree.map_tensors(_jagged, results) if ragged else results
+            if not ragged:
+                return results
+            return tree.map_tensors(
+                lambda x: x if x.dim() < 2 else _jagged(given, x.unbind()), results
+            )
         return _loop(given, args, kwargs, ragged)
 
     return either
@@ -145,7 +150,7 @@ def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> An
                 f"tensors and numbers, got {type(leaf).__name__}."
             )
     if ragged and column[0].dim():
-        return torch.nested.as_nested_tensor(column, layout=torch.jagged)
+        return _jagged(given, column)
     for leaf in column:
         if leaf.shape != column[0].shape:
             raise DimensionError(
@@ -156,8 +161,12 @@ def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> An
     return torch.stack(column, dim)
 
 
-def _jagged(dense: Tensor) -> Tensor:
-    """Results of one size, as results of different sizes are."""
-    if dense.dim() < 2:
-        return dense
-    return torch.nested.as_nested_tensor(dense, layout=torch.jagged)
+def _jagged(given: Vmap, results: Sequence[Tensor]) -> Tensor:
+    """Samples' results, as those of different sizes come back, though they be of one."""
+    if any(_functorch.maybe_get_level(result) > 0 for result in results):
+        raise TransformError(
+            f"torchlayers: vmap({tree.name_of(given.func)}): out_dims='ragged' was used inside a "
+            f"transform, which torch's nested tensors can't go through.{location()} Give results "
+            "one size (pad them), or differentiate with plain autograd, which nested tensors know."
+        )
+    return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)

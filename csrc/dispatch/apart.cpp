@@ -75,7 +75,17 @@ void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
   }
 }
 
-// A mask of each sample's own, if it is the only index, and the dimension that it is at.
+bool is_of_samples(const Tensor& tensor) {
+  return batched_levels(without_dead_wrappers(tensor)).any();
+}
+
+// One value for all places may be of another dtype, as torch takes it where it knows that value.
+bool is_to_be_cast(const Tensor& value, const Tensor& y) {
+  return value.scalar_type() != y.scalar_type() && value.sym_numel() == 1 &&
+         (y.is_complex() || !value.is_complex());
+}
+
+// A mask, if it is the only index, and the dimension that it is at.
 struct Mask {
   Tensor tensor;
   int64_t at;
@@ -92,9 +102,7 @@ std::optional<Mask> mask_among(const c10::IValue& indices) {
       mask = {list[i].toTensor(), static_cast<int64_t>(i)};
     }
   }
-  const bool is_batched = mask && mask->tensor.scalar_type() == at::kBool &&
-                          batched_levels(without_dead_wrappers(mask->tensor)).any();
-  return is_batched ? mask : std::nullopt;
+  return mask && mask->tensor.scalar_type() == at::kBool ? mask : std::nullopt;
 }
 
 bool fits(const Tensor& y, const Mask& mask) {
@@ -127,7 +135,14 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   if (!mask || !fits(y, *mask)) {
     return false;
   }
-  const Tensor given = peek(args, 2, op.num_args).toTensor();
+  Tensor given = peek(args, 2, op.num_args).toTensor();
+  const bool casts = is_to_be_cast(given, y);
+  if (!is_of_samples(mask->tensor) && !(casts && is_of_samples(given))) {
+    return false; // torch's is enough
+  }
+  if (casts) {
+    given = given.to(y.scalar_type());
+  }
   TORCH_CHECK_INDEX(
       given.scalar_type() == y.scalar_type(),
       "y[mask] = value takes a value of y's dtype, which is ",

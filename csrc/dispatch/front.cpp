@@ -46,6 +46,19 @@ bool run_composite(
   return true;
 }
 
+// What torch.func's vmap, where it is innermost, says of a write that ours would make room for.
+void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
+  if (error.msg().find("vmap: inplace arithmetic(") == 0) {
+    raise(
+        "torch.func's vmap (level {}) can't write a batched value into a tensor that is not "
+        "batched "
+        "({}). torchlayers.vmap makes room for it in a tensor that the function has made: use it "
+        "for this vmap too, or torchlayers.install(), which puts it in torch.func's place.",
+        mirror().size(),
+        toString(handle.operator_name()));
+  }
+}
+
 void refuse_captured(const Operator& op, const Args& args) {
   visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
     const auto* wrapper = wrapper_of(tensor);
@@ -67,7 +80,12 @@ void refuse_captured(const Operator& op, const Args& args) {
 void step_aside(
     const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::DispatchKey key, Args* args) {
   if (any_layer()) {
-    handle.redispatchBoxed(keys.remove(key), args);
+    try {
+      handle.redispatchBoxed(keys.remove(key), args);
+    } catch (const c10::Error& error) {
+      explain_write(error, handle);
+      throw;
+    }
     return;
   }
   auto without = thread_keys();

@@ -12,6 +12,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
+#include "layers/vmap_no_samples.h"
 #include "layers/vmap_writes.h"
 #include "rules/batching/batched_call.h"
 #include "rules/batching/in_place.h"
@@ -166,8 +167,9 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
     send_down(op, args);
     return;
   }
-  if (apply_rule(batched_call) || write_functional(op, args, *this) ||
-      resize_samples(op, args, *this) || fill_samples(op, args, *this)) {
+  if (run_on_no_samples(op, args, batched_call, *this) || apply_rule(batched_call) ||
+      write_functional(op, args, *this) || resize_samples(op, args, *this) ||
+      fill_samples(op, args, *this)) {
     return;
   }
   if (is_to_be_looked_into(op, args)) {

@@ -1,9 +1,5 @@
 #include "layers/vmap_errors.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/ops/zeros.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <cctype>
 #include <optional>
 #include <sstream>
@@ -12,9 +8,8 @@
 #include <utility>
 
 #include "core/args.h"
-#include "core/device.h"
 #include "core/errors.h"
-#include "core/keys.h"
+#include "layers/stand_in_sample.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -99,66 +94,16 @@ std::string quoted(std::string text) {
   return text;
 }
 
-// While it lives, operators go past all layers, modes and autograd, and warn nobody.
-class Alone {
- public:
-  Alone() : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(
-        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  ~Alone() {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
-  }
-  Alone(const Alone&) = delete;
-  Alone& operator=(const Alone&) = delete;
-
- private:
-  class Silent final : public c10::WarningHandler {
-    void process(const c10::Warning&) override {}
-  };
-
-  at::impl::TorchFunctionDisabledState functions_;
-  Silent silent_;
-  c10::WarningUtils::WarningHandlerGuard warnings_{&silent_};
-  c10::impl::ForceDispatchKeyGuard keys_{
-      DispatchKeySet(DispatchKey::BackendSelect),
-      kBetween | kOurKeys | kTorchFuncKeys | DispatchKeySet(DispatchKey::Python)};
-};
-
-// How many elements its memory has to have; nothing where zeros can't stand in for the tensor.
-std::optional<int64_t> extent_of(const at::Tensor& tensor) {
-  constexpr int64_t kMost = 1 << 24;
-  if (tensor.layout() != at::kStrided || holder_of(tensor).is_nested() ||
-      tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) {
-    return std::nullopt;
-  }
-  int64_t last = 0;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    if (tensor.size(dim) == 0) {
-      return 0;
-    }
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return last < kMost ? std::optional(last + 1) : std::nullopt;
-}
-
 // What the operator says of one sample of these shapes; nothing where it does not refuse it.
 // Not for those that draw random numbers, or where the values are to blame (a singular matrix).
 std::optional<std::string> refusal_of_sample(
     const c10::Error& error, const Operator& op, const Args& args) {
-  const auto has_no_extent = [](const at::Tensor& tensor) { return !extent_of(tensor); };
   if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded) ||
-      typeid(error) == typeid(c10::LinAlgError) || any_tensor(args, op.num_args, has_no_extent)) {
+      typeid(error) == typeid(c10::LinAlgError)) {
     return std::nullopt;
   }
-  Args sample = last(args, op.num_args).vec();
   try {
-    const Alone alone;
-    change_tensors(sample, op.num_args, [](const at::Tensor& tensor, size_t) {
-      return at::zeros({*extent_of(tensor)}, tensor.options().device(kHost))
-          .as_strided(tensor.sizes(), tensor.strides());
-    });
-    op.handle.callBoxed(&sample);
+    run_on_stand_in(op, args, 0);
   } catch (const c10::Error& refusal) {
     if (!says(refusal, "INTERNAL ASSERT")) {
       return refusal.msg();

@@ -69,7 +69,10 @@ Pick::Index Pick::look_at(PyObject* index) {
   if (PySlice_Check(index)) {
     return {as_it_is, 1, 1};
   }
-  if (!is_tensor(index) && !PyBool_Check(index) && PyIndex_Check(index)) {
+  // NumPy's arrays are numbers to Python too, and lists to torch.
+  const bool is_number_of_python =
+      PyIndex_Check(index) && !PyBool_Check(index) && !PySequence_Check(index);
+  if (is_number_of_python && !is_tensor(index)) {
     return {as_it_is, 1, 0};
   }
   const Tensor tensor =

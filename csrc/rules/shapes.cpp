@@ -1,4 +1,6 @@
 // Moving elements around, and joining tensors.
+#include <ATen/MemoryOverlap.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -186,16 +188,6 @@ void stack_parts(VjpCall& call) {
   call.give(0, at::stack(parts, call.integer(1)));
 }
 
-// as_strided_scatter counts by the strides of its first argument, which a cotangent is given. What
-// it writes beside that argument's elements nobody reads.
-Tensor with_strides_of(const Tensor& x, const Tensor& g) {
-  return g.new_empty_strided(x.sizes(), x.strides()).copy_(g);
-}
-
-int64_t offset_in(const Tensor& x, const c10::IValue& offset) {
-  return offset.isNone() ? 0 : offset.toInt() - x.storage_offset();
-}
-
 int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   int64_t reach = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -204,42 +196,70 @@ int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return reach;
 }
 
+// Where as_strided_scatter writes, counted from the first element of x. An x that shows elements of
+// its memory more than once is copied for it as anything else is, and gets strides of its own.
+struct Part {
+  at::DimVector x_strides;
+  int64_t offset;
+  int64_t before; // elements of memory that it takes in front of x
+  int64_t extent; // of memory that has room for x and for it
+  bool is_inside; // the memory between x's first element and its last
+  bool is_whole;  // that memory, all of it x's
+
+  Part(
+      const Tensor& x,
+      const std::vector<int64_t>& sizes,
+      const std::vector<int64_t>& strides,
+      const c10::IValue& at) {
+    const bool overlaps = at::has_internal_overlap(x) == at::MemOverlap::Yes;
+    x_strides = overlaps ? at::empty_like(x).strides() : x.strides();
+    offset = at.isNone() ? 0 : at.toInt() - (overlaps ? 0 : x.storage_offset());
+    before = std::max<int64_t>(-offset, 0);
+    const int64_t own = reach(x.sizes(), x_strides);
+    const int64_t last = offset + reach(sizes, strides);
+    extent = before + std::max(own, last) + 1;
+    is_inside = offset >= 0 && last <= own;
+    is_whole = own + 1 == x.numel();
+  }
+};
+
+// A cotangent in such strides. What it has beside x's elements nobody reads.
+Tensor with_strides_of(const Part& part, const Tensor& x, const Tensor& g) {
+  return g.new_empty_strided(x.sizes(), part.x_strides).copy_(g);
+}
+
 Tensor part_strided(
     const Tensor& g,
     const Tensor& x,
     const std::vector<int64_t>& sizes,
     const std::vector<int64_t>& strides,
     const c10::IValue& at) {
-  const int64_t offset = offset_in(x, at);
-  const int64_t own = reach(x.sizes(), x.strides());
-  const int64_t last = offset + reach(sizes, strides);
-  if (own + 1 == x.numel() && offset >= 0 && last <= own) {
-    return with_strides_of(x, g).as_strided(sizes, strides, offset);
+  const Part part(x, sizes, strides, at);
+  if (part.is_inside && part.is_whole) {
+    return with_strides_of(part, x, g).as_strided(sizes, strides, part.offset);
   }
-  const int64_t before = std::max<int64_t>(-offset, 0);
-  const Tensor memory = g.new_zeros({before + std::max(own, last) + 1});
-  memory.as_strided(x.sizes(), x.strides(), before).copy_(g);
-  return memory.as_strided(sizes, strides, before + offset);
+  const Tensor memory = g.new_zeros({part.extent});
+  memory.as_strided(x.sizes(), part.x_strides, part.before).copy_(g);
+  return memory.as_strided(sizes, strides, part.before + part.offset);
 }
 
-// torch's own formula keeps what is overwritten, where that is all there is. So what is outside is
-// found among constants, which nobody differentiates.
+// torch's own formula keeps what is overwritten, where that is all there is. Where the gradient is
+// not to be written to, what is outside is found among constants, which nobody differentiates.
 Tensor outside_strided(
     const Tensor& g,
     const Tensor& x,
     const std::vector<int64_t>& sizes,
     const std::vector<int64_t>& strides,
     const c10::IValue& offset) {
-  if (may_write({g})) {
-    const Tensor outside = with_strides_of(x, g);
-    outside.as_strided(sizes, strides, outside.storage_offset() + offset_in(x, offset)).zero_();
+  const Part part(x, sizes, strides, offset);
+  if (part.is_inside && may_write({g})) {
+    const Tensor outside = with_strides_of(part, x, g);
+    outside.as_strided(sizes, strides, outside.storage_offset() + part.offset).zero_();
     return outside;
   }
-  const auto mask = g.options().dtype(at::kBool);
-  const Tensor everything = at::empty_strided(x.sizes(), x.strides(), mask).fill_(true);
-  const Tensor is_outside = at::as_strided_scatter(
-      everything, at::zeros(sizes, mask), sizes, strides, offset_in(x, offset));
-  return at::where(is_outside, g, 0);
+  const Tensor is_outside = at::ones({part.extent}, g.options().dtype(at::kBool));
+  is_outside.as_strided(sizes, strides, part.before + part.offset).zero_();
+  return at::where(is_outside.as_strided(x.sizes(), part.x_strides, part.before), g, 0);
 }
 
 } // namespace

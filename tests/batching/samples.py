@@ -234,6 +234,8 @@ SAMPLES: dict[str, list[Sample]] = {
     "mean": [(torch.mean, [X])],
     "max": [(torch.max, [X])],
     "min": [(torch.min, [X])],
+    "median": [(torch.median, [X])],
+    "nanmedian": [(torch.nanmedian, [X])],
     "matmul": [
         (torch.matmul, [values(*left), values(*right)])
         for left, right in [
@@ -497,7 +499,14 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x, y, at=at: x.index_fill(0, torch.tensor(at), y), [given, values()])
         for at, given in ((0, values()), ([0], values(1)), ([1, 0], X), ([1], X))
     ]
-    + [(lambda x, y: x.index_fill(-1, PLACES, y), [X, values()])],
+    + [
+        (lambda x, y: x.index_fill(-1, PLACES, y), [X, values()]),
+        (lambda x, i, y: x.index_fill(1, _places(i), y), [X, values(3), values()]),
+        (lambda x, i, y: x.index_fill(0, _places(i)[0], y), [X, values(3), values()]),
+    ],
+    "index_fill.int_Scalar": [
+        (lambda x, i: x.index_fill(1, _places(i), 2.0), [X, values(3)]),
+    ],
     "_pack_padded_sequence": [
         (_packed, [values(3, 2)]),
         (_packed, [values(3, 2, 2)]),

@@ -99,3 +99,30 @@ def test_index_fill_of_one_element_by_batched_values(shape, index: Tensor) -> No
     for i, value in enumerate(many):
         for ours, single in zip(found, twice(x, value), strict=True):
             assert_close([each[i] for each in ours], list(single))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_one_value_of_another_dtype_goes_where_a_mask_says(
+    dtype: torch.dtype, is_batched: bool
+) -> None:
+    def write(x: Tensor, mask: Tensor) -> Tensor:
+        y = torch.zeros(2, 3, dtype=dtype)
+        y[mask] = 5 * x[0, 0]
+        return y
+
+    masks = MASKS if is_batched else MASKS[:1].expand_as(MASKS)
+    expected = torch.stack([write(x, mask) for x, mask in zip(X, masks, strict=True)])
+    found = tl.vmap(write, (0, 0 if is_batched else None))(X, masks if is_batched else masks[0])
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("is_batched", [False, True])
+def test_index_fill_counts_each_samples_places_from_behind_too(is_batched: bool) -> None:
+    places = torch.tensor([[0, -1], [-2, 1], [-1, -3], [2, 2]])
+    x = X if is_batched else X[0]
+    fill = tl.vmap(lambda x, at, v: x.index_fill(1, at, v), (0 if is_batched else None, 0, 0))
+    expected = [
+        (x[i] if is_batched else x).index_fill(1, places[i], SOURCE[i, 0]) for i in range(4)
+    ]
+    assert_close(fill(x, places, SOURCE[:, 0]), torch.stack(expected))

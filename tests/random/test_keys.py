@@ -191,3 +191,19 @@ def test_torchlayers_compile_makes_the_same_numbers():
 def test_keys_are_saved(tmp_path):
     torch.save(random.split(K, 3), tmp_path / "keys.pt")
     assert torch.equal(torch.load(tmp_path / "keys.pt"), random.split(K, 3))
+
+
+@pytest.mark.parametrize("shape", [-1, 2.0, (2, -3), (1.0,)])
+@pytest.mark.parametrize("call", [random.split, random.normal, random.bits])
+def test_what_is_no_shape_is_refused(call, shape):
+    with pytest.raises(TransformError, match="random: a shape is an int or ints"):
+        call(random.key(0), shape)
+
+
+def test_bounds_that_are_no_integers_are_refused():
+    with pytest.raises(TypeError, match="minval and maxval must be ints"):
+        random.randint(random.key(0), (3,), 0, 2.5)
+
+
+def test_there_may_be_no_keys():
+    assert random.split(random.key(0), 0).shape == (0,)

@@ -4,6 +4,7 @@ import operator
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -263,3 +264,14 @@ def test_each_thread_writes_its_own() -> None:
         thread.join()
     for number, rows in found.items():
         assert_close(rows, values(3)[:, :1] * torch.arange(50.0) + number)
+
+
+def test_an_array_of_numpy_beside_an_index_of_samples() -> None:
+    places = np.array([0, 2])
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.clone()
+        y[places, x[0].argmax()] = 7
+        return y, x[x[0].argmax(), places]
+
+    same(tl.vmap(f)(values(3, 3)), loop(f, values(3, 3)))

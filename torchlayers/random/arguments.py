@@ -55,7 +55,14 @@ def drawn(
 
 
 def as_tuple(shape: Shape) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
+    if isinstance(shape, float) or any(
+        isinstance(size, float) or size < 0
+        for size in (shape if isinstance(shape, Sequence) else (shape,))
+    ):
+        raise TransformError(
+            f"torchlayers: random: a shape is an int or ints, none of them negative, got {shape!r}."
+        )
+    return tuple(shape) if isinstance(shape, Sequence) else (shape,)
 
 
 def shape_of(api: str, shape: Shape | None, *parameters: Number) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ def randint(
         dtype: an integer dtype.
     Returns:
         A tensor of this shape and dtype.
+    Raises:
+        TypeError: minval or maxval is something else.
     Example:
         >>> x = randint(torchlayers.random.key(0), (1000,), 1, 7)
         >>> sorted(set(x.tolist()))
@@ -46,6 +48,12 @@ def randint(
     Source: jax.random.randint.
     """
     check_key("random.randint", key)
+    for bound in (minval, maxval):
+        if not isinstance(bound, (int, Tensor)):
+            raise TypeError(
+                "torchlayers: random.randint: minval and maxval must be ints or tensors of "
+                f"integers, got {type(bound).__name__}."
+            )
     if isinstance(minval, int) and isinstance(maxval, int):
         if not (-(2**63) <= minval < 2**63 and maxval <= 2**63 and maxval - minval < 2**63):
             raise TransformError(

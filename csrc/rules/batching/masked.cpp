@@ -128,25 +128,44 @@ bool masked_fill(BatchedCall& call, size_t) {
   return call.give([&] { return at::where(lined_up(1), lined_up(2).to(dtype), lined_up(0)); });
 }
 
-// index_fill(x, dim, index, value) with a value of each sample's own: where the index points.
+// Where along its dimension an index points: (size), or (B, size) if each sample has its own.
+Tensor pointed_at(const BatchedCall& call, size_t i, int64_t size) {
+  const bool is_batched = call.is_batched(i);
+  Tensor index = is_batched ? call.value(i).reshape({call.batch_size(), -1}) : call.tensor(i);
+  const auto is_mask = index.options().dtype(at::kBool);
+  if (!is_batched) {
+    return at::zeros({size}, is_mask).index_fill(0, index, 1);
+  }
+  index = at::where(index < 0, index + size, index);
+  return at::zeros({call.batch_size(), size}, is_mask).scatter(1, index, 1);
+}
+
+// index_fill(x, dim, index, value) with a value or an index of each sample's own. torch's rule puts
+// all samples' indices into an x that they share.
 bool index_fill(BatchedCall& call, size_t) {
-  const bool fits = has_numbers_for_sizes(call) && call.is_batched(3) && call.rank(3) == 0 &&
-                    !call.is_batched(2) &&
-                    call.tensor(0).scalar_type() == call.tensor(3).scalar_type();
+  const bool has_tensor = call.has_tensor(3);
+  const bool fits = has_numbers_for_sizes(call) && (call.is_batched(2) || call.is_batched(3)) &&
+                    (!has_tensor || (call.rank(3) == 0 &&
+                                     call.tensor(0).scalar_type() == call.tensor(3).scalar_type()));
   const auto dim = BatchedCall::physical(call[1].toInt(), std::max<int64_t>(call.rank(0), 1));
   if (!fits || !dim) {
     return false;
   }
   return call.give([&] {
     const Tensor x = call.expanded(0);
-    const Tensor& index = call.tensor(2);
-    at::DimVector sizes(call.rank(0), 1);
-    if (!sizes.empty()) {
-      sizes[*dim - 1] = call.tensor(0).size(*dim - 1);
+    const int64_t size = call.rank(0) == 0 ? 1 : call.tensor(0).size(*dim - 1);
+    at::DimVector sizes(x.dim(), 1);
+    sizes[0] = call.is_batched(2) ? x.size(0) : 1;
+    if (call.rank(0) > 0) {
+      sizes[*dim] = size;
     }
-    const Tensor mask =
-        at::zeros(sizes, index.options().dtype(at::kBool)).index_fill(*dim - 1, index, 1);
-    return at::where(mask, BatchedCall::raised(call.value(3), call.rank(0)), x);
+    const Tensor mask = pointed_at(call, 2, size).reshape(sizes);
+    if (!has_tensor) {
+      return x.masked_fill(mask, call[3].toScalar());
+    }
+    const Tensor value =
+        call.is_batched(3) ? BatchedCall::raised(call.value(3), call.rank(0)) : call.tensor(3);
+    return at::where(mask, value, x);
   });
 }
 
@@ -156,7 +175,7 @@ void add_batched_masked(BatchingTable& rules) {
   rules.add({"masked_scatter"}, {masked_scatter});
   rules.add({"masked_fill.Tensor"}, {masked_fill});
   rules.add({"masked_scatter_backward"}, {masked_scatter_backward});
-  rules.add({"index_fill.int_Tensor"}, {index_fill});
+  rules.add({"index_fill.int_Tensor", "index_fill.int_Scalar"}, {index_fill});
 }
 
 } // namespace torchlayers

@@ -1,7 +1,6 @@
 #include "rules/batching/pointwise.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/native/TypeProperties.h>
 
 #include "rules/batching/families.h"
 
@@ -62,29 +61,6 @@ at::SymDimVector broadcast_sizes(const BatchedCall& call) {
   return sizes;
 }
 
-// Numbers bend to tensors of their kind, which they don't as tensors of one dimension. torch's rule
-// looks at the first sample for that, and here is none.
-bool run_on_no_samples(BatchedCall& call, const Samples& samples) {
-  at::native::ResultTypeState state;
-  for (size_t i = 0; i < call.size(); ++i) {
-    if (call.has_tensor(i)) {
-      state = at::native::update_result_type_state(call.tensor(i), state);
-    }
-  }
-  const at::ScalarType dtype = at::native::result_type(state);
-  return call.give([&] {
-    return call.call(call.args_with([&](size_t i) {
-      if (!call.is_batched(i)) {
-        return call.tensor(i);
-      }
-      const at::Tensor value = BatchedCall::raised(call.value(i), samples.rank);
-      // A flag of `where` is to stay one, and as part of a sum it bends to all others.
-      const bool bends = call.rank(i) == 0 && value.scalar_type() != at::kBool;
-      return bends ? value.to(dtype) : value;
-    }));
-  });
-}
-
 } // namespace
 
 bool line_up(BatchedCall& call, size_t has_one_shape) {
@@ -93,7 +69,7 @@ bool line_up(BatchedCall& call, size_t has_one_shape) {
     return false;
   }
   if (samples.any_batched_number && samples.mixes_dtypes) {
-    return call.batch_size() == 0 && run_on_no_samples(call, samples);
+    return false;
   }
   if (has_one_shape != 0 ? samples.has_one_shape : samples.is_lined_up) {
     return call.run();

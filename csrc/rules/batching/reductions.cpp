@@ -1,12 +1,16 @@
 // Reductions, along dimensions or of all that a sample has.
 #include <ATen/ATen.h>
 
+#include <limits>
 #include <numeric>
 
+#include "core/recording.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {
 namespace {
+
+using at::Tensor;
 
 std::vector<int64_t> all_physical(int64_t rank) {
   std::vector<int64_t> dims(rank);
@@ -46,14 +50,43 @@ bool mean(BatchedCall& call, size_t) {
   });
 }
 
-// Both derivatives, this one's and max's without a dimension, share a gradient between equals.
-// At nan, which equals nothing, amax's is nan.
+// The number that was chosen of all that a sample has, whose derivative those elements share that
+// equal it, and nan equals nan. Along a dimension it goes otherwise: amax's is nan at nan, and
+// median.dim's is that of one element. What is not finite is a mean of equals; what is, their amax,
+// as a mean would round.
+Tensor shared(const Tensor& x, const Tensor& chosen) {
+  const Tensor is_finite = chosen.isfinite();
+  const Tensor at = chosen.unsqueeze(1);
+  const Tensor equals = (x == at).logical_or(x.isnan().logical_and(at.isnan()));
+  const Tensor mean = at::where(equals, x, 0).sum(1) / equals.sum(1);
+  const double lowest = -std::numeric_limits<double>::infinity();
+  const Tensor most = at::where(equals.logical_and(is_finite.unsqueeze(1)), x, lowest).amax(1);
+  return at::where(is_finite, most, mean);
+}
+
+// op(x), which chooses as this does along dimension 1 of (batch, elements).
+template <class Choose>
+bool chosen(BatchedCall& call, const Choose& choose) {
+  return can_reduce_all(call) && call.tensor(0).numel() > 0 && call.give([&] {
+    const Tensor x = call.value(0).flatten(1);
+    return is_plain(x) || !is_differentiable(x) ? choose(x) : shared(x, choose(x.detach()));
+  });
+}
+
 bool largest(BatchedCall& call, size_t) {
-  return can_reduce_all(call) && call.give([&] { return at::amax(call.value(0).flatten(1), 1); });
+  return chosen(call, [](const Tensor& x) { return x.amax(1); });
 }
 
 bool smallest(BatchedCall& call, size_t) {
-  return can_reduce_all(call) && call.give([&] { return at::amin(call.value(0).flatten(1), 1); });
+  return chosen(call, [](const Tensor& x) { return x.amin(1); });
+}
+
+bool median(BatchedCall& call, size_t) {
+  return chosen(call, [](const Tensor& x) { return std::get<0>(x.median(1)); });
+}
+
+bool nanmedian(BatchedCall& call, size_t) {
+  return chosen(call, [](const Tensor& x) { return std::get<0>(x.nanmedian(1)); });
 }
 
 } // namespace
@@ -69,6 +102,8 @@ void add_batched_reductions(BatchingTable& rules) {
   rules.add({"mean"}, {mean});
   rules.add({"max"}, {largest});
   rules.add({"min"}, {smallest});
+  rules.add({"median"}, {median});
+  rules.add({"nanmedian"}, {nanmedian});
 }
 
 } // namespace torchlayers

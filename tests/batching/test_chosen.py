@@ -1,0 +1,45 @@
+"""One number chosen of all that a sample has: its derivative at equals and at nan, in nests."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from tests.two_deep import Nest, as_alone, nests
+
+ROWS = torch.tensor(
+    [
+        [1.0, 2.0, 2.0, 0.0],
+        [math.nan, 1.0, math.nan, 2.0],
+        [3.0, 3.0, 3.0, 3.0],
+        [0.1, 0.1, 0.1, -math.inf],
+        [math.inf, math.inf, -math.inf, -math.inf],
+        [math.nan] * 4,
+        [-math.inf] * 4,
+    ],
+    dtype=torch.float64,
+)
+SAMPLES = torch.stack([ROWS, ROWS.flip(1)], 1)  # of two rows each
+Choice = Callable[[Tensor], Tensor]
+CHOICES: list[Choice] = [torch.max, torch.min, torch.median, torch.nanmedian]
+
+
+@nests
+@pytest.mark.parametrize("choose", CHOICES)
+def test_equals_share_a_derivative(choose: Choice, nest: Nest) -> None:
+    batch = {0: SAMPLES[1], 1: SAMPLES, 2: torch.stack([SAMPLES, SAMPLES.flip(0)])}
+    as_alone(choose, choose, nest, batch[nest.count("vmap")])
+
+
+@pytest.mark.parametrize("choose", CHOICES)
+def test_gradients_are_those_of_plain_autograd(choose: Choice) -> None:
+    def gradient(x: Tensor) -> Tensor:
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(choose(x), x)[0]
+
+    x = SAMPLES.clone().requires_grad_()
+    ours = torch.autograd.grad(tl.vmap(choose)(x).sum(), x)[0]
+    torch.testing.assert_close(ours, torch.stack([gradient(row) for row in SAMPLES]))

@@ -1,0 +1,48 @@
+"""Vmaps of torch.func's beside ours, and writes to what a function has made."""
+
+import pytest
+import torch
+import torch.func
+from torch import Tensor
+from torch.testing import assert_close
+
+import torchlayers as tl
+
+X = torch.arange(12.0, dtype=torch.float64).reshape(4, 3).sin()
+
+
+def written(x: Tensor) -> Tensor:
+    y = torch.zeros(3, dtype=torch.float64)
+    y[0] = x[0]
+    y[1:] += 2 * x[1:]
+    return y
+
+
+def test_ours_is_the_innermost() -> None:
+    f = torch.func.vmap(lambda x: tl.vmap(written)(torch.stack([x, 2 * x])))
+    expected = torch.stack([torch.stack([written(x), written(2 * x)]) for x in X])
+    assert_close(f(X), expected)
+
+
+@pytest.mark.parametrize("outer", [tl.vmap, tl.grad])
+def test_theirs_is_the_innermost(outer) -> None:  # type: ignore[no-untyped-def]
+    def f(x: Tensor) -> Tensor:
+        return torch.func.vmap(written)(torch.stack([x, 2 * x])).sum()
+
+    with pytest.raises(RuntimeError, match=r"torchlayers: torch.func's vmap \(level 2\) can't"):
+        outer(f)(X if outer is tl.vmap else X[0])
+    assert tl.current_stack() == ()
+    with tl.install():
+        tl.vmap(lambda x: torch.func.vmap(written)(torch.stack([x, 2 * x])))(X)
+
+
+def test_theirs_may_write_what_ours_has_batched() -> None:
+    def f(x: Tensor) -> Tensor:
+        def inner(a: Tensor) -> Tensor:
+            y = torch.zeros(3, dtype=torch.float64)
+            y[0] = x[0]
+            return y * a
+
+        return torch.func.vmap(inner)(torch.stack([x, x]))
+
+    assert_close(tl.vmap(f)(X)[:, :, 0], (X[:, 0] ** 2)[:, None].expand(4, 2))
