@@ -106,16 +106,14 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     given = func, args, kwargs or {}, gradients, symbolic
-    if not torch.is_inference_mode_enabled():
-        return _record(_Recorder(*given))
-    # Views of captured tensors are refused inside, and writes to those of inference outside.
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            return _record(_Recorder(*given))
+        return _record(_Recorder(*given))
     except RuntimeError as error:
-        if "Inplace update to inference tensor" not in str(error):
+        # In inference mode a captured tensor has no views that have no data.
+        if "Cannot set version_counter for inference tensor" not in str(error):
             raise
-    return _record(_Recorder(*given))
+    with torch.inference_mode(False), torch.no_grad():
+        return _record(_Recorder(*given))
 
 
 def _record(recorder: "_Recorder") -> Recording:
