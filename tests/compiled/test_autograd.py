@@ -98,6 +98,36 @@ def test_views_require_grad_as_they_do_uncompiled(name, backend):
                 torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.parametrize("draws", [False, True])
+def test_what_a_checkpoint_drops_is_not_saved(draws):
+    weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(32, 4, dtype=torch.float64, requires_grad=True)
+
+    def block(x):
+        x = (x @ weight).tanh().exp().sin()
+        return nn.functional.dropout(x, 0.5) if draws else x
+
+    def network(block):
+        def run(x):
+            for _ in range(5):
+                x = block(x)
+            return x.sum()
+
+        return run
+
+    saved, gradients = [], []
+    for layer in (block, tl.checkpoint(block)):
+        torch.manual_seed(0)
+        result = replayed(network(layer))(x)
+        kept = {tensor.data_ptr(): tensor.nbytes for tensor in result.grad_fn.saved_tensors}
+        saved.append(sum(kept.values()) / x.nbytes)
+        gradients.append(torch.autograd.grad(result, [x, weight]))
+    torch.testing.assert_close(gradients[1], gradients[0])
+    # Each block's input and the weight; and what was drawn, which both save.
+    assert saved[1] <= (saved[0] if draws else 5 + 1 / 8)
+    assert saved[0] > 9
+
+
 def test_it_is_differentiable_four_times():
     def f(x):
         return x.sin() * x

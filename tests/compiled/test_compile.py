@@ -1,6 +1,8 @@
 """torchlayers.compile: what a call gives, and what it does to its surroundings."""
 
+import copy
 import functools
+import pickle
 
 import pytest
 import torch
@@ -272,6 +274,48 @@ def test_random_numbers_are_drawn_anew_from_torchs_generator(f):
     compiled(x)
     torch.manual_seed(0)
     torch.testing.assert_close([compiled(x), compiled(x)], expected)
+
+
+# What is no pytree, and backward()
+
+
+class Held:
+    def __init__(self, x):
+        self.x = x
+
+
+@pytest.mark.parametrize("pack", [Held, lambda x: iter([x]), lambda x: map(torch.sin, [x])])
+def test_a_result_that_hides_tensors_is_refused(pack):
+    with pytest.raises(tl.errors.TransformError, match="which is no pytree"):
+        replayed(lambda x: pack(x * 2))(torch.ones(2))
+
+
+def test_backward_inside_is_refused_and_leaves_no_gradient():
+    weight = torch.ones(2, requires_grad=True)
+    compiled = replayed(lambda x: (weight * x).sum().backward())
+    with pytest.raises(tl.errors.TransformError, match=r"calls backward\(\)"):
+        compiled(torch.ones(2))
+    assert weight.grad is None
+    weight.grad = torch.ones(2)
+    compiled(torch.ones(2))  # which adds to what is there
+    assert weight.grad.tolist() == [2, 2]
+
+
+def test_a_copy_records_for_itself():
+    module = nn.Linear(2, 2)
+    compiled = replayed(module, static_argnums=1)
+    compiled(torch.ones(2))
+    other = copy.deepcopy(compiled)
+    with torch.no_grad():
+        module.weight.zero_()
+    assert not torch.equal(other(torch.ones(2)), compiled(torch.ones(2)))
+    assert pickle.loads(pickle.dumps(replayed(torch.sin)))(torch.zeros(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("places", [None, 1.0, "x", [None]])
+def test_static_argnums_that_are_none_are_refused(places):
+    with pytest.raises(tl.errors.TransformError, match="static_argnums must be an int or ints"):
+        tl.compile(torch.sin, static_argnums=places)
 
 
 # Inside something else

@@ -99,12 +99,14 @@ def compile(
             f"torchlayers: compile: there is no backend {backend!r}. There are: "
             f"{', '.join(map(repr, BACKENDS))}."
         )
-    static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-    if not all(isinstance(place, int) for place in static):
+    given: Any = static_argnums
+    static = (given,) if isinstance(given, int) else given
+    if not isinstance(static, Sequence) or not all(isinstance(place, int) for place in static):
         raise TransformError(
             f"torchlayers: compile: static_argnums must be an int or ints, got {static_argnums!r}."
         )
     settings = Settings(backend, options, check)
+    static = tuple(static)
     if f is None:
         return lambda f: Compiled(f, static, settings, dynamic=dynamic)
     if not callable(f):
@@ -171,6 +173,11 @@ class Compiled(_C.CompiledCall):
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as what it is compiled from; a copy records for itself."""
+        dynamic = self._families is not None
+        return _made_again, (self._func, self._static, self._settings, self._keeps_writes, dynamic)
 
     def __repr__(self) -> str:
         return f"torchlayers.compile({self._name})"
@@ -274,3 +281,13 @@ class Compiled(_C.CompiledCall):
 
 
 _C.call_at_once(Compiled)
+
+
+def _made_again(
+    func: Callable[..., Any],
+    static: tuple[int, ...],
+    settings: Settings,
+    keeps_writes: bool,
+    dynamic: bool,
+) -> Compiled:
+    return Compiled(func, static, settings, keeps_writes=keeps_writes, dynamic=dynamic)

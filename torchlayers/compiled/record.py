@@ -22,7 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.names import input_names
-from torchlayers.compiled.refused import ConjugatedError, NonLeafError, explain
+from torchlayers.compiled.refused import (
+    BackwardInsideError,
+    ConjugatedError,
+    NonLeafError,
+    explain,
+    refuse_hidden,
+)
 from torchlayers.compiled.torchs_control_flow import ControlFlow
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
@@ -100,16 +106,14 @@ def record(
         DataDependentError: func asked for a value that only a call's data has.
     """
     given = func, args, kwargs or {}, gradients, symbolic
-    if not torch.is_inference_mode_enabled():
-        return _record(_Recorder(*given))
-    # Views of captured tensors are refused inside, and writes to those of inference outside.
     try:
-        with torch.inference_mode(False), torch.no_grad():
-            return _record(_Recorder(*given))
+        return _record(_Recorder(*given))
     except RuntimeError as error:
-        if "Inplace update to inference tensor" not in str(error):
+        # In inference mode a captured tensor has no views that have no data.
+        if "Cannot set version_counter for inference tensor" not in str(error):
             raise
-    return _record(_Recorder(*given))
+    with torch.inference_mode(False), torch.no_grad():
+        return _record(_Recorder(*given))
 
 
 def _record(recorder: "_Recorder") -> Recording:
@@ -227,6 +231,7 @@ class _Recorder:
             bottom = BelowTheLayers(self.func, self.capture, recomputations)
             with recorded(recomputations), bottom, ControlFlow():
                 result = self.func(*args, **kwargs)
+                self.refuse_backward(given)
                 leaves, self.out_spec = tree.flatten(result)
                 computed = self.sort_outputs(leaves, given)
                 found = self.reverse(computed, given) if self.wants_gradients else []
@@ -263,6 +268,19 @@ class _Recorder:
             self.captured[id(tensor)] = (tensor, fake)
         return self.captured[id(tensor)][1]
 
+    def refuse_backward(self, given: list[Any]) -> None:
+        """A call of backward() would leave gradients without data in .grad."""
+        captured = [tensor for tensor, _ in self.captured.values()]
+        wrong = [
+            tensor
+            for tensor in [*given, *captured]
+            if isinstance(tensor, Tensor) and tensor.is_leaf and isinstance(tensor.grad, FakeTensor)
+        ]
+        for tensor in wrong:
+            tensor.grad = None
+        if wrong:
+            raise BackwardInsideError(self.func)
+
     def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
         """Finds where each leaf of the result comes from; returns those that are computed."""
         arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
@@ -270,6 +288,7 @@ class _Recorder:
         self.outputs = []
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
+                refuse_hidden(leaf, self.func)
                 self.outputs.append(Output("constant", leaf))
             elif id(leaf) in arguments:
                 self.outputs.append(Output("argument", arguments[id(leaf)]))

@@ -1,9 +1,10 @@
 """What a recording can't hold, said in words."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from torch._subclasses import FakeTensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import Module
 
@@ -26,6 +27,17 @@ class NonLeafError(TransformError):
             f"torchlayers: compile: {name_of(func)} captures tensors that require grad, some "
             "of them computed of others: which gradient goes to which can't be told. Pass them as "
             "arguments."
+        )
+
+
+class BackwardInsideError(TransformError):
+    """A function called backward(), which adds to .grad."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls backward(), and what that adds to .grad "
+            "is not recorded. Return the gradients, by torch.autograd.grad or torchlayers.grad, or "
+            "call backward() on what the compiled function returns."
         )
 
 
@@ -76,6 +88,19 @@ def _reads_memory(error: BaseException) -> bool:
         or "not supported for tensor subclasses" in text
         or "data is not allocated yet" in text
     )
+
+
+def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
+    """Raises where a leaf of the result hides tensors of the recording, which have no data."""
+    held = result.__dict__.values() if hasattr(result, "__dict__") else ()
+    if isinstance(result, (Iterator, Coroutine)) or any(
+        isinstance(leaf, FakeTensor) for leaf in tree.leaves([*held])
+    ):
+        raise TransformError(
+            f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is no "
+            "pytree: its tensors are those of the recording, without data. Return the tensors "
+            "themselves, in tuples, lists or dicts, or register its class as a pytree."
+        )
 
 
 def unhashable(where: str, value: Any) -> TransformError:

@@ -4,9 +4,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from torchlayers.compiled.graphs import final_copies, inputs_of, operators, outputs_of
 from torchlayers.compiled.record import recording
+from torchlayers.recorded_again import NUMBER
 
 
 class Split(NamedTuple):
@@ -26,6 +28,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
         joint: functional; it returns so many results, and then gradients. Its last inputs are so
             many cotangents.
     """
+    from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     inputs = inputs_of(joint)
@@ -33,8 +36,10 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
         first = len(inputs) - cotangents
         node.target = f"primals_{i}" if i < first else f"tangents_{i - first}"
 
+    recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
-    with recording, torch.no_grad():
+    # torch would share what is computed again with what was computed first.
+    with recording, torch.no_grad(), config.patch(cse=not recomputes):
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
         )
@@ -43,6 +48,15 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
     places = {node: i for i, node in enumerate(inputs_of(forward))}
     saved = outputs_of(forward)[results:]
     return Split(forward, backward, [places.get(node) for node in saved])
+
+
+def _keep_recomputed(joint: GraphModule) -> bool:
+    """Says in torch's words that what a checkpoint computes again is not saved; if there is any."""
+    recomputed = [node for node in operators(joint) if NUMBER in node.meta]
+    for node in recomputed:
+        node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        node.meta["ac_graph_id"] = node.meta[NUMBER]
+    return bool(recomputed)
 
 
 def _writes_as_results(graph: GraphModule, results: int) -> list[int]:
