@@ -50,7 +50,7 @@ ON_THE_PROCESSOR = {
     "autograd_function/test_call.py::test_a_rule_for_a_dispatch_key_runs_below_the_layers": (
         "the rules are for the processor's keys"
     ),
-    "autograd_function/test_modes.py::test_autocast_reaches_the_forward": "the processor's autocast",
+    "autograd_function/test_modes.py::test_autocast_reaches_the_forward": "of the processor",
     "test_functional_call.py::test_what_two_threads_only_read_is_not_kept_apart": _OF_A_THREAD,
     "test_module_kinds.py::test_each_thread_has_a_module_of_its_own": _OF_A_THREAD,
     "test_module_kinds.py::test_quantised_parts_stay_as_they_are": "quantised for the processor",
@@ -64,14 +64,15 @@ ON_THE_PROCESSOR = {
     "writes_under_vmap/test_subscripts.py::test_each_thread_writes_its_own": _OF_A_THREAD,
 }
 # What torch does not do on a device that it has never heard of.
+_UNPICKLED = "torch does not pickle its tensors"
 _FUSED = "torch has a fused cell for such devices, which the processor's kernels lack"
 _AUTOCAST = "its autocast knows two operators"
 NOT_ON_THE_SECOND = {
     "test_functional_call.py::test_recurrent_networks": _FUSED,
     "test_modes.py::test_autocast_gives_the_dtypes_of_plain_code[jvp-Linear, LayerNorm": _AUTOCAST,
     "test_modes.py::test_rules_are_followed_under_autocast": _AUTOCAST,
-    "test_module_kinds.py::test_copies_made_in_the_call_keep_the_given_tensors[pickled": "no pickling",
-    "test_module_kinds.py::test_copies_of_a_module_that_was_called[pickled": "no pickling",
+    "test_module_kinds.py::test_copies_made_in_the_call_keep_the_given_tensors[pickled": _UNPICKLED,
+    "test_module_kinds.py::test_copies_of_a_module_that_was_called[pickled": _UNPICKLED,
     "test_module_kinds.py::test_gradients_a_sample_of_recurrent_cells": _FUSED,
 }
 # Inductor knows it no more: what it should compile is replayed, and compile warns of that.
