@@ -5,6 +5,7 @@ Most tests say nothing of devices and could be run on any; those of ANYWHERE are
 """
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -164,6 +165,7 @@ def no_hazards() -> Iterator[None]:
 def peak_bytes(work) -> int:
     """The most that the work holds at once, of the device's memory, over what there was before."""
     work()
+    gc.collect()  # what tests before have left, which may go while the work is done
     if _name == second_device.NAME:
         before = torch.ops.second.held()
         torch.ops.second.most_held()
