@@ -13,33 +13,36 @@ namespace py = pybind11;
 
 using Functions = at::impl::PythonTorchFunctionTLS;
 
-// The mode that sets it; null where none does.
-PyObject* mode_at_the_bottom() {
+// The mode at this place of the stack if it sets a device, or null.
+PyObject* device_mode_at(int64_t i) {
   static const auto& type =
       *new py::object(imported("torch.utils._device", "DeviceContext")); // Python ends before this
-  if (Functions::stack_len() == 0) {
-    return nullptr;
-  }
-  PyObject* mode = Functions::get_stack_at(0)->ptr(getPyInterpreter());
+  PyObject* mode = Functions::get_stack_at(i)->ptr(getPyInterpreter());
   return reinterpret_cast<PyObject*>(Py_TYPE(mode)) == type.ptr() ? mode : nullptr;
 }
 
 } // namespace
 
 std::optional<c10::Device> default_device() {
-  if (C10_LIKELY(Functions::stack_len() == 0) || at::impl::torch_function_all_disabled()) {
+  if (at::impl::torch_function_all_disabled()) {
     return std::nullopt;
   }
-  PyObject* mode = mode_at_the_bottom();
-  if (mode == nullptr) {
-    return std::nullopt;
+  for (int64_t i = Functions::stack_len() - 1; i >= 0; --i) {
+    if (PyObject* mode = device_mode_at(i)) {
+      const py::object device = py::handle(mode).attr("device");
+      return reinterpret_cast<THPDevice*>(device.ptr())->device;
+    }
   }
-  const py::object device = py::handle(mode).attr("device");
-  return reinterpret_cast<THPDevice*>(device.ptr())->device;
+  return std::nullopt;
 }
 
-bool is_default_device_alone() {
-  return Functions::stack_len() == 1 && mode_at_the_bottom() != nullptr;
+bool are_default_devices_alone() {
+  for (int64_t i = 0; i < Functions::stack_len(); ++i) {
+    if (device_mode_at(i) == nullptr) {
+      return false;
+    }
+  }
+  return true;
 }
 
 } // namespace torchlayers

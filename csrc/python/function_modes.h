@@ -9,20 +9,20 @@
 namespace torchlayers {
 
 // NOTE [The default device]
-// torch.set_default_device and `with torch.device(…)` put a mode at the bottom of the stack, which
-// adds a device to the calls that make tensors of none. It looks at nothing else, and who uses a
-// GPU has it on throughout: what a mode of anybody else's turns off stays on under it.
+// torch.set_default_device puts a mode at the bottom of the stack, and `with torch.device(…)` one
+// on top, which adds a device to the calls that make tensors of none. It looks at nothing else, and
+// who uses a GPU has it on throughout: what a mode of anybody else's turns off stays on under it.
 
-// The device that tensors are made on where a call names none, if one is set.
+// The device that tensors are made on where a call names none, if one is set: the innermost.
 std::optional<c10::Device> default_device();
 
-// Whether the modes are that one alone.
-bool is_default_device_alone();
+// Whether the modes are of that kind alone.
+bool are_default_devices_alone();
 
 // Whether another one is on the stack.
 inline bool any_function_mode() {
   return C10_UNLIKELY(at::impl::PythonTorchFunctionTLS::stack_len() != 0) &&
-         !is_default_device_alone();
+         !are_default_devices_alone();
 }
 
 // Likewise, unless none is asked just now.

@@ -133,6 +133,15 @@ def test_the_default_device_is_a_part_of_the_signature():
     assert compiled.report().signatures[-1].why == "the default device is meta"
 
 
+def test_the_innermost_default_device_counts():
+    compiled = replayed(lambda: torch.zeros(2))
+    for outer, inner in (("cpu", "meta"), ("meta", "cpu")):
+        with torch.device(outer), torch.device(inner):
+            for _ in range(2):
+                assert compiled().device.type == inner
+    assert [each.calls for each in compiled.report().signatures] == [2, 2]
+
+
 def test_second_order_makes_tensors_on_the_default_device():
     with torch.device("meta"):
         compiled = replayed(lambda x: (x**3 * torch.ones(2)).sum())
