@@ -121,7 +121,8 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::reinterpret_borrow<py::tuple>(positional),
       py::reinterpret_borrow<py::dict>(keywords),
       py::handle(places).cast<std::vector<bool>>(),
-      captured);
+      captured,
+      py::handle(entry).attr("modules"));
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);

@@ -16,6 +16,16 @@ namespace torchlayers {
 
 namespace py = pybind11;
 
+namespace {
+
+// Borrowed; null where a module keeps it elsewhere.
+PyObject* training_in(const py::object& attributes) {
+  static PyObject* const name = PyUnicode_InternFromString("training");
+  return PyDict_GetItem(attributes.ptr(), name);
+}
+
+} // namespace
+
 CallModes CallModes::of_thread() {
   const auto& state = c10::AutogradState::get_tls_state();
   CallModes modes{
@@ -85,7 +95,8 @@ std::optional<Signature> Signature::of(
     const py::tuple& args,
     const py::dict& kwargs,
     std::vector<bool> is_static,
-    const std::vector<at::Tensor>& captured) {
+    const std::vector<at::Tensor>& captured,
+    const py::list& modules) {
   Signature signature;
   signature.modes_ = CallModes::of_thread();
   signature.num_args_ = args.size();
@@ -123,6 +134,13 @@ std::optional<Signature> Signature::of(
   }
   for (const auto& tensor : captured) {
     signature.captured_.emplace_back(tensor);
+  }
+  for (const auto& called : modules) {
+    const auto module = py::reinterpret_borrow<py::tuple>(called);
+    const auto& mode = signature.modules_.emplace_back(module[0].attr("__dict__"), module[1]);
+    if (training_in(mode.attributes) != mode.training.ptr()) {
+      return std::nullopt;
+    }
   }
   return signature;
 }
@@ -175,7 +193,9 @@ bool Signature::fits(const std::vector<at::Tensor>& captured) const {
       return false;
     }
   }
-  return true;
+  return std::all_of(modules_.begin(), modules_.end(), [](const Mode& module) {
+    return training_in(module.attributes) == module.training.ptr();
+  });
 }
 
 int Signature::visit(visitproc visit, void* arg) const {
@@ -184,6 +204,9 @@ int Signature::visit(visitproc visit, void* arg) const {
   }
   for (const auto& value : static_) {
     Py_VISIT(value.ptr());
+  }
+  for (const auto& module : modules_) {
+    Py_VISIT(module.attributes.ptr());
   }
   return structure_.visit(visit, arg);
 }

@@ -45,17 +45,19 @@ class Like {
 // and 0.0 is not -0.0.
 bool is_same_constant(PyObject* one, PyObject* other);
 
-// A call's signature, and that of the tensors that the function has captured.
+// A call's signature, and that of the tensors that the function has captured and of the modules
+// that it calls.
 class Signature {
  public:
   // Nothing where C++ can't tell it: there is a tensor of another kind, or a container that
   // torch.utils._pytree takes apart. `is_static`: the positional arguments that are constants as a
-  // whole.
+  // whole. `modules`: pairs of a module and whether it was training.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
       std::vector<bool> is_static,
-      const std::vector<at::Tensor>& captured);
+      const std::vector<at::Tensor>& captured,
+      const pybind11::list& modules);
 
   // Whether a call as Python makes it has this signature; its leaves are borrowed.
   bool fits(
@@ -65,7 +67,7 @@ class Signature {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const;
 
-  // Whether the captured tensors are what they were.
+  // Whether the captured tensors are what they were, and modules in training that were.
   bool fits(const std::vector<at::Tensor>& captured) const;
 
   int visit(visitproc visit, void* arg) const;
@@ -86,6 +88,11 @@ class Signature {
   std::vector<Leaf> leaves_;
   Leaves static_;
   std::vector<Like> captured_;
+  // What was under "training" in its attributes, of each module.
+  struct Mode {
+    pybind11::object attributes, training;
+  };
+  std::vector<Mode> modules_;
 };
 
 } // namespace torchlayers

@@ -277,6 +277,10 @@ class Compiled(_C.CompiledCall):
             for i, (tensor, was) in enumerate(pairs):
                 if like(tensor) != was:
                     return f"captured tensor {i} {differing(like(tensor), was)}"
+            for module, was_training in closest.modules:
+                if module.training is not was_training:
+                    now, then = ("was not", "is") if module.training else ("was", "is not")
+                    return f"{type(module).__name__} {then} in training, and {now}"
         return why_new(given, closest.signature)
 
 

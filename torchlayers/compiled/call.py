@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, tree
+from torchlayers.compiled.modules_called import Called, are_as_then
 from torchlayers.compiled.record import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
 
@@ -33,16 +34,18 @@ class Entry(_C.CompiledEntry):
         captured: list[Tensor],
         outputs: list[Output],
         out_spec: tree.TreeSpec,
+        modules: list[Called],
     ) -> None:
         self.signature = signature
         self.captured = captured
+        self.modules = modules
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
 
     def fits(self) -> bool:
-        """Whether the captured tensors are what they were when this was recorded."""
-        return all(map(_is_like, self.captured, self.captured_like))
+        """Whether captured tensors and modules are what they were when this was recorded."""
+        return all(map(_is_like, self.captured, self.captured_like)) and are_as_then(self.modules)
 
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1

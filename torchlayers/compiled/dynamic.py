@@ -25,6 +25,7 @@ from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.compare import Run
 from torchlayers.compiled.graphs import communicates, inputs_of
+from torchlayers.compiled.modules_called import are_as_then
 from torchlayers.compiled.record import Recording, record
 from torchlayers.compiled.signature import Like, Signature, like, why_new
 from torchlayers.compiled.simplify import simplify
@@ -128,6 +129,8 @@ class Family:
     def fits(self, given: Signature) -> Numbers | None:
         """The symbols' numbers at a call, if it is one of these."""
         if [like(tensor) for tensor in self.recorded.captured] != self.captured_like:
+            return None
+        if not are_as_then(self.recorded.modules):
             return None
         if given != self._signature and changed_sizes(given, self._signature) is None:
             return None

@@ -87,7 +87,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     graph = simplify(recorded.graph)
     if not asked.keeps_writes:
         _leave_out_writes(graph)
-    entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    entry = _entry_of(given, recorded)
     runs: Runs
     if recorded.gradients is None:
         runs = _plain(asked, entry, recorded, graph)
@@ -116,10 +116,14 @@ def make_for_sizes(
     """
     start = time.perf_counter()
     recorded = alone or family.recording_for(numbers)
-    entry = Entry(given, recorded.captured, recorded.outputs, recorded.out_spec)
+    entry = _entry_of(given, recorded)
     graph = concrete(family.graph, numbers)
     runs = _plain(asked, entry, recorded, graph, family.compiler_for(given))
     return Made(entry, runs, graph, time.perf_counter() - start)
+
+
+def _entry_of(given: Signature, recorded: Recording) -> Entry:
+    return Entry(given, recorded.captured, recorded.outputs, recorded.out_spec, recorded.modules)
 
 
 def _plain(

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
+from torchlayers.compiled.modules_called import Called, noted
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import (
     BackwardInsideError,
@@ -70,7 +71,8 @@ class Recording(NamedTuple):
     ``graph`` takes the arguments' tensors, then the captured ones, then cotangents where there are
     gradients; it returns a list: what the result is made of, and then gradients. Each node has
     what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
-    the function made of numbers (torch.tensor), which nobody else holds.
+    the function made of numbers (torch.tensor), which nobody else holds. ``modules`` are those that
+    it called, and whether they were training.
     """
 
     graph: GraphModule
@@ -79,6 +81,7 @@ class Recording(NamedTuple):
     outputs: list[Output]
     gradients: Gradients | None
     constants: int  # how many of the captured tensors are the recording's own
+    modules: list[Called]
 
     @property
     def computed(self) -> int:
@@ -128,12 +131,12 @@ def _record(recorder: "_Recorder") -> Recording:
         for each in around:
             stack.enter_context(each)
         try:
-            with _dispatched_as_before():
+            with _dispatched_as_before(), noted() as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, recorder.func)
             raise
-        return recorder.finish(graph)
+        return recorder.finish(graph, modules)
 
 
 @contextlib.contextmanager
@@ -344,7 +347,7 @@ class _Recorder:
                 )
             )
 
-    def finish(self, graph: GraphModule) -> Recording:
+    def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         ahead = [node for node in self.inputs if node not in self.cotangents]
@@ -363,6 +366,7 @@ class _Recorder:
             self.outputs,
             self.gradients,
             len(constants),
+            modules,
         )
 
 

@@ -26,6 +26,7 @@ def shortcuts() -> Iterator[None]:
 def _rules_made_once() -> Iterator[None]:
     """Inductor has one table of its operators' dtypes, and fills it in anew at each operator."""
     from torch._inductor import dtype_propagation
+    from torch._inductor import lowering as lowering  # fills it in for all operators
 
     table: Any = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
     if not hasattr(table, "_instance"):

@@ -131,13 +131,13 @@ bool masked_fill(BatchedCall& call, size_t) {
 // Where along its dimension an index points: (size), or (B, size) if each sample has its own.
 Tensor pointed_at(const BatchedCall& call, size_t i, int64_t size) {
   const bool is_batched = call.is_batched(i);
-  Tensor index = is_batched ? call.value(i).reshape({call.batch_size(), -1}) : call.tensor(i);
+  Tensor index = is_batched ? call.value(i).reshape({call.count(), -1}) : call.tensor(i);
   const auto is_mask = index.options().dtype(at::kBool);
   if (!is_batched) {
     return at::zeros({size}, is_mask).index_fill(0, index, 1);
   }
   index = at::where(index < 0, index + size, index);
-  return at::zeros({call.batch_size(), size}, is_mask).scatter(1, index, 1);
+  return at::zeros({call.count(), size}, is_mask).scatter(1, index, 1);
 }
 
 // index_fill(x, dim, index, value) with a value or an index of each sample's own. torch's rule puts
