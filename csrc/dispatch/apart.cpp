@@ -132,13 +132,15 @@ std::optional<Tensor> value_at_places(const Tensor& value, const Tensor& y, cons
 bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   Tensor y = peek(args, 0, op.num_args).toTensor();
   const auto mask = mask_among(peek(args, 1, op.num_args));
-  if (!mask || !fits(y, *mask)) {
+  Tensor given = peek(args, 2, op.num_args).toTensor();
+  // Nothing is asked of sizes that may be symbols where torch's is enough.
+  const bool is_masked_of_samples = mask && is_of_samples(mask->tensor);
+  if (!mask || !(is_masked_of_samples || is_of_samples(given)) || !fits(y, *mask)) {
     return false;
   }
-  Tensor given = peek(args, 2, op.num_args).toTensor();
   const bool casts = is_to_be_cast(given, y);
-  if (!is_of_samples(mask->tensor) && !(casts && is_of_samples(given))) {
-    return false; // torch's is enough
+  if (!is_masked_of_samples && !casts) {
+    return false;
   }
   if (casts) {
     given = given.to(y.scalar_type());

@@ -8,8 +8,8 @@ from torch._higher_order_ops import scan
 
 import torchlayers as tl
 from tests.control_flow.programs import SCALE
-from tests.control_flow.test_nests import NESTS, assert_as_alone, batch
 from tests.control_flow.torch_programs import TORCH_PROGRAMS
+from tests.two_deep import NESTS, as_alone, batch
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch._higher_order_ops.utils, "_hop_compile_and_call"),
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.mark.parametrize("nest", NESTS, ids="-".join)
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
 def test_each_sample_has_what_the_same_unrolled_has(program, nest):
-    assert_as_alone(program, nest)
+    as_alone(program.ours, program.plain, nest, batch(nest, 3))
 
 
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
@@ -32,7 +32,7 @@ def test_gradients_are_those_of_finite_differences(program):
 
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
 def test_layers_of_torch_func_may_be_around_and_inside(program):
-    xs = batch(("vmap",))
+    xs = batch(("vmap",), 3)
 
     def alone(x):
         return tl.grad(lambda x: program.plain(x).square().sum())(x)
@@ -70,7 +70,7 @@ class _Module(torch.nn.Module):
     ids=repr,
 )
 def test_exported_programs_are_transformed(program):
-    xs = batch(("vmap",))
+    xs = batch(("vmap",), 3)
     graph = recorded(program)
     slope = tl.vmap(tl.grad(lambda x: (graph(x) * SCALE).sum()))
     alone = tl.grad(lambda x: (program.plain(x) * SCALE).sum())
@@ -97,7 +97,7 @@ def test_inside_branches_of_ours_and_around_them():
     def slope(f):
         return tl.grad(lambda x: f(x).square().sum())
 
-    xs = batch(("vmap",))
+    xs = batch(("vmap",), 3)
     for f in (ours_around, theirs_around, slope(ours_around), slope(theirs_around)):
         alone = torch.cat([tl.vmap(f)(x.unsqueeze(0)) for x in xs.unbind()])
         torch.testing.assert_close(tl.vmap(f)(xs), alone)

@@ -305,19 +305,11 @@ class _Recorder:
 
     def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
         """Those that don't require grad, and share an input's memory that does, say so."""
-        memories = {
-            tensor.untyped_storage()._cdata
-            for tensor in given
-            if isinstance(tensor, Tensor) and tensor.requires_grad
-        } | {
-            fake.untyped_storage()._cdata
-            for tensor, fake in self.captured.values()
-            if tensor.requires_grad
-        }
+        inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
+        inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
+        memories = {*map(_memory, inputs)} - {None}
         return [
-            output.detach()
-            if not output.requires_grad and output.untyped_storage()._cdata in memories
-            else output
+            output.detach() if not output.requires_grad and _memory(output) in memories else output
             for output in outputs
         ]
 
@@ -381,6 +373,14 @@ def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
             )
     assert isinstance(fake, FakeTensor)
     return fake
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """None where it has none of its own, as sparse tensors."""
+    if tensor.layout is not torch.strided:
+        return None
+    address: int = tensor.untyped_storage()._cdata
+    return address
 
 
 def _symbols() -> "ShapeEnv":
