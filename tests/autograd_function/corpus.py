@@ -829,7 +829,7 @@ class TransformInDerivatives(Batchable):
 
 def picked(x, i):
     """x[i], for an i that is batched."""
-    return (x * (torch.arange(3) == i)).sum()
+    return (x * (torch.arange(3, device=x.device) == i)).sum()
 
 
 @function(tensor(3), plain=lambda x: x**3)
@@ -841,13 +841,13 @@ class VmapInDerivatives(Batchable):
     @staticmethod
     def backward(ctx, g):
         return tl.vmap(lambda g, i: g * 3 * picked(ctx.saved_tensors[0], i) ** 2)(
-            g, torch.arange(3)
+            g, torch.arange(3, device=g.device)
         )
 
     @staticmethod
     def jvp(ctx, t):
         return tl.vmap(lambda t, i: t * 3 * picked(ctx.saved_tensors[0], i) ** 2)(
-            t, torch.arange(3)
+            t, torch.arange(3, device=t.device)
         )
 
 
@@ -898,7 +898,7 @@ class ReadsLateAndTwice(Batchable):
         def read(i):
             return picked(ctx.saved_tensors[0], i) * picked(ctx.saved_tensors[0], i)
 
-        squared = tl.vmap(tl.grad(lambda y, i: y * read(i)))(g, torch.arange(3))
+        squared = tl.vmap(tl.grad(lambda y, i: y * read(i)))(g, torch.arange(3, device=g.device))
         return g * (squared + 2 * ctx.saved_tensors[0] ** 2)
 
     @staticmethod
