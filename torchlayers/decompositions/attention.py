@@ -101,6 +101,14 @@ def flash_for_cpu_backward(
     return _gradients(grad_out, (query, key, value), attn_mask, is_causal, scale)[:3]
 
 
+def _with_all_else(query: Tensor, key: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Any, ...]:
+    """What the kernels of flash attention and cuDNN return besides, without dropout: nothing."""
+    none = torch.empty(0, dtype=torch.int32, device=query.device)
+    seed = torch.empty((), dtype=torch.int64, device=query.device)
+    mask = query.new_empty(0)
+    return out, logsumexp, none, none, query.shape[-2], key.shape[-2], seed, seed, mask
+
+
 def flash(
     query: Tensor,
     key: Tensor,
@@ -112,11 +120,7 @@ def flash(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     _check("attention", dropout_p)
-    out, logsumexp = _attention(query, key, value, None, is_causal, scale)
-    none = torch.empty(0, dtype=torch.int32, device=query.device)
-    seed = torch.empty((), dtype=torch.int64, device=query.device)
-    mask = query.new_empty(0)
-    return out, logsumexp, none, none, query.shape[-2], key.shape[-2], seed, seed, mask
+    return _with_all_else(query, key, *_attention(query, key, value, None, is_causal, scale))
 
 
 def flash_backward(
@@ -181,11 +185,7 @@ def cudnn(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     _check("attention", dropout_p)
-    out, logsumexp = _attention(query, key, value, attn_bias, is_causal, scale)
-    none = torch.empty(0, dtype=torch.int32, device=query.device)
-    seed = torch.empty((), dtype=torch.int64, device=query.device)
-    mask = query.new_empty(0)
-    return out, logsumexp, none, none, query.shape[-2], key.shape[-2], seed, seed, mask
+    return _with_all_else(query, key, *_attention(query, key, value, attn_bias, is_causal, scale))
 
 
 def cudnn_backward(
