@@ -51,9 +51,8 @@ void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
   if (error.msg().find("vmap: inplace arithmetic(") == 0) {
     raise(
         "torch.func's vmap (level {}) can't write a batched value into a tensor that is not "
-        "batched "
-        "({}). torchlayers.vmap makes room for it in a tensor that the function has made: use it "
-        "for this vmap too, or torchlayers.install(), which puts it in torch.func's place.",
+        "batched ({}). torchlayers.vmap makes room for it in a tensor that the function has made: "
+        "use it for this vmap too, or torchlayers.install(), which puts it in torch.func's place.",
         mirror().size(),
         toString(handle.operator_name()));
   }

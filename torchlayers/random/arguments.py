@@ -55,14 +55,12 @@ def drawn(
 
 
 def as_tuple(shape: Shape) -> tuple[int, ...]:
-    if isinstance(shape, float) or any(
-        isinstance(size, float) or size < 0
-        for size in (shape if isinstance(shape, Sequence) else (shape,))
-    ):
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if any(isinstance(size, float) or size < 0 for size in sizes):
         raise TransformError(
             f"torchlayers: random: a shape is an int or ints, none of them negative, got {shape!r}."
         )
-    return tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    return sizes
 
 
 def shape_of(api: str, shape: Shape | None, *parameters: Number) -> tuple[int, ...]:
