@@ -9,7 +9,7 @@ from typing import Any, overload
 
 from torch.fx import GraphModule
 
-from torchlayers import _C
+from torchlayers import _C, tree
 from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import BACKENDS, Settings
@@ -214,9 +214,10 @@ class Compiled(_C.CompiledCall):
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """The entry for a signature: recorded by one thread, for all that wait for it."""
         with self._lock:
-            if (entry := self._entries.find(given)) is not None:
-                return entry
             asked, dynamic = self._asked(args)
+            leaves = tree.leaves((tuple(dynamic), kwargs))
+            if (entry := self._entries.find(given, leaves)) is not None:
+                return entry
             if self._families is not None:
                 alone = [made.entry.signature for made in self._made]
                 found = self._families.find(asked, given, alone, dynamic, kwargs)
@@ -242,6 +243,8 @@ class Compiled(_C.CompiledCall):
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls like this one are the entry's from now on."""
         self._entries.add(entry)
+        if entry.grads_like:  # which C++ does not look at
+            return
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
 
@@ -273,6 +276,8 @@ class Compiled(_C.CompiledCall):
         given = entry.signature
         closest = min(reversed(before), key=lambda other: distance(given, other.signature))
         if closest.signature == given:
+            if closest.grads_like != entry.grads_like:
+                return "a gradient that it reads was another, or none"
             pairs = zip(entry.captured, closest.captured_like, strict=False)
             for i, (tensor, was) in enumerate(pairs):
                 if like(tensor) != was:

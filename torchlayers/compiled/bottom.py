@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlayers import tree
 from torchlayers.compiled.opaque import random_from
 from torchlayers.compiled.refused import DATA_DEPENDENT, explain
+from torchlayers.errors import TransformError, location
 from torchlayers.recorded_again import Recomputations
 
 aten = torch.ops.aten
@@ -109,10 +110,18 @@ def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     return x
 
 
+def _set(x: Tensor, y: Tensor) -> Tensor:
+    raise TransformError(
+        f"torchlayers: compile: set_ gives a tensor the memory of another.{location()} "
+        "Write x.data = y, which is recorded, or go on with y itself."
+    )
+
+
 OTHERWISE: dict[Any, Callable[..., Any]] = {
     aten.addcmul.default: _add_product,
     aten.constant_pad_nd.default: _pad,
     aten.native_batch_norm.default: _batch_norm,
     aten.lerp_.Tensor: _interpolate,
+    aten.set_.source_Tensor: _set,
     _RANDOM_BETWEEN: _draw_between,
 }

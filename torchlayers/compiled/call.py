@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, tree
+from torchlayers.compiled.effects import grad_like
 from torchlayers.compiled.modules_called import Called, are_as_then
 from torchlayers.compiled.record import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
@@ -42,10 +43,19 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
+        self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
 
-    def fits(self) -> bool:
+    def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether captured tensors and modules are what they were when this was recorded."""
-        return all(map(_is_like, self.captured, self.captured_like)) and are_as_then(self.modules)
+        return (
+            all(map(_is_like, self.captured, self.captured_like))
+            and are_as_then(self.modules)
+            and (not self.grads_like or self._has_such_grads(leaves))
+        )
+
+    def _has_such_grads(self, leaves: Sequence[Any]) -> bool:
+        tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self.captured]
+        return all(grad_like(tensors[i]) == told for i, told in self.grads_like.items())
 
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1
@@ -76,9 +86,9 @@ class Entries:
         self._found: dict[Any, list[Entry]] = {}
         self.all: list[Entry] = []
 
-    def find(self, given: Signature) -> Entry | None:
+    def find(self, given: Signature, leaves: Sequence[Any]) -> Entry | None:
         for entry in self._found.get(given.key(), ()):
-            if entry.signature.spec == given.spec and entry.fits():
+            if entry.signature.spec == given.spec and entry.fits(leaves):
                 return entry
         return None
 
@@ -105,6 +115,8 @@ def _is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
         and not tensor.is_conj()
         and not tensor.is_neg()
     )
@@ -132,7 +144,7 @@ def call(
     if inlined(leaves):
         return func(*args, **kwargs)
     given = signature(leaves, spec, [args[i] for i in sorted(static)])
-    entry = entries.find(given)
+    entry = entries.find(given, leaves)
     if entry is None:
         entry = make(given, args, kwargs)
     return entry.call(leaves)

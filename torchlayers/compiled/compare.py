@@ -97,6 +97,8 @@ def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None
             f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
             f"{ours.dtype}"
         )
+    if ours.layout is not torch.strided:
+        ours, theirs = ours.to_dense(), theirs.to_dense()
     if not has_numbers(ours):
         return None
     if not (ours.is_floating_point() or ours.is_complex()):

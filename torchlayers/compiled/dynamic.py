@@ -95,6 +95,8 @@ class Family:
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
         if recorded.gradients is not None:
             raise NotSymbolicError("plain autograd differentiates it")
+        if recorded.effects.grads_read:
+            raise NotSymbolicError("it reads gradients that its inputs have")
         if communicates(recorded.graph):
             raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()

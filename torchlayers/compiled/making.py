@@ -17,9 +17,11 @@ from torchlayers.compiled.backends import Run, Runner, plainly
 from torchlayers.compiled.call import Entry
 from torchlayers.compiled.derivative import Derivative
 from torchlayers.compiled.dynamic import Family, Numbers, concrete
+from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.graphs import communicates, final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
 from torchlayers.compiled.record import Recording, record
+from torchlayers.compiled.replay import replay
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
 from torchlayers.compiled.signature import Signature, described
@@ -88,6 +90,8 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     if not asked.keeps_writes:
         _leave_out_writes(graph)
     entry = _entry_of(given, recorded)
+    leaves = [leaf for leaf in tree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
+    entry.grads_like = recorded.effects.grads_like([*leaves, *recorded.captured])
     runs: Runs
     if recorded.gradients is None:
         runs = _plain(asked, entry, recorded, graph)
@@ -96,6 +100,9 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         entry.is_recorded = True
         adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
         if is_functional(graph):
+            if written := {*final_copies(graph).values()}:
+                adopt = _unless_shared(entry, written, lambda: computed)
+            adopt = _with_effects(adopt, _effects(asked, recorded))
             runs = Derivative(
                 recorded, graph, given.modes, asked, computed, computed.arguments, adopt
             )
@@ -136,14 +143,37 @@ def _plain(
     """Sets what the entry runs where nothing is differentiated."""
     around = plainly if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
+    effects = _effects(asked, recorded)
     if written := {*final_copies(graph).values()}:
-        entry.run = watched = UnlessShared(recorded.graph, sorted(written), around)
-        adopt = watched.adopt
+
+        def in_order() -> Run:
+            run: Run = replay(recorded.graph)
+            run = run if around is None else around(run)
+            return effects.of_run(run)
+
+        adopt = _unless_shared(entry, written, in_order)
+    adopt = _with_effects(adopt, effects)
     if not (asked.settings.check and is_functional(graph)):
         return Runner(graph, asked.settings, asked.name, adopt, around, compiler)
     held = Held(recorded.graph, asked.name, adopt, around, asked.keeps_writes)
     held.runner = Runner(graph, asked.settings, asked.name, held.adopt, around, compiler)
     return held
+
+
+def _effects(asked: Asked, recorded: Recording) -> Effects:
+    return recorded.effects if asked.keeps_writes else Effects.none()
+
+
+def _with_effects(adopt: Callable[[Run], None], effects: Effects) -> Callable[[Run], None]:
+    return lambda run: adopt(effects.of_run(run))
+
+
+def _unless_shared(
+    entry: Entry, written: set[int], in_order: Callable[[], Run]
+) -> Callable[[Run], None]:
+    """The entry runs what the result is called with, or in order where memory is shared."""
+    entry.run = watched = UnlessShared(sorted(written), in_order)
+    return watched.adopt
 
 
 def _checked_if_alone(asked: Asked, recorded: Recording) -> Asked:

@@ -21,16 +21,21 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.bottom import BelowTheLayers
+from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.modules_called import Called, noted
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import (
     BackwardInsideError,
     ConjugatedError,
+    ContainerError,
+    KindError,
     NonLeafError,
     explain,
+    kind_of,
     refuse_hidden,
 )
-from torchlayers.compiled.torchs_control_flow import ControlFlow
+from torchlayers.compiled.torchs_control_flow import Instead
+from torchlayers.compiled.watch import Watch
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
 
@@ -82,11 +87,13 @@ class Recording(NamedTuple):
     gradients: Gradients | None
     constants: int  # how many of the captured tensors are the recording's own
     modules: list[Called]
+    effects: Effects
 
     @property
     def computed(self) -> int:
         """How many outputs of the graph are no gradients."""
-        return len({out.value for out in self.outputs if out.source == "computed"})
+        returned = {out.value for out in self.outputs if out.source == "computed"}
+        return len(returned | self.effects.computed)
 
 
 def record(
@@ -216,6 +223,8 @@ class _Recorder:
         self.captured: dict[int, tuple[Tensor, FakeTensor]] = {}
         self.cotangents: list[Node] = []
         self.gradients: Gradients | None = None
+        self.watch = Watch(self)
+        self.effects = Effects.none()
 
     def run(self) -> list[Any]:
         self.mode = FakeTensorMode(
@@ -232,17 +241,25 @@ class _Recorder:
             args, kwargs = tree.unflatten(given, self.spec)
             recomputations = Recomputations()
             bottom = BelowTheLayers(self.func, self.capture, recomputations)
-            with recorded(recomputations), bottom, ControlFlow():
-                result = self.func(*args, **kwargs)
-                self.refuse_backward(given)
-                leaves, self.out_spec = tree.flatten(result)
-                computed = self.sort_outputs(leaves, given)
-                found = self.reverse(computed, given) if self.wants_gradients else []
+            with recorded(recomputations), bottom, Instead(self.watch.rules):
+                try:
+                    result = self.func(*args, **kwargs)
+                    leaves, self.out_spec = tree.flatten(result)
+                    with _torch._C.DisableTorchFunction():
+                        self.refuse_backward(given)
+                        self.refuse_other_leaves((args, kwargs), given)
+                        computed = self.sort_outputs(leaves, given)
+                    found = self.reverse(computed, given) if self.wants_gradients else []
+                finally:
+                    with _torch._C.DisableTorchFunction():
+                        self.watch.put_back()
         return [*computed, *found]
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
-        return self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
+        fake = self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
+        self.watch.add_argument(fake, leaf)
+        return fake
 
     def input(
         self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
@@ -265,10 +282,13 @@ class _Recorder:
     def capture(self, tensor: Tensor) -> FakeTensor:
         """The fake tensor of one that the function captured."""
         if id(tensor) not in self.captured:
+            if (kind := kind_of(tensor)) is not None:
+                raise KindError(self.func, kind)
             if tensor.is_conj() or tensor.is_neg():
                 raise ConjugatedError(self.func)
             fake = self.input(tensor, f"captured_{len(self.captured)}")
             self.captured[id(tensor)] = (tensor, fake)
+            self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
 
     def refuse_backward(self, given: list[Any]) -> None:
@@ -277,12 +297,21 @@ class _Recorder:
         wrong = [
             tensor
             for tensor in [*given, *captured]
-            if isinstance(tensor, Tensor) and tensor.is_leaf and isinstance(tensor.grad, FakeTensor)
+            if isinstance(tensor, Tensor)
+            and tensor.is_leaf
+            and isinstance(tensor.grad, FakeTensor)
+            and not self.watch.has_grad_of(tensor)
         ]
         for tensor in wrong:
             tensor.grad = None
         if wrong:
             raise BackwardInsideError(self.func)
+
+    def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
+        """A list or a dict that is changed is not the caller's."""
+        leaves, spec = tree.flatten(arguments)
+        if spec != self.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
+            raise ContainerError(self.func)
 
     def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
         """Finds where each leaf of the result comes from; returns those that are computed."""
@@ -301,6 +330,16 @@ class _Recorder:
             else:
                 index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
                 self.outputs.append(Output("computed", index))
+
+        def also_computed(tensor: Tensor) -> int:
+            return computed.setdefault(id(tensor), (len(computed), tensor))[0]
+
+        self.effects = self.watch.finish(also_computed)
+        self.effects.leaves.extend(
+            index
+            for index, leaf in computed.values()
+            if leaf.requires_grad and leaf.grad_fn is None
+        )
         return self.detached([leaf for _, leaf in computed.values()], given)
 
     def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
@@ -315,7 +354,7 @@ class _Recorder:
 
     def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
         """The gradients of what requires grad, recorded below the function's own operators."""
-        of_outputs = [i for i, output in enumerate(outputs) if output.requires_grad]
+        of_outputs = [i for i, output in enumerate(outputs) if output.grad_fn is not None]
         if not of_outputs:
             return []
         tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
@@ -359,6 +398,7 @@ class _Recorder:
             self.gradients,
             len(constants),
             modules,
+            self.effects,
         )
 
 

@@ -4,9 +4,10 @@ import re
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
 from torchlayers import tree
 from torchlayers.errors import DataDependentError, TransformError, location, location_of
@@ -51,6 +52,43 @@ class ConjugatedError(TransformError):
         )
 
 
+class ContainerError(TransformError):
+    """A function changed a list or dict among its arguments."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} changes a container that it was given, and "
+            "Python runs once: change a copy, and return what is new."
+        )
+
+
+class KindError(TransformError):
+    """A function captured, or returns, a tensor of a kind that no recording holds."""
+
+    def __init__(self, func: Callable[..., Any], kind: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} captures or returns {kind}, which no recording "
+            f"holds.{location()} Capture or return what it is made of, plain tensors, or pass it "
+            "as an argument: then the function runs as it is, uncompiled."
+        )
+
+
+def kind_of(tensor: Tensor) -> str | None:
+    """What a tensor is, in words, that no recording holds."""
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_mkldnn:
+        return "a tensor of MKL-DNN's"
+    kind: Any = type(tensor)
+    changes_nothing = (
+        kind.__torch_function__ is Parameter.__torch_function__
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+    return None if kind is Tensor or changes_nothing else f"a tensor of the class {kind.__name__}"
+
+
 def explain(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises DataDependentError where the function asked for what only a call's data has."""
     name = name_of(func)
@@ -61,12 +99,62 @@ def explain(error: BaseException, func: Callable[..., Any]) -> None:
     elif "get value out of a tracing tensor" in str(error) or _reads_memory(error):
         what = f"asks for the value of a tensor ({str(error).splitlines()[0]})"
     else:
+        _explain_by_text(error, name)
         _explain_torch_func(error, name)
         return
     raise DataDependentError(
         f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
         f"one.{location_of(error) or location()} {_WAYS_OUT}"
     ) from error
+
+
+# By what torch says: what the function did, and what to do.
+_REFUSED = {
+    "a leaf Variable that requires grad is being used in an in-place operation": (
+        "writes to a tensor that requires grad, and autograd would have to follow the caller's",
+        "Write under torch.no_grad(), or return the new value in place of the write.",
+    ),
+    "has been modified by an inplace operation": (
+        "writes to a tensor that its gradient needs as it was",
+        "Write to a clone(), or call it under torch.no_grad(), where there is no gradient.",
+    ),
+    "argument of type: <class 'torch.storage.UntypedStorage'>": (
+        "writes to the memory of a tensor by its storage",
+        "Write to the tensor.",
+    ),
+    "All fake tensor modes must be the same": (
+        "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
+        "Make it outside, or pass it as an argument.",
+    ),
+    "_nested_tensor_from_tensor_list": (
+        "makes a nested tensor, which no recording holds",
+        "Pad, or make it outside.",
+    ),
+    "Creating a new Tensor subclass": (
+        "makes a tensor of a class of its own, which no recording holds",
+        "Return plain tensors, and make it of them outside.",
+    ),
+    "Values and compressed tensor instance need to be on the same device": (
+        "makes a compressed sparse tensor, which no recording holds",
+        "Return its indices and values, and make it outside.",
+    ),
+    "Cannot access storage of OpaqueTensorImpl": (
+        "makes a tensor whose memory torch does not show (to_mkldnn), which no recording holds",
+        "Leave that outside.",
+    ),
+    "Cannot swap t": (
+        "swaps two tensors",
+        "Swap them outside, or copy_ one to the other.",
+    ),
+}
+
+
+def _explain_by_text(error: BaseException, name: str) -> None:
+    for said, (what, advice) in _REFUSED.items():
+        if said in str(error):
+            raise TransformError(
+                f"torchlayers: compile: {name} {what}.{location_of(error)} {advice}"
+            ) from error
 
 
 def _explain_torch_func(error: BaseException, name: str) -> None:

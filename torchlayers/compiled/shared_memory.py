@@ -4,25 +4,21 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
-
-from torchlayers.compiled.replay import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class UnlessShared:
-    """Runs what is adopted, or, where a written input shares memory, the recording as it is."""
+    """Runs what is adopted, or, where a written input shares memory, what writes in order."""
 
-    def __init__(
-        self,
-        recorded: GraphModule,
-        written: Sequence[int],
-        around: Callable[[Run], Run] | None = None,
-    ) -> None:
-        self._recorded = recorded
-        self._around = around
+    def __init__(self, written: Sequence[int], in_order: Callable[[], Run]) -> None:
+        """
+        Args:
+            written: which of the inputs.
+            in_order: makes what runs where memory is shared.
+        """
         self._written = [*written]
+        self._make_in_order = in_order
         self._in_order: Run | None = None
         self.run: Run
 
@@ -37,8 +33,7 @@ class UnlessShared:
             torch.autograd.graph.increment_version(written)
             return results
         if self._in_order is None:
-            in_order = replay(self._recorded)
-            self._in_order = in_order if self._around is None else self._around(in_order)
+            self._in_order = self._make_in_order()
         return self._in_order(tensors)
 
     def _shared(self, tensors: list[Tensor]) -> bool:

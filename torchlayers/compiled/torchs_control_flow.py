@@ -1,5 +1,6 @@
-"""torch's own control flow in a recording: it is recorded as ours is."""
+"""torch's functions in a recording that something else is called in the place of."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.overrides import TorchFunctionMode
@@ -7,14 +8,21 @@ from torch.overrides import TorchFunctionMode
 from torchlayers.control_flow.samples import RULES
 
 
-class ControlFlow(TorchFunctionMode):
-    """Inside, torch.cond and the like are called as those of torchlayers.control_flow are."""
+class Instead(TorchFunctionMode):
+    """Inside, torch.cond and the like are called as those of torchlayers.control_flow are.
+
+    ``watched`` are called as they say.
+    """
+
+    def __init__(self, watched: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._watched = watched
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rule = RULES.get(func)
         if rule is None:
-            return func(*args, **(kwargs or {}))
+            return self._watched.get(func, func)(*args, **(kwargs or {}))
         with self:
             return rule(*args, **(kwargs or {}))

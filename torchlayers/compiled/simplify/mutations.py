@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchlayers.compiled import record
-from torchlayers.compiled.simplify.nodes import aten, memory_of, mode_of, value
+from torchlayers.compiled.simplify.nodes import aten, may_overlap, memory_of, mode_of, value
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
@@ -18,11 +18,14 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     An input that is written has to share no memory with another one.
 
     Returns:
-        None where torch can't functionalize one of the operators.
+        None where torch can't functionalize one of the operators, or where elements of an input
+        that is written share memory with each other.
     """
     writing = [node for node in graph.graph.nodes if is_write(node)]
     if not writing or _only_final_copies(writing):
         return graph
+    if any(may_overlap(value(node)) for node in written_inputs(graph)):
+        return None
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:

@@ -83,6 +83,20 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def may_overlap(tensor: Tensor) -> bool:
+    """Whether two elements may have the same memory, as those of an expanded dimension."""
+    if tensor.layout is not torch.strided or certainly(tensor.numel() <= 1):
+        return False
+    extent: Any = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if certainly(size == 1):
+            continue
+        if not certainly(stride > extent):
+            return True
+        extent = extent + (size - 1) * stride
+    return False
+
+
 def same_kind(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.device == other.device
 

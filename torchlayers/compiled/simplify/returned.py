@@ -14,6 +14,7 @@ from torchlayers.compiled.simplify.mutations import written_inputs
 from torchlayers.compiled.simplify.nodes import (
     aten,
     calls,
+    certainly,
     emit,
     is_dense,
     is_tensor,
@@ -102,6 +103,12 @@ def _has_layout(true: Tensor, told: Tensor) -> bool:
     return same_layout(true, told) or not is_dense(told)
 
 
+def _extent(tensor: Tensor) -> Any:
+    """How many elements there are from the memory's first to the tensor's last."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in pairs)
+
+
 def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
     view = whole
     if told.dtype != value(whole).dtype:
@@ -111,14 +118,11 @@ def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
             if real
             else emit(before, aten.view.dtype, whole, told.dtype)
         )
-    view = emit(
-        before,
-        aten.as_strided.default,
-        view,
-        list(told.shape),
-        list(told.stride()),
-        told.storage_offset(),
-    )
+    if not (certainly(told.storage_offset() == 0) or certainly(told.numel() == 0)):
+        # A call's input may begin anywhere in its memory, and as_strided counts from there.
+        flat = emit(before, aten.as_strided.default, view, [_extent(told)], [1])
+        view = emit(before, aten.slice.Tensor, flat, 0, told.storage_offset())
+    view = emit(before, aten.as_strided.default, view, list(told.shape), list(told.stride()))
     if told.is_conj():
         view = emit(before, aten._conj.default, view)
     return emit(before, aten._neg_view.default, view) if told.is_neg() else view

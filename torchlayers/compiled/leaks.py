@@ -1,0 +1,160 @@
+"""Tensors of a recording that the function leaves somewhere: in an attribute, a list, a variable.
+
+They have no data, and Python runs once. Where a tensor that nothing read stood in their place, as
+where a module keeps what it computed last, what is computed is put there at each call; elsewhere
+it is refused.
+"""
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch._subclasses import FakeTensor
+from torch.nn import Module
+
+_FAR = 6  # how many steps from the function things are looked for
+_MANY = 20_000  # and how many things
+
+
+class Leak(NamedTuple):
+    """A tensor of the recording, or what holds one, in ``holder[key]``; what was there before."""
+
+    holder: dict[Any, Any]
+    key: Any
+    value: Any
+    before: Any
+    name: str
+    is_attribute: bool
+
+
+class _Kept(NamedTuple):
+    """What holds things by keys, and what it held."""
+
+    holder: Any
+    before: dict[Any, Any]
+    name: str
+
+    def now(self) -> dict[Any, Any]:
+        if isinstance(self.holder, types.CellType):
+            return {"": self.holder.cell_contents} if self.before else {}
+        if isinstance(self.holder, list):
+            return dict(enumerate(self.holder))
+        if self.name == "":  # a module's globals
+            return {key: self.holder[key] for key in self.before if key in self.holder}
+        return self.holder  # type: ignore[no-any-return]
+
+    def leaks(self) -> Iterator[Leak]:
+        for key, value in self.now().items():
+            if value is not self.before.get(key, _ABSENT) and _is_recordings(value):
+                yield Leak(
+                    self.holder,
+                    key,
+                    value,
+                    self.before.get(key),
+                    self.path(key),
+                    self.name.endswith("."),
+                )
+
+    def path(self, key: Any) -> str:
+        if isinstance(self.holder, types.CellType):
+            return self.name
+        return (
+            f"{self.name}{key}" if self.name.endswith(".") or not self.name else f"{self.name}[...]"
+        )
+
+    def put_back(self) -> None:
+        leaks = [*self.leaks()]
+        if not leaks:
+            return
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = leaks[0].before
+        elif isinstance(self.holder, list):
+            self.holder[:] = self.before.values()
+        else:
+            for leak in leaks:
+                if self.before.get(leak.key, _ABSENT) is _ABSENT:
+                    del self.holder[leak.key]
+                else:
+                    self.holder[leak.key] = leak.before
+
+
+_ABSENT = object()
+
+
+class Surroundings:
+    """What a function can reach, as it was: its variables, and the attributes of its objects."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self._seen: dict[int, Any] = {}
+        self._kept: list[_Kept] = []
+        todo: list[tuple[Any, str, int]] = [(func, "", 0)]
+        while todo and len(self._seen) < _MANY:
+            thing, name, far = todo.pop()
+            if id(thing) not in self._seen and far <= _FAR:
+                self._seen[id(thing)] = thing
+                todo += [(held, path, far + 1) for held, path in self._held(thing, name)]
+
+    def leaks(self) -> Iterator[Leak]:
+        """What is there now of a recording."""
+        return (leak for kept in self._kept for leak in kept.leaks())
+
+    def put_back(self) -> None:
+        """What was left there of the recording is not there any more."""
+        for kept in self._kept:
+            kept.put_back()
+
+    def _held(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
+        if isinstance(thing, types.FunctionType):
+            yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
+            variables = thing.__globals__
+            used = {key: variables.get(key, _ABSENT) for key in thing.__code__.co_names}
+            self._kept.append(_Kept(variables, used, ""))
+            yield from ((value, key) for key, value in used.items())
+            yield from ((value, key) for key, value in vars(thing).items())
+        elif isinstance(thing, types.MethodType):
+            yield thing.__func__, name
+            yield thing.__self__, "self"
+        elif isinstance(thing, functools.partial):
+            yield from ((each, name) for each in (thing.func, *thing.args))
+        elif isinstance(thing, types.CellType):
+            try:
+                held = thing.cell_contents
+            except ValueError:  # not set yet
+                return
+            self._kept.append(_Kept(thing, {"": held}, name))
+            yield held, name
+        elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
+            self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
+            yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())
+        elif isinstance(thing, list):
+            self._kept.append(_Kept(thing, dict(enumerate(thing)), name or "a list"))
+            yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing))
+        elif type(thing).__module__.startswith("torchlayers"):
+            yield getattr(thing, "_func", None), name
+        elif _has_attributes(thing):
+            name = name or "self"
+            tables = [vars(thing)]
+            attributes: Any = tables[0].items()
+            if isinstance(thing, Module):
+                tables += [thing._buffers, thing._parameters]
+                yield from ((child, f"{name}.{key}") for key, child in thing._modules.items())
+                attributes = [pair for pair in attributes if not pair[0].startswith("_")]
+            self._kept += [_Kept(table, dict(table), name + ".") for table in tables]
+            yield from ((value, f"{name}.{key}") for key, value in attributes)
+
+
+def _is_recordings(value: Any, far: int = 0) -> bool:
+    """Whether it is a tensor of a recording, or holds one."""
+    if isinstance(value, (list, tuple, dict)) and far < _FAR:
+        held = value.values() if isinstance(value, dict) else value
+        return any(_is_recordings(each, far + 1) for each in held)
+    return isinstance(value, FakeTensor)
+
+
+def _has_attributes(thing: Any) -> bool:
+    return (
+        hasattr(thing, "__dict__")
+        and not isinstance(thing, (type, types.ModuleType, FakeTensor))
+        and type(thing).__module__ not in ("builtins", "functools")
+    )
