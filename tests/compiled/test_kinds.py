@@ -67,13 +67,13 @@ MAKE = {
 }
 REFUSED_AS_RESULTS = {
     "nested": "Pad, or make it outside",
-    "jagged": "a nested tensor",
+    "jagged": "nested",
     "compressed": "Return its indices and values",
     "MKL-DNN's": "to_mkldnn",
     "a subclass": "Return plain tensors",
     "a wrapper": "the class Held",
 }
-CAPTURED = {"sparse", "sparse, by coordinates", "compressed", "without data", "a wrapper"}
+CAPTURED = {"sparse", "sparse, by coordinates", "compressed", "without data"}
 
 
 def plain(tensor):

@@ -108,6 +108,10 @@ def explain(error: BaseException, func: Callable[..., Any]) -> None:
     ) from error
 
 
+_JAGGED = (
+    "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
+    "Make it outside, or pass it as an argument.",
+)
 # By what torch says: what the function did, and what to do.
 _REFUSED = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
@@ -122,10 +126,8 @@ _REFUSED = {
         "writes to the memory of a tensor by its storage",
         "Write to the tensor.",
     ),
-    "All fake tensor modes must be the same": (
-        "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
-        "Make it outside, or pass it as an argument.",
-    ),
+    "fake tensor modes must be the same": _JAGGED,
+    "shape_env must not be None": _JAGGED,
     "_nested_tensor_from_tensor_list": (
         "makes a nested tensor, which no recording holds",
         "Pad, or make it outside.",

@@ -7,11 +7,12 @@ refused where it is written.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
+from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.nn import Buffer
 
@@ -20,9 +21,6 @@ from torchlayers.compiled.leaks import Surroundings
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.signature import PLAIN, like
 from torchlayers.errors import TransformError, location
-
-if TYPE_CHECKING:
-    from torchlayers.compiled.record import _Recorder
 
 _torch: Any = torch  # what it keeps for its own use has no types
 _tensor: Any = Tensor
@@ -59,6 +57,16 @@ _OF_ALL: dict[Any, str] = {
 }
 
 
+class Recorder(Protocol):
+    """What makes the recording."""
+
+    func: Callable[..., Any]
+    inputs: list[Node]
+    captured: dict[int, tuple[Tensor, FakeTensor]]
+
+    def capture(self, tensor: Tensor) -> FakeTensor: ...
+
+
 class Watch:
     """The watch over one recording.
 
@@ -66,7 +74,7 @@ class Watch:
         rules: by torch's functions, what is called in their place.
     """
 
-    def __init__(self, recorder: "_Recorder") -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         # By id: the argument's tensor in the recording, the caller's, and the former's attributes.
         self._arguments: dict[int, tuple[Tensor, Tensor, dict[str, Any]]] = {}
