@@ -331,3 +331,9 @@ def test_second_derivatives_do_it_once():
     (slope,) = torch.autograd.grad(result.sum(), x, create_graph=True)
     torch.autograd.grad(slope.sum(), x)
     assert_same(y, numbers() * 0)
+
+
+def test_no_file_does_it(tmp_path):
+    lowered = tl.compile(new_data).lower(numbers(), numbers())
+    with pytest.raises(tl.errors.TransformError, match=r"sets \.data, \.grad"):
+        lowered.save(tmp_path / "new_data.pt2")

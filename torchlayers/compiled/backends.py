@@ -29,6 +29,7 @@ class Settings(NamedTuple):
     backend: str
     options: dict[str, Any] | None
     check: bool
+    replayed: str = ""  # why inductor is not asked
 
 
 class Runner:
@@ -61,6 +62,9 @@ class Runner:
         self._threads = torch.get_num_threads()
         self._adopt(self._replayed)
         if settings.backend == "replay":
+            return
+        if settings.replayed:
+            self.how = f"replay ({settings.replayed})"
             return
         if not is_functional(graph):
             self.how = "replay (an operator writes to what it is given)"

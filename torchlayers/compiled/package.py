@@ -62,6 +62,11 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
     """See Lowered.save."""
     if not path.endswith(".pt2"):
         raise TransformError(f"torchlayers: save: the path must end in .pt2, got {path!r}.")
+    if any(content.recorded.effects):
+        raise TransformError(
+            f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
+            "or reads .grad, which no file does. Pass and return tensors instead."
+        )
     examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
     settings = {
         "fallback_random": True,  # the numbers that torch draws

@@ -9,7 +9,14 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchlayers.compiled import record
-from torchlayers.compiled.simplify.nodes import aten, may_overlap, memory_of, mode_of, value
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    is_tensor,
+    may_overlap,
+    memory_of,
+    mode_of,
+    value,
+)
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
@@ -63,6 +70,17 @@ def written_inputs(graph: GraphModule) -> dict[Node, Node]:
                 if (memory := memory_of(target)).op == "placeholder":
                     written[memory] = node
     return written
+
+
+def writes_parts_of_complex(graph: GraphModule) -> bool:
+    """Whether something is written to the real or imaginary parts of complex numbers."""
+    return any(
+        value(memory_of(target)).is_complex() and not value(target).is_complex()
+        for node in graph.graph.nodes
+        if is_write(node)
+        for target in _written_by(node)
+        if is_tensor(target) and is_tensor(memory_of(target))
+    )
 
 
 def _written_by(node: Node) -> list[Node]:
