@@ -51,6 +51,14 @@ class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
+def untraced(function: Result) -> Result:
+    """A decorator: Dynamo leaves the function alone, and what that calls.
+
+    torch.compiler.disable imports Dynamo at once, which takes longer than all else.
+    """
+    return _torch._compile._disable_dynamo(function)  # type: ignore[no-any-return]
+
+
 def refuse_strict_export(api: str) -> None:
     """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
     # Of what Dynamo traces, is_exporting() is always true in 2.11.

@@ -173,6 +173,24 @@ def test_many_threads_call_at_once():
     assert [entry.calls for entry in function.report().signatures] == [16 * 30]
 
 
+def test_a_thread_that_is_inside_a_jvp_does_not_count_for_others():
+    runs = []
+    function = compiled(lambda tree: runs.append(1) or tree["x"] * 2)  # flattened in Python
+
+    def call():
+        for _ in range(3):
+            function(collections.OrderedDict(x=X))
+
+    def meanwhile(x):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return x * 2
+
+    tl.jvp(meanwhile, (X,), (X,))
+    assert len(runs) == 1 and [entry.calls for entry in function.report().signatures] == [3]
+
+
 def test_a_compiled_function_is_collected():
     def make():
         held = torch.ones(3)

@@ -14,6 +14,7 @@ from torchlayers.compiled import loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
+from torchlayers.compiled.record import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
@@ -78,7 +79,7 @@ def _code_of(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = torch._subclasses.FakeTensorMode()
-    with tracing(TracingContext(fake)):
+    with recording, tracing(TracingContext(fake)):  # inductor records too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
