@@ -19,6 +19,7 @@ from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
+from torchlayers.torch_compile import import_whole
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -42,6 +43,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         NoCompilerError: this machine has no C++ compiler.
         Exception: whatever inductor ends with.
     """
+    import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
     from torch._inductor import config
 
     graph = simplify(graph, fuse_small=True)

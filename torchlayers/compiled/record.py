@@ -126,6 +126,7 @@ def record(
 
 
 def _record(recorder: "_Recorder") -> Recording:
+    torch_compile.import_whole("torch._dynamo")
     around = (
         torch_compile.run_eagerly(),
         _without_hooks(),
