@@ -14,6 +14,10 @@ transforms have come to.
 """
 
 import contextlib
+import functools
+import importlib
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -51,6 +55,21 @@ class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
+def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
+    """A decorator: Dynamo leaves the function alone, and what that calls.
+
+    torch.compiler.disable imports Dynamo at once, which takes longer than all else.
+    """
+    called = _torch._compile._disable_dynamo(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Result:
+        import_whole("torch._dynamo")
+        return called(*args, **kwargs)  # type: ignore[no-any-return]
+
+    return call
+
+
 def refuse_strict_export(api: str) -> None:
     """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
     # Of what Dynamo traces, is_exporting() is always true in 2.11.
@@ -70,6 +89,25 @@ def refuse(api: str, **options: Any) -> None:
                 "torch.export. Leave it out there, or compile the function inside the transform "
                 "instead."
             )
+
+
+def import_whole(*modules: str) -> None:
+    """Imports modules of torch's that Ctrl-C must not interrupt, on a thread that it never reaches.
+
+    Of an import that ends in the middle Python keeps what was imported by then: half of sympy, and
+    operators that can't be registered a second time. Nothing is compiled after that.
+    """
+    if all(module in sys.modules for module in modules):
+        return
+
+    def work() -> None:
+        with contextlib.suppress(BaseException):  # which the import after this one raises again
+            for module in modules:
+                importlib.import_module(module)
+
+    thread = threading.Thread(target=work, name="torchlayers imports")
+    thread.start()
+    thread.join()
 
 
 def run_eagerly() -> contextlib.AbstractContextManager[Any]:

@@ -24,6 +24,8 @@ void bind_random_state(pybind11::module_& m);
 void bind_checkpoint(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
+// Whether a dual level is on that no jvp of ours opened.
+void bind_dual_level(pybind11::module_& m);
 
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();

@@ -45,6 +45,10 @@ class DualLevel {
       opened_by_us_ = false;
     }
   }
+  // Of the user's, on whatever thread: tensors outside layers may have tangents.
+  bool is_of_others() const {
+    return !opened_by_us_ && current_.get() >= 0;
+  }
 
  private:
   // A number that a module keeps.
@@ -191,6 +195,10 @@ void supply_hooks() {
   hooks.rank_in_group = &rank_in_group;
   hooks.met_subclass = &met_subclass;
   hooks.name_type_of_nodes = &name_type;
+}
+
+void bind_dual_level(py::module_& m) {
+  m.def("any_dual_level_of_others", [] { return DualLevel::instance().is_of_others(); });
 }
 
 } // namespace torchlayers

@@ -24,6 +24,17 @@ PyObject* training_in(const py::object& attributes) {
   return PyDict_GetItem(attributes.ptr(), name);
 }
 
+// As a dict asks it before it compares: what holds tensors goes by which they are, and == by
+// values.
+bool have_same_hash(PyObject* one, PyObject* other) {
+  const auto a = PyObject_Hash(one), b = PyObject_Hash(other);
+  if (a == -1 || b == -1) {
+    PyErr_Clear(); // slices, before Python 3.12
+    return true;
+  }
+  return a == b;
+}
+
 } // namespace
 
 CallModes CallModes::of_thread() {
@@ -83,6 +94,9 @@ bool is_same_constant(PyObject* one, PyObject* other) {
   if (PyComplex_CheckExact(one)) {
     const Py_complex a = PyComplex_AsCComplex(one), b = PyComplex_AsCComplex(other);
     return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (!PyUnicode_CheckExact(one) && !PyLong_CheckExact(one) && !have_same_hash(one, other)) {
+    return false;
   }
   const int same = PyObject_RichCompareBool(one, other, Py_EQ);
   if (same < 0) {

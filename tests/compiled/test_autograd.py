@@ -332,3 +332,40 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
         y.sum().backward()
         after.append(torch.rand(1))
     assert after[:2] == after[2:]
+
+
+# What has no reverse pass to record runs as it is: autograd may never be asked for it.
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(
+    "func",
+    [
+        tl.hessian(lambda x: nn.functional.glu(x).sin().sum()),  # of glu_jvp
+        lambda x: torch.vander(x, 4),  # which reads what it has overwritten
+    ],
+)
+def test_a_function_whose_reverse_pass_is_not_known(func):
+    x = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    compiled = tl.compile(func)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), func(x))
+    (entry,) = compiled.report().signatures
+    assert entry.how.startswith("as it is (its reverse pass can't be recorded: ")
+    torch.testing.assert_close(compiled(x.detach()), func(x.detach()))
+    assert compiled.report().signatures[1].how == "inductor"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_tensors_that_it_makes_may_require_grad(grad):
+    def func(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weight = nn.Parameter(x.detach().cos())
+        return x.sin(), weight, weight * x
+
+    compiled = tl.compile(func, backend="replay")
+    x = torch.ones(2, requires_grad=grad)
+    for _ in range(2):
+        wave, weight, product = compiled(x)
+        assert isinstance(weight, nn.Parameter) and weight.is_leaf
+        product.sum().backward()
+        assert weight.grad.tolist() == [1, 1] and wave.requires_grad is grad

@@ -3,6 +3,8 @@
 import collections
 import gc
 import signal
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -173,6 +175,24 @@ def test_many_threads_call_at_once():
     assert [entry.calls for entry in function.report().signatures] == [16 * 30]
 
 
+def test_a_thread_that_is_inside_a_jvp_does_not_count_for_others():
+    runs = []
+    function = compiled(lambda tree: runs.append(1) or tree["x"] * 2)  # flattened in Python
+
+    def call():
+        for _ in range(3):
+            function(collections.OrderedDict(x=X))
+
+    def meanwhile(x):
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        return x * 2
+
+    tl.jvp(meanwhile, (X,), (X,))
+    assert len(runs) == 1 and [entry.calls for entry in function.report().signatures] == [3]
+
+
 def test_a_compiled_function_is_collected():
     def make():
         held = torch.ones(3)
@@ -203,3 +223,30 @@ def test_ctrl_c_ends_a_call():
     with pytest.raises(KeyboardInterrupt):
         function(x)
     torch.testing.assert_close(function(small), small)
+
+
+INTERRUPTED = """
+import signal, threading, torch, torchlayers as tl
+compiled = tl.compile(tl.grad(lambda x: (x.sin() * 2).sum()))
+begun = threading.Event()
+import builtins
+import_module, main = builtins.__import__, threading.main_thread()
+def noticed(name, *rest):
+    if name.startswith("sympy"):
+        begun.set()
+    return import_module(name, *rest)
+builtins.__import__ = noticed
+threading.Thread(target=lambda: begun.wait() and signal.raise_signal(signal.SIGINT)).start()
+try:
+    compiled(torch.ones(3))
+except KeyboardInterrupt:
+    print("interrupted")
+builtins.__import__ = import_module
+torch.testing.assert_close(compiled(torch.ones(3)), 2 * torch.ones(3).cos())
+print(compiled.report().signatures[0].how)
+"""
+
+
+def test_ctrl_c_while_torchs_parts_are_imported():
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
+    assert run.stdout.split() == ["interrupted", "inductor"], run.stderr

@@ -284,7 +284,27 @@ class Held:
         self.x = x
 
 
-@pytest.mark.parametrize("pack", [Held, lambda x: iter([x]), lambda x: map(torch.sin, [x])])
+class Slotted:
+    __slots__ = ("x",)
+
+    def __init__(self, x):
+        self.x = x
+
+
+PACKS = {
+    "an object": Held,
+    "slots": Slotted,
+    "an object's object": lambda x: Held([Held(x)]),
+    "a closure": lambda x: lambda: x,
+    "a default": lambda x: lambda y=x: y,
+    "a partial": lambda x: functools.partial(torch.add, x),
+    "a set": lambda x: {x},
+    "an iterator": lambda x: iter([x]),
+    "a map": lambda x: map(torch.sin, [x]),
+}
+
+
+@pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS.keys())
 def test_a_result_that_hides_tensors_is_refused(pack):
     with pytest.raises(tl.errors.TransformError, match="which is no pytree"):
         replayed(lambda x: pack(x * 2))(torch.ones(2))
@@ -299,6 +319,12 @@ def test_backward_inside_is_refused_and_leaves_no_gradient():
     weight.grad = torch.ones(2)
     compiled(torch.ones(2))  # which adds to what is there
     assert weight.grad.tolist() == [2, 2]
+
+
+def test_a_result_that_hides_none_is_returned():
+    module = nn.Linear(2, 2)
+    result = replayed(lambda x: (x * 2, module, len, {3}, lambda: module))(torch.ones(2))
+    assert result[1:4] == (module, len, {3}) and result[4]() is module
 
 
 def test_a_copy_records_for_itself():

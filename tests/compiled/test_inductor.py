@@ -279,3 +279,25 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
         torch.testing.assert_close(result, torch.full((3,), float(i)).cos())
     assert len(runs) == 1
     assert len(compiled_graphs) <= (backend != "replay")
+
+
+def test_threads_compile_functions_of_their_own():
+    """Inductor records too, which torch can't on two threads at a time."""
+    x, results = torch.randn(3, 5), {}
+
+    def call(i):
+        def f(x):
+            return tl.vmap(tl.hessian(lambda y: (y.sin() * y.roll(i)).sum()))(x) * i
+
+        try:
+            results[i] = tl.compile(f)(x), f(x)
+        except Exception as error:
+            results[i] = error, None
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for compiled, expected in results.values():
+        torch.testing.assert_close(compiled, expected)

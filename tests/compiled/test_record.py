@@ -8,6 +8,7 @@ import torch
 from torch._subclasses import FakeTensor
 
 import torchlayers as tl
+from torchlayers.compiled import bottom
 from torchlayers.compiled.record import record
 
 X = torch.ones(3)
@@ -179,3 +180,26 @@ def test_a_device_is_what_a_tensor_says():
     assert devices == [torch.device("cpu")] * 2
     (on_meta, on_cpu) = graph(torch.ones(2))
     assert (on_meta.device.type, on_cpu.tolist()) == ("meta", [2, 2])
+
+
+@pytest.mark.parametrize("at", range(1, 60, 3))
+def test_an_error_at_any_operator_comes_out_as_it_is(at, monkeypatch):
+    """Also where values are put back on its way up, for which Python is called."""
+    count = 0
+    below = bottom.BelowTheLayers.__torch_dispatch__
+
+    def counted(*args):
+        nonlocal count
+        count += 1
+        if count == at:
+            raise ZeroDivisionError
+        return below(*args)
+
+    func = tl.vmap(tl.hessian(lambda x: (x.sin() * x.roll(1)).sum()))
+    x = torch.randn(3, 5)
+    expected = func(x)
+    monkeypatch.setattr(bottom.BelowTheLayers, "__torch_dispatch__", counted)
+    with pytest.raises(ZeroDivisionError):
+        tl.compile(func, backend="replay")(x)
+    assert tl.current_stack() == ()
+    torch.testing.assert_close(func(x), expected)

@@ -19,6 +19,11 @@ class Options:
     power: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Weights:
+    value: torch.Tensor
+
+
 # Two calls, and why the second is recorded anew.
 DIFFERENT = {
     "shape": ((ONES,), (torch.ones(9, 2),), "argument 0 has shape (9, 2), was (4, 2)"),
@@ -63,6 +68,7 @@ SAME = {
     "nan": ((ONES, float("nan")), (ONES, float("nan"))),
     "an equal object": ((ONES, Options(1)), (ONES, Options(1))),
     "a dtype": ((ONES, torch.float64), (ONES, torch.float64)),
+    "a slice": ((ONES, slice(1, 3)), (ONES, slice(1, 3))),
 }
 
 
@@ -77,6 +83,24 @@ def test_what_differs_is_recorded_anew(name):
     compiled(*one)
     compiled(*other)
     assert [entry.why for entry in compiled.report().signatures] == ["", why]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_what_holds_tensors_goes_by_which_they_are(size):
+    compiled = replayed(lambda x, weights: x * weights.value)
+    one, other = Weights(torch.ones(size)), Weights(torch.ones(size))
+    for weights in (one, other, one, other):
+        compiled(torch.ones(2), weights)
+    assert [entry.calls for entry in compiled.report().signatures] == [2, 2]
+    one.value.fill_(3)
+    assert compiled(torch.ones(2), other).tolist() == [1, 1]
+    assert compiled(torch.ones(2), one).tolist() == [3, 3]
+
+
+def test_another_slice_is_recorded_anew():
+    compiled = replayed(lambda x, places: x[places])
+    assert [compiled(ONES, slice(0, n)).shape[0] for n in (1, 2, 1, 2)] == [1, 2, 1, 2]
+    assert [entry.calls for entry in compiled.report().signatures] == [2, 2]
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -238,6 +262,8 @@ def test_a_value_that_no_argument_has_a_part_in_may_be_asked_for():
     [
         (lambda: tl.compile(first, backend="tvm"), "there is no backend 'tvm'"),
         (lambda: tl.compile(first, static_argnums="x"), "static_argnums must be an int or ints"),
+        (lambda: tl.compile(lambda a, b: a, static_argnums=(0, -3)), "argument -3 of <lambda>, wh"),
+        (lambda: tl.compile(static_argnums=2)(lambda a, b: a), "takes 2 by position"),
         (lambda: tl.compile(3), "3 can't be called"),
     ],
 )

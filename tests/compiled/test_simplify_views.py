@@ -31,6 +31,16 @@ def test_views_that_need_what_is_between_stay():
     same(lambda x: x.permute(2, 0, 1).transpose(-1, 0).sin(), torch.randn(2, 3, 4))
 
 
+def test_a_view_across_a_dimension_of_size_one_stays_where_strides_need_it():
+    # Fake tensors (torch 2.13) would let (6, 2, 1, 2) with strides (2, 12, 2, 1) be seen as (6, 4).
+    same(lambda x: x.transpose(0, 1).unsqueeze(2).sin().reshape(6, 4), torch.randn(2, 6, 2))
+    same(lambda x: x.transpose(0, 1)[:, :, None].reshape(6, 4).view(6, 2, 2), torch.randn(2, 6, 2))
+    same(
+        lambda x: (x.transpose(0, 1)[:, :, None].clone() * 2).reshape(6, 2, 2).reshape(6, 4),
+        torch.randn(2, 6, 2),
+    )
+
+
 def test_view_as_another_dtype_is_none_of_these():
     same(lambda x: x.view(torch.int32).view(3, 2).view(torch.float32), torch.randn(2, 3))
 

@@ -1,15 +1,17 @@
 """torchlayers.compile: a function of any layers, recorded once a signature and run compiled."""
 
 import functools
+import inspect
 import threading
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from inspect import Parameter
 from typing import Any, overload
 
 from torch.fx import GraphModule
 
-from torchlayers import _C, tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import BACKENDS, Settings
@@ -79,7 +81,8 @@ def compile(
     Returns:
         A :class:`Compiled`, which is called as f is.
     Raises:
-        TransformError: there is no such backend, or static_argnums are no integers.
+        TransformError: there is no such backend, or static_argnums are no integers, or f has no
+            such arguments.
         DataDependentError: at a call: f needs a value that only a call's data has.
     Example:
         >>> @compile(backend="replay")
@@ -106,12 +109,33 @@ def compile(
             f"torchlayers: compile: static_argnums must be an int or ints, got {static_argnums!r}."
         )
     settings = Settings(backend, options, check)
-    static = tuple(static)
-    if f is None:
-        return lambda f: Compiled(f, static, settings, dynamic=dynamic)
-    if not callable(f):
-        raise TransformError(f"torchlayers: compile: {f!r} can't be called.")
-    return Compiled(f, static, settings, dynamic=dynamic)
+
+    def compiled(f: Callable[..., Any]) -> Compiled:
+        if not callable(f):
+            raise TransformError(f"torchlayers: compile: {f!r} can't be called.")
+        if static:
+            _check_static(f, static)
+        return Compiled(f, tuple(static), settings, dynamic=dynamic)
+
+    return compiled if f is None else compiled(f)
+
+
+def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
+    """Raises where f, as far as its signature can be read, has no such arguments."""
+    try:
+        given = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return
+    kinds = [parameter.kind for parameter in given]
+    count = sum(
+        kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
+    )
+    wrong = [place for place in static if not -count <= place < count]
+    if wrong and Parameter.VAR_POSITIONAL not in kinds:
+        raise TransformError(
+            f"torchlayers: compile: static_argnums names argument {wrong[0]} of {name_of(f)}, "
+            f"which takes {count} by position."
+        )
 
 
 def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
@@ -166,6 +190,7 @@ class Compiled(_C.CompiledCall):
         """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
+    @torch_compile.untraced
     def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
         places = call.static_places(self._static, args)

@@ -105,7 +105,7 @@ def inlined(leaves: Sequence[Any]) -> bool:
         or _torch._C._len_torch_dispatch_stack() > 0
         or _C.any_function_mode()
         or _torch._C._get_tracing_state() is not None
-        or torch.autograd.forward_ad._current_level >= 0
+        or _C.any_dual_level_of_others()
         or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
     )
 

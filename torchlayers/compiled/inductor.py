@@ -14,10 +14,12 @@ from torchlayers.compiled import loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.opaque import bernoulli
+from torchlayers.compiled.record import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
+from torchlayers.torch_compile import import_whole
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -41,6 +43,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         NoCompilerError: this machine has no C++ compiler.
         Exception: whatever inductor ends with.
     """
+    import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
     from torch._inductor import config
 
     graph = simplify(graph, fuse_small=True)
@@ -78,7 +81,7 @@ def _code_of(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = torch._subclasses.FakeTensorMode()
-    with tracing(TracingContext(fake)):
+    with recording, tracing(TracingContext(fake)):  # inductor records too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]

@@ -5,7 +5,7 @@ import functools
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 from torch.fx import GraphModule
@@ -20,7 +20,7 @@ from torchlayers.compiled.dynamic import Family, Numbers, concrete
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.graphs import communicates, final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
-from torchlayers.compiled.record import Recording, record
+from torchlayers.compiled.record import NoReverseError, Recording, record
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
@@ -38,11 +38,15 @@ class Runs(Protocol):
     def seconds(self) -> float: ...
 
 
-class AsItIs:
+class AsItIs(NamedTuple):
     """The function itself."""
 
-    how = "as it is (an operator writes to what it is given)"
-    seconds = 0.0
+    why: str
+    seconds: float = 0.0
+
+    @property
+    def how(self) -> str:
+        return f"as it is ({self.why})"
 
 
 class Made:
@@ -85,7 +89,12 @@ def _nothing_collected() -> Iterator[None]:
 def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
-    recorded = record(asked.func, args, kwargs, gradients=given.modes.grad)
+    why_as_it_is = ""
+    try:
+        recorded = record(asked.func, args, kwargs, gradients=given.modes.grad)
+    except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
+        why_as_it_is = f"its reverse pass can't be recorded: {error}"
+        recorded = record(asked.func, args, kwargs)
     asked = _checked_if_alone(_replayed_if_parts_are_written(asked, recorded), recorded)
     graph = simplify(recorded.graph)
     if not asked.keeps_writes:
@@ -94,22 +103,24 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     leaves = [leaf for leaf in tree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
     entry.grads_like = recorded.effects.grads_like([*leaves, *recorded.captured])
     runs: Runs
-    if recorded.gradients is None:
+    if recorded.gradients is None and not why_as_it_is:
         runs = _plain(asked, entry, recorded, graph)
     else:
         computed = _Computed(asked.func, args, kwargs, recorded)
         entry.is_recorded = True
         adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-        if is_functional(graph):
+        if not is_functional(graph):
+            why_as_it_is = why_as_it_is or "an operator writes to what it is given"
+        if why_as_it_is:
+            adopt(computed)
+            runs = AsItIs(why_as_it_is)
+        else:
             if written := {*final_copies(graph).values()}:
                 adopt = _unless_shared(entry, written, lambda: computed)
             adopt = _with_effects(adopt, _effects(asked, recorded))
             runs = Derivative(
                 recorded, graph, given.modes, asked, computed, computed.arguments, adopt
             )
-        else:
-            adopt(computed)
-            runs = AsItIs()
     return Made(entry, runs, graph, time.perf_counter() - start)
 
 

@@ -36,6 +36,7 @@ from torchlayers.compiled.refused import (
 )
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
+from torchlayers.errors import TransformError
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
 
@@ -68,6 +69,10 @@ class Gradients(NamedTuple):
 
     of_outputs: list[int]
     by_inputs: list[int]
+
+
+class NoReverseError(Exception):
+    """Why a function's reverse pass can't be recorded, where autograd may never be asked for it."""
 
 
 class Recording(NamedTuple):
@@ -114,6 +119,7 @@ def record(
         symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
     Raises:
         DataDependentError: func asked for a value that only a call's data has.
+        NoReverseError: there is no reverse pass to record.
     """
     given = func, args, kwargs or {}, gradients, symbolic
     try:
@@ -127,6 +133,7 @@ def record(
 
 
 def _record(recorder: "_Recorder") -> Recording:
+    torch_compile.import_whole("torch._dynamo")
     around = (
         torch_compile.run_eagerly(),
         _without_hooks(),
@@ -361,6 +368,8 @@ class _Recorder:
         tensors += [tensor for tensor, _ in self.captured.values()]
         by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         wanted = [tensors[i] for i in by_inputs]
+        if not wanted or any(outputs[i].is_leaf for i in of_outputs):
+            raise NoReverseError("it makes a tensor that requires grad")
         captured = [tensor for tensor in wanted if not isinstance(tensor, FakeTensor)]
         if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):
             raise NonLeafError(self.func)
@@ -372,11 +381,17 @@ class _Recorder:
         self.gradients = Gradients(of_outputs, by_inputs)
         # A backward is called where autocast is off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
-            return list(
-                torch.autograd.grad(
+            try:
+                found = torch.autograd.grad(
                     [outputs[i] for i in of_outputs], wanted, cotangents, allow_unused=True
                 )
-            )
+            except RuntimeError as error:
+                explain(error, self.func)
+                if isinstance(error, TransformError):
+                    raise
+                said = str(error).strip().partition("\n")[0]
+                raise NoReverseError(said or type(error).__name__) from error
+        return list(found)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         constants = _constants_as_inputs(graph)

@@ -1,7 +1,9 @@
 """What a recording can't hold, said in words."""
 
+import gc
 import re
 from collections.abc import Callable, Coroutine, Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -13,6 +15,9 @@ from torchlayers import tree
 from torchlayers.errors import DataDependentError, TransformError, location, location_of
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+# So many objects are looked through for tensors that a result hides.
+_LOOKED_AT = 10_000
 
 _WAYS_OUT = (
     "Use torch.where or torch.cond in place of a branch, name an argument that decides in "
@@ -182,15 +187,29 @@ def _reads_memory(error: BaseException) -> bool:
 
 def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
     """Raises where a leaf of the result hides tensors of the recording, which have no data."""
-    held = result.__dict__.values() if hasattr(result, "__dict__") else ()
-    if isinstance(result, (Iterator, Coroutine)) or any(
-        isinstance(leaf, FakeTensor) for leaf in tree.leaves([*held])
-    ):
+    if isinstance(result, (Iterator, Coroutine)) or _hides_any(result):
         raise TransformError(
             f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is no "
             "pytree: its tensors are those of the recording, without data. Return the tensors "
             "themselves, in tuples, lists or dicts, or register its class as a pytree."
         )
+
+
+def _hides_any(result: Any) -> bool:
+    """Whether one of the recording's tensors can be reached from it, as far as we look."""
+    waiting, seen = [result], dict[int, Any]()
+    while waiting and len(seen) < _LOOKED_AT:
+        each = waiting.pop()
+        if isinstance(each, FakeTensor):
+            return True
+        if id(each) in seen or isinstance(each, (type, ModuleType)):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, FunctionType):  # not its globals
+            waiting += [each.__closure__, each.__defaults__, each.__kwdefaults__]
+        else:
+            waiting += gc.get_referents(each)
+    return False
 
 
 def unhashable(where: str, value: Any) -> TransformError:

@@ -52,10 +52,25 @@ class Like(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A value that is no tensor. Values of two types are never the same: 1, 1.0 and True."""
+    """A value that is no tensor. Values of two types are never the same: 1, 1.0 and True.
+
+    What holds tensors, as a frozen dataclass may, has a hash of which they are; its == compares
+    their values.
+    """
 
     kind: type
     value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or hash(self) != hash(other):
+            return False
+        return self.kind is other.kind and bool(self.value == other.value)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.value))
 
 
 class Signature(NamedTuple):
@@ -103,6 +118,8 @@ def constant(value: Any, where: str) -> Constant:
         return Constant(float, struct.pack("d", value))
     if type(value) is complex:
         return Constant(complex, struct.pack("dd", value.real, value.imag))
+    if type(value) is slice:  # which has no hash before Python 3.12
+        return Constant(slice, (value.start, value.stop, value.step))
     try:
         hash(value)
     except TypeError:

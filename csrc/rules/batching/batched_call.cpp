@@ -116,7 +116,7 @@ bool BatchedCall::run() {
       return value(tensor);
     });
     op_.handle.callBoxed(&args_);
-  } catch (...) {
+  } catch (const c10::Error&) { // what Python raises does not read them
     put_back();
     throw;
   }
@@ -132,7 +132,7 @@ bool BatchedCall::run_alike() {
   });
   try {
     layer_.send_down(op_, args_);
-  } catch (...) {
+  } catch (const c10::Error&) {
     alike_.put_back(args_, op_.num_args); // for the error's sake
     throw;
   }

@@ -26,6 +26,7 @@ BY_STRIDES = {
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
 _STALE, _PINNED = "stale", "pinned"
 
 
@@ -291,7 +292,18 @@ def _computed(node: Node) -> Any:
     if mode is None:
         mode = FakeTensorMode()
     with mode:
+        if calls(node, *_VIEWS):
+            args = (_without_ones(args[0]), *args[1:])
         return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _without_ones(tensor: Any) -> Any:
+    """For a view of it. Across a dimension of size 1 fake tensors allow what strides don't.
+
+    torch 2.13: sizes (6, 2, 1, 2) with strides (2, 12, 2, 1) are seen as (6, 4).
+    """
+    ones = [dim for dim, size in enumerate(tensor.shape) if certainly(size == 1)]
+    return tensor.squeeze(ones) if ones else tensor
 
 
 def _given(node: Node) -> Any:
@@ -306,7 +318,7 @@ def _computed_with_copies(node: Node) -> Any:
     try:
         return _computed(node)
     except (RuntimeError, ValueError):
-        if not calls(node, aten.view.default, aten._unsafe_view.default):
+        if not calls(node, *_VIEWS):
             raise
         dense = emit(node, aten.clone.default, node.args[0], memory_format=torch.contiguous_format)
         node.args = (dense, *node.args[1:])
