@@ -2,6 +2,7 @@
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_new_zeros_with_same_feature_meta.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -127,8 +128,8 @@ bool are_whole_and_alike(const at::Tensor& tangent, const at::Tensor& primal) {
 
 bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
   return !tensor.has_storage() || !other.has_storage() ||
-         tensor.storage().nbytes() / tensor.itemsize() ==
-             other.storage().nbytes() / other.itemsize();
+         tensor.storage().sym_nbytes() / tensor.itemsize() ==
+             other.storage().sym_nbytes() / other.itemsize();
 }
 
 } // namespace
@@ -205,12 +206,18 @@ at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (at::Tensor copy = copied_at_once(tangent, primal); copy.defined()) {
     return copy;
   }
-  const bool is_plain = tangent.scalar_type() == primal.scalar_type() && !is_symbolic(tangent) &&
-                        !is_symbolic(primal);
-  at::Tensor copy =
-      is_plain ? at::_new_zeros_with_same_feature_meta(tangent, primal)
-               : tangent.new_empty_strided_symint(primal.sym_sizes(), primal.sym_strides());
-  return copy.copy_(tangent);
+  const bool has_symbols = is_symbolic(tangent) || is_symbolic(primal);
+  if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
+    return at::_new_zeros_with_same_feature_meta(tangent, primal).copy_(tangent);
+  }
+  // Each sample that has a primal has a tangent. torch's new_empty_strided of a batch takes sizes
+  // for numbers.
+  const bool is_wide = (batched_levels(primal) & ~batched_levels(tangent)).none();
+  const at::Tensor copy = is_wide ? tangent.clone(at::MemoryFormat::Contiguous)
+                                  : tangent + at::zeros_like(primal, tangent.scalar_type());
+  return copy.sym_strides() == primal.sym_strides()
+             ? copy
+             : copy.new_empty_strided_symint(primal.sym_sizes(), primal.sym_strides()).copy_(copy);
 }
 
 } // namespace torchlayers

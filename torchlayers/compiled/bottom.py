@@ -1,6 +1,6 @@
 """What is done to operators that reach the bottom of the stack, before they are written down."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,14 +9,12 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import tree
-from torchlayers.compiled.opaque import random_from
 from torchlayers.compiled.refused import DATA_DEPENDENT, explain
-from torchlayers.errors import TransformError, location
 from torchlayers.recorded_again import Recomputations
+from torchlayers.recorded_otherwise import OTHERWISE
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
-_RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 
 class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -53,75 +51,3 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _known(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._capture(tensor)
-
-
-def _batch_norm(*args: Any, **kwargs: Any) -> Any:
-    """By the name that says that it writes its statistics."""
-    if args[5] and args[3] is not None:
-        return aten._native_batch_norm_legit.default(*args, **kwargs)
-    return aten.native_batch_norm.default(*args, **kwargs)
-
-
-def _interpolate(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    """torch finds the shape of lerp_ by trying overloads, and prints what a wrong one was given.
-
-    That is an internal assert where a jvp is under way: below autograd no tensor can be printed.
-    """
-    return x.copy_(aten.lerp.Tensor(x, end, weight))
-
-
-def _draw_between(
-    x: Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
-) -> Tensor:
-    """The same numbers; random_.from can't be written in Python, where from is a keyword."""
-    if generator is not None:
-        return _RANDOM_BETWEEN(x, low, high, generator=generator)  # type: ignore[no-any-return]
-    if high is None:
-        return x.copy_(random_from(x, low))
-    return x.copy_(aten.randint_like.low_dtype(x, low, high))
-
-
-def _has_symbols(*tensors: Tensor) -> bool:
-    return any(isinstance(size, torch.SymInt) for x in tensors for size in x.shape)
-
-
-def _add_product(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
-    """torch can't tell what tensors of sizes that are symbols are broadcast to here."""
-    if _has_symbols(x, a, b):
-        shape = torch.broadcast_shapes(x.shape, a.shape, b.shape)  # type: ignore[no-untyped-call]
-        x, a, b = (each.expand(shape) for each in (x, a, b))
-    return aten.addcmul.default(x, a, b, value=value)  # type: ignore[no-any-return]
-
-
-def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
-    """torch takes sizes that are symbols for numbers here."""
-    if not _has_symbols(x):
-        return aten.constant_pad_nd.default(x, pad, value)  # type: ignore[no-any-return]
-    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        dim = x.dim() - 1 - i
-        if before < 0 or after < 0:
-            x = aten.slice.Tensor(x, dim, max(-before, 0), x.shape[dim] + min(after, 0))
-        if before > 0 or after > 0:
-            sides = [
-                x.new_full([*x.shape[:dim], max(count, 0), *x.shape[dim + 1 :]], value)
-                for count in (before, after)
-            ]
-            x = aten.cat.default([sides[0], x, sides[1]], dim)
-    return x
-
-
-def _set(x: Tensor, y: Tensor) -> Tensor:
-    raise TransformError(
-        f"torchlayers: compile: set_ gives a tensor the memory of another.{location()} "
-        "Write x.data = y, which is recorded, or go on with y itself."
-    )
-
-
-OTHERWISE: dict[Any, Callable[..., Any]] = {
-    aten.addcmul.default: _add_product,
-    aten.constant_pad_nd.default: _pad,
-    aten.native_batch_norm.default: _batch_norm,
-    aten.lerp_.Tensor: _interpolate,
-    aten.set_.source_Tensor: _set,
-    _RANDOM_BETWEEN: _draw_between,
-}

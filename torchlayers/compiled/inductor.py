@@ -13,12 +13,12 @@ from torch.fx import GraphModule
 from torchlayers.compiled import loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
-from torchlayers.compiled.opaque import bernoulli
 from torchlayers.compiled.record import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
+from torchlayers.opaque import bernoulli
 from torchlayers.torch_compile import import_whole
 from torchlayers.torch_versions import is_no_compiler
 

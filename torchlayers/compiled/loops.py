@@ -32,7 +32,10 @@ class Body:
         self.graph = graph
         self.run: Run | None = None
         texts = [held.code for held in graph.modules() if isinstance(held, GraphModule)]
-        kinds = [str(node.meta["val"]) for node in inputs_of(graph)]
+        values = [node.meta["val"] for node in inputs_of(graph)]
+        # Code for symbols holds for sizes that meet the conditions that these do.
+        sizes = [size for x in values for size in x.shape if isinstance(size, torch.SymInt)]
+        kinds = [str(told) for told in (*values, *(size.node.hint for size in sizes))]
         self.name = hashlib.sha256("\n".join([*texts, *kinds]).encode()).hexdigest()[:32]
 
 

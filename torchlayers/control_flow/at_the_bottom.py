@@ -1,7 +1,7 @@
 """torch's operators of control flow, below all layers of a recording."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,9 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C, tree
+from torchlayers.control_flow.rulers import rulers, unseen_sizes
 from torchlayers.errors import DataDependentError, location
+from torchlayers.recorded_otherwise import OTHERWISE
 
 _torch: Any = torch  # what it keeps for its own use has no types
 _key: Any = _torch._C._dispatch_key_parse
@@ -22,12 +24,18 @@ _OF_LAYERS = (
 )
 
 
-def called(operator: Any, *operands: Any) -> Any:
+def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> Any:
     """operator(*operands), of which the functions are written down as graphs.
 
+    The last operand is a tuple of tensors, which the functions take last.
+
+    Args:
+        shapes: of all the tensors that the functions take.
     The operator is called below autograd and unseen by modes of functions, which would take it for
     the program's; its functions run as they would outside.
     """
+    *first, last = operands
+    sizes = unseen_sizes(shapes)  # NOTE [A size that a body reads]
     included = _torch._C._dispatch_tls_local_include_set()
     excluded = _torch._C._dispatch_tls_local_exclude_set()
 
@@ -38,7 +46,7 @@ def called(operator: Any, *operands: Any) -> Any:
                 _torch._C._EnableTorchFunction(),
                 _NothingCaptured(),  # type: ignore[no-untyped-call]
             ):
-                return func(*given)
+                return func(*given[: len(given) - len(sizes)])
 
         return run
 
@@ -47,7 +55,8 @@ def called(operator: Any, *operands: Any) -> Any:
         _torch._C._AutoDispatchBelowAutograd(),
         _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
     ):
-        return operator(*(inside(each) if callable(each) else each for each in operands))
+        functions = [inside(each) if callable(each) else each for each in first]
+        return operator(*functions, (*last, *rulers(sizes)))
 
 
 class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -61,7 +70,7 @@ class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func not in _OF_CONSTANTS:
             tree.map_tensors(_refuse, (args, kwargs))
-        return func(*args, **kwargs)
+        return OTHERWISE.get(func, func)(*args, **kwargs)
 
 
 _OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)

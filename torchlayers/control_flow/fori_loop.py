@@ -14,6 +14,8 @@ from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.errors import TransformError
 
+_INT = int | torch.SymInt  # a size may be one
+
 
 def fori_loop(
     lower: int | Tensor,
@@ -50,7 +52,7 @@ def fori_loop(
     check_function("fori_loop", "body_fn", body_fn)
     _check_bound("lower", lower)
     _check_bound("upper", upper)
-    if isinstance(lower, int) and isinstance(upper, int):
+    if isinstance(lower, _INT) and isinstance(upper, _INT):
         kept = Carry("fori_loop", init, "body_fn")
         if rolled.may_be_rolled(upper - lower):
             found = rolled.rolled(
@@ -87,7 +89,7 @@ def _counted(body_fn: Callable[[Any, Any], Any], i: Tensor, carry: Any) -> Any:
 
 
 def _check_bound(name: str, bound: Any) -> None:
-    if isinstance(bound, int):
+    if isinstance(bound, _INT):
         return
     if not isinstance(bound, Tensor):
         got = type(bound).__name__

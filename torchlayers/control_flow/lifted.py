@@ -16,8 +16,10 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchlayers import _C, tree
+from torchlayers.control_flow.rulers import rulers, unseen_sizes
 from torchlayers.control_flow.samples import RULES, base_of, quietly, writes
 from torchlayers.errors import TransformError, location
+from torchlayers.recorded_otherwise import Otherwise
 from torchlayers.surroundings import Around, innermost, seen, seen_by
 from torchlayers.torch_versions import make_fx
 
@@ -50,7 +52,7 @@ def is_differentiated(tensors: Sequence[Tensor]) -> bool:
 def unrecorded() -> Iterator[None]:
     """Inside, operators run on tensors without data, and are not recorded."""
     mode: Any = torch._guards.detect_fake_mode()
-    with _disable_current_modes(), mode, torch.no_grad():
+    with _disable_current_modes(), mode, Otherwise(), torch.no_grad():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -308,13 +310,16 @@ def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
     if isinstance(func, Fixed):
         return func
     shapes = [(x.shape, x.dtype, x.device) for x in tensors]
+    sizes = unseen_sizes([x.shape for x in tensors])
+    count = len(tensors)
     with contextlib.ExitStack() as stack:
         while _C.top() is not None:
             stack.enter_context(_C.Below())
         stack.enter_context(unrecorded())
         examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
-        graph = make_fx(lambda *given: func(given), tracing_mode="real")(*examples)
-    return Fixed(lambda given: [*graph(*(x.contiguous() for x in given))])
+        examples += rulers(sizes)
+        graph = make_fx(lambda *given: func(given[:count]), tracing_mode="real")(*examples)
+    return Fixed(lambda given: [*graph(*(x.contiguous() for x in given), *rulers(sizes))])
 
 
 class Lifted:

@@ -84,9 +84,7 @@ def cond(
 
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
-    # Neither pass may draw once more, and graphs of operators have no symbols for sizes.
-    draws_again = lifted.draws and is_differentiated(lifted.tensors)
-    if draws_again or (_C.any_layer() and any(map(_has_symbols, lifted.tensors))):
+    if lifted.draws and is_differentiated(lifted.tensors):  # no pass may draw once more
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
@@ -151,10 +149,6 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
         )
     loop = Loop(lifted.functions[0], lifted.functions[1], carried)
     return given.put_in(repeat(loop, lifted.tensors))
-
-
-def _has_symbols(x: Tensor) -> bool:
-    return any(isinstance(size, torch.SymInt) for size in x.shape)
 
 
 class _Tensors:

@@ -42,7 +42,9 @@ class _Chosen(torch.autograd.Function):
         def at_the_bottom(branch: OnTensors) -> Callable[..., Any]:
             return lambda *given: tuple(fresh(branch(given), given))
 
-        return tuple(called(cond_op, pred, *map(at_the_bottom, branches), laid_out(tensors)))
+        functions, operands = [*map(at_the_bottom, branches)], laid_out(tensors)
+        shapes = [x.shape for x in tensors]
+        return tuple(called(cond_op, pred, *functions, operands, shapes=shapes))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

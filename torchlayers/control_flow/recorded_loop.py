@@ -101,7 +101,8 @@ def _at_the_bottom(loop: Loop, tensors: Tensors) -> tuple[Tensor, ...]:
 
     with with_symbols():
         carried = (trips, *carry) if counts else tuple(carry)
-        results = called(while_loop_op, cond, body, carried, laid_out(others))
+        shapes = [x.shape for x in tensors]
+        results = called(while_loop_op, cond, body, carried, laid_out(others), shapes=shapes)
     return (*results[counts:], results[0] if counts else trips)
 
 

@@ -74,7 +74,7 @@ def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
         new = [torch.where(either, *pair) for pair in zip(results, carry, strict=False)]
         if [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]:
             ys = results[steps.carried :]
-            return [*new, *(torch.stack([y] * length) for y in ys)]
+            return [*new, *(y.expand(length, *y.shape).contiguous() for y in ys)]
         carry = new
 
 
@@ -131,7 +131,8 @@ def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
     def step(*given: Tensor) -> tuple[Tensor, ...]:
         return tuple(fresh(steps.body(given), given))
 
-    return tuple(called(scan_op, step, carry, xs, captured))
+    shapes = [x.shape[steps.carried <= i < steps.given :] for i, x in enumerate(tensors)]
+    return tuple(called(scan_op, step, carry, xs, captured, shapes=shapes))
 
 
 class _Reverse:
@@ -291,7 +292,8 @@ def _what_is_batched(
             ]
             for i in range(carried, given):
                 shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
-            _, made = samples.run(steps.body, shown)
+            # As the steps are given them: torch can't tell the layout of a symbol's tangents.
+            _, made = samples.run(steps.body, [x.contiguous() for x in shown])
         more = [before or now for before, now in zip(own, made, strict=False)]
         if more == own:
             return own, made[carried:]

@@ -42,8 +42,7 @@ class _OtherwiseError(TransformError):
 def may_be_rolled(length: Any) -> bool:
     """Whether a loop of so many steps is recorded, and nobody has to see each."""
     return (
-        type(length) is int
-        and length > SHORT
+        (isinstance(length, torch.SymInt) or length > SHORT)
         and torch._guards.detect_fake_mode() is not None
         and not tapped_loops.thread.listeners
         and not torch_compile.is_tracing()
@@ -71,8 +70,6 @@ def rolled(
 def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
     carry = _Leaves(init)
     xs = slices.leaves or [torch.arange(slices.length)]  # torch wants to take something apart
-    if any(isinstance(n, torch.SymInt) for x in (*carry.tensors, *xs) for n in x.shape):
-        raise _DiffersError("its sizes are symbols")
     carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
     ys: list[_Leaves] = []
 

@@ -23,7 +23,7 @@ class Slices:
         self.api = api
         self.leaves: list[Any] = []
         self.spec = None
-        if length is not None and (not isinstance(length, int) or length < 0):
+        if length is not None and (not isinstance(length, int | torch.SymInt) or length < 0):
             raise TransformError(
                 f"torchlayers: {api}: length must not be negative, got {length!r}."
             )

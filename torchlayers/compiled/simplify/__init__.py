@@ -14,6 +14,7 @@ import torch
 from torch._higher_order_ops.scan import scan_op
 from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiled.simplify.batches import compute_once
@@ -135,6 +136,10 @@ def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModu
 
 
 def _copied(graph: GraphModule) -> GraphModule:
-    copy = Graph()
-    copy.output(copy.graph_copy(graph.graph, {}))
+    copy, known = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
+        made.args, made.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+        made.meta = {**node.meta}
     return _LazyGraphModule(graph, copy)

@@ -26,7 +26,7 @@ def share_steps(graph: GraphModule) -> None:
     scans = [Scan(graph, node) for node in graph.graph.nodes if calls(node, scan_op)]
     for i, scan in enumerate(scans):
         for earlier in scans[:i]:
-            if earlier.length == scan.length:
+            if str(earlier.length) == str(scan.length):  # symbols, too
                 _share(earlier, scan)
     for scan in reversed(scans):
         scan.drop_unread()
@@ -49,7 +49,7 @@ class Scan:
 
     @property
     def length(self) -> int:
-        return int(value(self.xs[0]).shape[0])
+        return value(self.xs[0]).shape[0]  # type: ignore[no-any-return]
 
     @property
     def given(self) -> list[Node]:

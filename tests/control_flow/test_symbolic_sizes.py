@@ -1,0 +1,180 @@
+"""Loops in recordings for many sizes: one operator too, whatever sizes its body reads."""
+
+import pytest
+import torch
+from torch._higher_order_ops.scan import scan_op
+
+import torchlayers as tl
+from tests.control_flow.test_rolled import NESTS, STEPS, XS, D, W, total
+from torchlayers.compiled.record import record
+
+SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
+
+
+def batch(size):
+    return torch.linspace(-1, 2, 3 * size, dtype=D).reshape(size, 3)
+
+
+def scans_in(f):
+    """Of a recording for many sizes."""
+    graph = record(f, (batch(12),), symbolic=[{0}]).graph
+    return sum(node.target is scan_op for node in graph.graph.nodes)
+
+
+def recurrent(x):
+    def step(state, slope):
+        state = (state @ W + slope * x).tanh()
+        return state, state.sin()
+
+    last, ys = tl.scan(step, x, XS)
+    return last + ys.prod(0)
+
+
+def of_a_size_that_no_operand_has(x):
+    size = x.shape[0]
+
+    def step(state, slope):
+        state = (state * torch.ones(size, 3, dtype=D).mean(0) + slope / size).tanh()
+        return state, state * size
+
+    last, ys = tl.scan(step, x.mean(0), XS)
+    return last + ys.sum(0)
+
+
+def along_it(x):
+    last, ys = tl.scan(lambda c, row: ((c * row + W[0]).tanh(), c * row), x.mean(0), x)
+    return last + ys.sum(0)
+
+
+def along_it_from_the_end(x):
+    last, ys = tl.scan(lambda c, row: ((c * row).tanh() + W[0], c), W[1], x, reverse=True)
+    return last + (ys * x).sum(0)
+
+
+def of_so_many_steps(x):
+    return tl.scan(lambda c, _: ((c * x).sin().sum(0) + c, None), W[0], None, x.shape[0])[0]
+
+
+def each(x):
+    return tl.map(lambda row: (row * row.sum()).sin(), x)
+
+
+def counted(x):
+    return tl.fori_loop(0, x.shape[0], lambda i, c: (c * x[i]).tanh() + i / 3, W[0])
+
+
+def in_each_other(x):
+    def outer(c, row):
+        inner, ys = tl.scan(lambda d, b: ((d * b + row).sin(), d * x.shape[0]), c, XS)
+        return inner, ys.sum()
+
+    last, ys = tl.scan(outer, W[0], x)
+    return last * ys.sum()
+
+
+def some_steps_at_a_time(x):
+    return tl.scan(lambda c, a: ((c * a + x).sin(), None), x, XS.repeat(9, 1), checkpoint=9)[0]
+
+
+def with_a_branch(x):
+    def step(c, a):
+        c = tl.cond(a.sum() > 0, lambda c: c * x.shape[0] + a, lambda c: c.sin() - a, c)
+        return (c + x).tanh(), None
+
+    return tl.scan(step, x, XS)[0]
+
+
+PROGRAMS = [
+    recurrent,
+    of_a_size_that_no_operand_has,
+    along_it,
+    along_it_from_the_end,
+    of_so_many_steps,
+    each,
+    counted,
+    in_each_other,
+    some_steps_at_a_time,
+    with_a_branch,
+]
+
+
+SOME = ("plain", "grad", "jvp", "vmap(grad)", "grad(jvp)")
+EVERYWHERE = (along_it,)
+CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
+CASES.remove((counted, "vmap(grad)"))  # torch takes sizes for numbers in an index_add of a batch
+
+
+def one_recording(nested):
+    compiled = tl.compile(nested, dynamic=True, backend="replay")
+    for size in SIZES:
+        torch.testing.assert_close(compiled(batch(size)), nested(batch(size)))
+    _, many = compiled.report().signatures
+    assert (many.arguments, many.calls) == ("f64[*, 3]", len(SIZES) - 1)
+
+
+@pytest.mark.parametrize(("f", "nest"), CASES)
+def test_one_recording_has_scans_for_all_sizes(f, nest):
+    nested = NESTS[nest](f)
+    assert scans_in(nested) > 0
+    one_recording(nested)
+
+
+def of_a_sample(x):
+    def step(state, slope):
+        state = (W @ state + slope * x).tanh()
+        return state, state.sin()
+
+    last, ys = tl.scan(step, x, XS)
+    return last + ys.prod(0)
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [
+        tl.vmap(of_a_sample),
+        tl.vmap(tl.grad(total(of_a_sample))),
+        tl.vmap(tl.jacrev(of_a_sample)),
+        tl.vmap(tl.hessian(total(of_a_sample))),
+        tl.vmap(NESTS["jvp"](of_a_sample)),
+        tl.grad(total(tl.vmap(of_a_sample))),
+        NESTS["jvp"](tl.vmap(tl.grad(total(of_a_sample)))),
+        tl.vmap(lambda x: tl.vmap(tl.grad(total(of_a_sample)))(torch.stack([x, -x]))),
+    ],
+)
+def test_the_batch_may_be_a_symbol(nested):
+    assert scans_in(nested) > 0
+    one_recording(nested)
+
+
+@pytest.mark.parametrize("f", [recurrent, along_it, of_a_size_that_no_operand_has])
+def test_inductor_compiles_the_steps_once(f):
+    nested = tl.grad(total(f))
+    compiled = tl.compile(nested, dynamic=True)
+    for size in SIZES:
+        torch.testing.assert_close(compiled(batch(size)), nested(batch(size)))
+    assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]
+
+
+def test_sizes_of_0_and_1_and_few_steps_are_recorded_by_themselves():
+    nested = tl.grad(total(along_it))
+    compiled = tl.compile(nested, dynamic=True, backend="replay")
+    for size in (8, 9, 10, 2, 1, 0, 7, 1):
+        torch.testing.assert_close(compiled(batch(size)), nested(batch(size)), equal_nan=True)
+
+
+def test_a_long_loop_makes_no_longer_recording():
+    assert STEPS > 8
+
+    def nodes(length):
+        f = tl.grad(lambda x: tl.scan(lambda c, _: (c.sin(), c), x, None, length)[1].sum())
+        return len(record(f, (batch(12),), symbolic=[{0}]).graph.graph.nodes)
+
+    assert nodes(1000) == nodes(20)
+
+
+def test_forward_mode_of_many_primals_with_one_tangent():
+    def f(x):
+        return tl.vmap(lambda a: tl.jvp(lambda a: a.t() @ a, (a,), (W,))[1])(x)
+
+    xs = lambda x: x[:, None] * x[..., None]  # noqa: E731
+    one_recording(lambda x: f(xs(x)))
