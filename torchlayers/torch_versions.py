@@ -47,6 +47,11 @@ def applied_function(frame: FrameType) -> Any:
     return functools.reduce(lambda owner, name: getattr(owner, name, None), attributes, found)
 
 
+def mixed_precision(group: Any, parameter: Any) -> Any:
+    """The MixedPrecisionPolicy of a parameter of fully_shard: since 2.15 its own."""
+    return parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy
+
+
 def is_no_compiler(error: BaseException | None) -> bool:
     """Whether inductor ended with this because the machine has no C++ compiler."""
     while error is not None:

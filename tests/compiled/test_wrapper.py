@@ -20,6 +20,7 @@ empty_strided_cpu = torch._C._dynamo.guards._empty_strided_cpu
 reinterpret_tensor = torch.ops.inductor._reinterpret_tensor
 assert_size_stride = torch._C._dynamo.guards.assert_size_stride
 extern_kernels = torch._inductor.select_algorithm.extern_kernels
+assert_size_stride_grouped = assert_tensor_metadata = lambda *args: None
 constant0 = torch.ones(2, 3)
 device_guard = torch.device("cpu")
 
@@ -58,6 +59,12 @@ BODIES = {
         "buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)",
         "assert_size_stride(buf0, (2, 3), (3, 1), 'torch.ops.aten.cumsum.default')",
         "return (reinterpret_tensor(buf0, (2, ), (3, ), 2), )",
+    ],
+    "checks of 2.15": [
+        "assert_size_stride_grouped((arg0_1, arg1_1), ((2, 3), (2, 3)), ((3, 1), (3, 1)), 'input')",
+        "buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)",
+        "assert_tensor_metadata(buf0, (2, 3), (3, 1), torch.float32, 'torch.ops.aten.cumsum')",
+        "return (buf0, )",
     ],
     "an operator of several results": [
         "buf0 = torch.ops.aten.sort.stable(arg0_1, stable=True, dim=-1, descending=True)",
@@ -114,12 +121,16 @@ def test_code_for_another_device_is_left(tmp_path):
     assert program_of(code) is None
 
 
-def test_a_layout_that_is_another_is_an_error(tmp_path):
-    body = [
-        "buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)",
-        "assert_size_stride(buf0, (2, 3), (1, 2), 'torch.ops.aten.cumsum.default')",
-        "return (buf0, )",
-    ]
+LAYOUT_CHECKS = (
+    "assert_size_stride(buf0, (2, 3), (1, 2), 'torch.ops.aten.cumsum.default')",
+    "assert_tensor_metadata(buf0, (2, 3), (1, 2), torch.float32, 'torch.ops.aten.cumsum')",
+    "assert_size_stride_grouped((arg0_1, buf0), ((2, 3), (2, 3)), ((3, 1), (1, 2)), 'cumsum')",
+)
+
+
+@pytest.mark.parametrize("check", LAYOUT_CHECKS)
+def test_a_layout_that_is_another_is_an_error(check, tmp_path):
+    body = ["buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)", check, "return (buf0, )"]
     program = program_of(code_of(tmp_path / "module.py", body))
     with pytest.raises(RuntimeError, match=r"torchlayers: compiled code got a tensor of sizes"):
         program([X, Y])

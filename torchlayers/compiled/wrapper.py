@@ -28,6 +28,9 @@ _EXTERN = {
     "baddbmm": _aten.baddbmm.out,
     "convolution": _aten.convolution.default,
 }
+# Of one tensor. The second, since 2.15, has a dtype too: where an operator's is another than it
+# says, the first call's results show it.
+_LAYOUT_CHECKS = ("assert_size_stride", "assert_tensor_metadata")
 
 
 class _UnknownError(Exception):
@@ -154,10 +157,15 @@ class _Reader:
                 return self.call_operator(function, node)
 
     def call_named(self, name: str, node: ast.Call) -> Any:
-        if name == "assert_size_stride" and isinstance(node.args[0], ast.Name):
-            if node.args[0].id not in self.inputs:  # the call's signature has those of the inputs
-                tensor, size, stride = map(self.value, node.args[:3])
-                self.writer.check_layout(tensor, size, stride)
+        if name in _LAYOUT_CHECKS and isinstance(node.args[0], ast.Name):
+            self.check_layout(node.args[0], *map(self.value, node.args[1:3]))
+            return None
+        if name == "assert_size_stride_grouped":  # of several tensors, since 2.15
+            tensors, sizes, strides = node.args[0], *map(self.value, node.args[1:3])
+            if not isinstance(tensors, ast.Tuple):
+                raise _UnknownError
+            for tensor, size, stride in zip(tensors.elts, sizes, strides, strict=True):
+                self.check_layout(tensor, size, stride)
             return None
         if name == "assert_alignment":  # kernels for the CPU read memory from any address on
             return None
@@ -172,6 +180,11 @@ class _Reader:
         if self.kernels.get(name) != len(args) or not are_tensors:
             raise _UnknownError
         return self.writer.call_kernel(_address(self.globals[name]), args, name)
+
+    def check_layout(self, tensor: ast.expr, size: Any, stride: Any) -> None:
+        if isinstance(tensor, ast.Name) and tensor.id in self.inputs:
+            return  # the call's signature has those of the inputs
+        self.writer.check_layout(self.value(tensor), size, stride)
 
     def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
         args = tuple(map(self.value, node.args))

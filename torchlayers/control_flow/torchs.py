@@ -105,7 +105,10 @@ def _scan(
 
 
 @_rule(map_impl)
-def _map(f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any]) -> Any:
+def _map(
+    f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any], **written: str
+) -> Any:
+    # 2.15 names the xs that f writes to, which is of use to who traces f.
     return map_(lambda x: f(*x, *pos_args), [*xs])
 
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_modu
 
 from torchlayers.distributed import axes, dtensor, placed
 from torchlayers.errors import TransformError
+from torchlayers.torch_versions import mixed_precision
 
 _ops: Any = torch.ops.torchlayers
 
@@ -102,19 +103,20 @@ def _current(parameter: FSDPParam) -> Any:
 
 def _gathered(group: FSDPParamGroup, values: list[Any]) -> list[Any]:
     """Those of them that are sharded whole: those of one dtype and mesh by one collective."""
-    policy = group.mp_policy
+    policies = [mixed_precision(group, parameter) for parameter in group.fsdp_params]
     whole: list[Any] = [*values]
     together: dict[Any, list[_Shard]] = {}
     for place, (parameter, value) in enumerate(zip(group.fsdp_params, values, strict=True)):
         if isinstance(value, Tensor) and dtensor.is_dtensor_below(value):
             shard = _Shard(place, parameter, value)
+            policy = policies[place]
             local = _cast(shard.local, policy.reduce_dtype or policy.param_dtype)
             shard.local = local.to(group.device)
             together.setdefault((local.dtype, shard.gathered, shard.shared), []).append(shard)
     for shards in together.values():
         for shard, joined in zip(shards, _joined(shards), strict=True):
             whole[shard.place] = shard.as_parameter(joined)
-    return [_cast(each, policy.param_dtype) for each in whole]
+    return [_cast(each, policy.param_dtype) for each, policy in zip(whole, policies, strict=True)]
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
