@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.compiled.linking import link_lightly
 
 # How many tensors a kernel is called with at most: csrc/compiled/kernels.h.
 _MOST = 80
@@ -128,7 +129,9 @@ def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
         f"#define kernel kernel_{i}\n{source.text}\n#undef kernel\n"
         for i, source in enumerate(file)
     ]
-    load: Callable[[], ctypes.CDLL] = _libraries().load_async("".join([_HEADER, *renamed]))
+    load: Callable[[], ctypes.CDLL] = _libraries().load_async(
+        "".join([_HEADER, *renamed]), submit_fn=link_lightly
+    )
     return load
 
 
