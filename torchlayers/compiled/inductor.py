@@ -17,7 +17,6 @@ from torchlayers.compiled.opaque import bernoulli
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
-from torchlayers.compiled.tanh import tanh_as_a_quotient
 from torchlayers.compiled.wrapper import program_of
 from torchlayers.torch_versions import is_no_compiler
 
@@ -53,13 +52,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         **(options or {}),
     }
     try:
-        with (
-            config.patch(settings),
-            torch.no_grad(),
-            compiled_together(),
-            shortcuts(),
-            tanh_as_a_quotient(),
-        ):
+        with config.patch(settings), torch.no_grad(), compiled_together(), shortcuts():
             codes = [_code_of(each) for each in (*(body.graph for body in bodies), graph)]
     except Exception as error:
         if is_no_compiler(error):

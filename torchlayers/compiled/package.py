@@ -22,7 +22,6 @@ from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Like
 from torchlayers.compiled.simplify.nodes import emit, memory_of, value
-from torchlayers.compiled.tanh import tanh_as_a_quotient
 from torchlayers.device import HOST
 from torchlayers.errors import StructureError, TransformError
 from torchlayers.torch_versions import is_no_compiler
@@ -70,7 +69,7 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
         **(options or {}),
     }
     try:
-        with torch.no_grad(), tanh_as_a_quotient():
+        with torch.no_grad():
             exported = torch.export.export(_Held(content), examples)
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=path, inductor_configs=settings

@@ -30,6 +30,7 @@ from torchlayers.compiled.simplify.returned import keep, promised
 from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
+from torchlayers.compiled.simplify.tanh import approximate_tanh
 from torchlayers.compiled.simplify.turned import turn_products
 from torchlayers.compiled.simplify.views import merge_views
 
@@ -58,6 +59,7 @@ FUSING: tuple[Pass, ...] = (
     share_common,
     compute_once,
     lay_batches_innermost,
+    approximate_tanh,
 )
 
 
