@@ -48,7 +48,8 @@ def built(monkeypatch):
 
 @pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
 @pytest.mark.usefixtures("empty_cache")
-def test_kernels_share_files(at_a_time, files, built):
+def test_kernels_share_files(at_a_time, files, built, monkeypatch):
+    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
     f = chain(3, shift=at_a_time / 64)
     torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # what is made once is made
     built.clear()
@@ -140,11 +141,23 @@ def test_a_kernel_with_more_is_compiled_alone(types, source):
     assert kernels._read(types, source) is None
 
 
-def test_kernels_go_to_the_file_that_is_the_shortest():
+@pytest.mark.usefixtures("empty_cache")
+def test_short_kernels_share_one_file(built):
+    f = chain(3, shift=0.375)
+    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())
+    built.clear()
+    with config.patch(compile_threads=8):
+        torch.testing.assert_close(tl.compile(f)(X), f(X))
+    assert len(built) == 1
+
+
+def test_kernels_go_to_the_file_that_is_the_shortest(monkeypatch):
+    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
     sources = [kernels._Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
     shared = kernels._shared_out(sources, 2)
     assert [[len(source.text) for source in file] for file in shared] == [[5, 2], [3, 3, 1]]
-    assert kernels._shared_out([], 2) == []
+    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 8)
+    assert len(kernels._shared_out(sources, 8)) == 2
 
 
 def test_other_threads_compile_as_they_did(monkeypatch):

@@ -2,8 +2,9 @@
 
 For the CPU inductor writes each kernel into a file of its own, and has the C++ compiler make a
 module for Python of it. For a small kernel a compiler takes most of its time to begin and to end.
-Here the kernels of a graph are shared out to as many files as are compiled at a time, and nothing
-is made for Python: a program calls them by their addresses (wrapper.py).
+Here the kernels of a graph are shared out to as many files as are compiled at a time, or to fewer
+where they are short. Nothing is made for Python: a program calls them by their addresses
+(wrapper.py).
 """
 
 import contextlib
@@ -17,9 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.compiled.linking import link_lightly
 
 # How many tensors a kernel is called with at most: csrc/compiled/kernels.h.
 _MOST = 80
+# How many letters take the compiler as long as a file with nothing but the header does, about.
+_WORTH_A_FILE = 16_000
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 # All that inductor writes for a kernel: the header, and a function of this name.
 _KERNEL = re.compile(
@@ -92,22 +96,25 @@ def _compile(sources: Sequence[_Source]) -> None:
     """Gives the kernels their addresses."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
-    at_a_time = get_compile_threads()
-    submit = AsyncCompile.submit if at_a_time > 1 else None
-    files = _shared_out(sources, at_a_time)
+    if not sources:
+        return
+    files = _shared_out(sources, get_compile_threads())
     try:
-        libraries = [_library(file, submit) for file in files]
+        # One of them on this thread: inductor's own wait for each other 50 ms at a time.
+        first, *others = map(_library, files)
+        waiting = [AsyncCompile.submit(library) for library in others]
+        libraries = [first(), *(library.result() for library in waiting)]
         for file, library in zip(files, libraries, strict=True):
-            loaded = library()
             for i, source in enumerate(file):
-                source.kernel.address = ctypes.cast(loaded[f"kernel_{i}"], ctypes.c_void_p).value
+                source.kernel.address = ctypes.cast(library[f"kernel_{i}"], ctypes.c_void_p).value
     finally:  # it keeps what a compiler ended with, too: an interrupt, a full disk
         _libraries().cache.clear()
 
 
-def _shared_out(sources: Sequence[_Source], files: int) -> list[list[_Source]]:
+def _shared_out(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source]]:
     """The longest first, each to the file that is the shortest so far."""
-    shared: list[list[_Source]] = [[] for _ in range(min(files, len(sources)))]
+    worth = 1 + sum(len(source.text) for source in sources) // _WORTH_A_FILE
+    shared: list[list[_Source]] = [[] for _ in range(min(at_a_time, len(sources), worth))]
     lengths = [0] * len(shared)
     for source in sorted(sources, key=lambda source: -len(source.text)):
         shortest = lengths.index(min(lengths))
@@ -116,14 +123,14 @@ def _shared_out(sources: Sequence[_Source], files: int) -> list[list[_Source]]:
     return shared
 
 
-def _library(file: Sequence[_Source], submit: Any) -> Callable[[], ctypes.CDLL]:
-    """What waits for it to be compiled, and loads it."""
+def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
+    """What compiles and loads it."""
     renamed = [
         f"#define kernel kernel_{i}\n{source.text}\n#undef kernel\n"
         for i, source in enumerate(file)
     ]
     load: Callable[[], ctypes.CDLL] = _libraries().load_async(
-        "".join([_HEADER, *renamed]), submit_fn=submit
+        "".join([_HEADER, *renamed]), submit_fn=link_lightly
     )
     return load
 
