@@ -16,6 +16,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchlayers.compiled.simplify.adjoint import contract_adjoint
+from torchlayers.compiled.simplify.associate import associate_products
 from torchlayers.compiled.simplify.batches import compute_once
 from torchlayers.compiled.simplify.common import share_common
 from torchlayers.compiled.simplify.convolutions import expand_convolutions
@@ -46,8 +48,12 @@ PASSES: tuple[Pass, ...] = (
     share_factors,
     contract_outer,
     merge_views,
+    turn_products,
+    merge_views,
+    associate_products,
     drop_copies,
     share_common,
+    contract_adjoint,
 )
 # For a compiler that fuses operators.
 FUSING: tuple[Pass, ...] = (
