@@ -25,6 +25,8 @@ CURVATURES = {
     "direction first": lambda f, x, v: v @ tl.jvp(tl.grad(f), (x,), (v,))[1],
     "summed": lambda f, x, v: (tl.jvp(tl.grad(f), (x,), (v,))[1] * v).sum(),
     "reverse over reverse": lambda f, x, v: tl.vjp(tl.grad(f), x)[1](v)[0] @ v,
+    "the trace": lambda f, x, v: tl.hessian(f)(x).trace(),
+    "the sum of the diagonal": lambda f, x, v: tl.hessian(f)(x).diagonal().sum(),
     "reverse over forward": lambda f, x, v: tl.grad(lambda x: tl.jvp(f, (x,), (v,))[1])(x) @ v,
 }
 BATCHES = {"one point": None, "one direction": (0, None), "a direction each": (0, 0)}
@@ -139,6 +141,33 @@ def test_batches_of_products():
     shapes = (3, 7, 4), (3, 7, 5), (3, 4, 5)
     given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     assert products(same(func, *given, exact=False)) == 1
+
+
+# The sum of a product's diagonal, and how many products are left.
+TRACES = {
+    "trace": (lambda a, w: (a @ w).trace(), 0),
+    "transposed": (lambda a, w: (a @ w).T.trace(), 0),
+    "diagonal": (lambda a, w: (a @ w).diagonal().sum(), 0),
+    "of a batch": (lambda a, w: (a[None] @ w[None]).diagonal(0, -2, -1).sum(-1), 0),
+    "beside the diagonal": (lambda a, w: (a @ w).diagonal(1).sum(), 1),
+    "read besides": (lambda a, w: read_besides(a @ w), 1),
+    "of rows of a batch": (
+        lambda a, w: (torch.stack([a, -a]) @ w).diagonal(dim1=-1, dim2=-2).sum(-1),
+        0,
+    ),
+    "across the batch": (lambda a, w: (torch.stack([a] * 4) @ w).diagonal().sum(-1), 1),
+}
+
+
+def read_besides(product: Tensor) -> tuple[Tensor, Tensor]:
+    return product.trace(), product.exp()
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_traces_of_products(name):
+    func, left = TRACES[name]
+    a, w = torch.randn(4, 5, dtype=torch.float64), torch.randn(5, 4, dtype=torch.float64)
+    assert products(same(func, a, w, exact=False)) == left
 
 
 def test_what_comes_after_can_not_be_read():

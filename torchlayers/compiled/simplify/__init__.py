@@ -33,6 +33,7 @@ from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.tanh import approximate_tanh
+from torchlayers.compiled.simplify.traces import contract_traces
 from torchlayers.compiled.simplify.turned import turn_products
 from torchlayers.compiled.simplify.views import merge_views
 
@@ -50,8 +51,11 @@ PASSES: tuple[Pass, ...] = (
     merge_views,
     turn_products,
     merge_views,
-    associate_products,
     drop_copies,
+    fold_constants,
+    associate_products,
+    contract_traces,
+    merge_views,
     share_common,
     contract_adjoint,
 )

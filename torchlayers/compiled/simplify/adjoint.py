@@ -22,7 +22,7 @@ from torchlayers.compiled.simplify.nodes import (
     same_sizes,
     value,
 )
-from torchlayers.compiled.simplify.views import PERMUTES, RESHAPES, order_of
+from torchlayers.compiled.simplify.views import RESHAPES, is_transpose, rows_of, with_rows
 from torchlayers.recorded_again import NUMBER
 
 # Elementwise, and linear in the first argument.
@@ -106,15 +106,24 @@ def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
         if not _is_only_read_once(each, value(summed)):
             continue
         path = [*above, each]
-        if each.target in PRODUCTS:
-            earlier = _before(node)
+        if (product := _product(each)) is not None:
+            ending = path if product is each else [*path, product]
             yield from (
-                Found(path, adjoint)
-                for adjoint in _adjoints(each, weights)
-                if adjoint.node in earlier
+                Found(ending, adjoint)
+                for adjoint in _adjoints(product, weights)
+                if adjoint.node is not None and adjoint.node < node
             )
         for factor in _linear_in(each):
             waiting.append((factor, path, _weighted(weights, each, factor)))
+
+
+def _product(node: Node) -> Node | None:
+    """The node, or the product whose rows it has as batches of rows."""
+    if node.target in PRODUCTS:
+        return node
+    matrix = rows_of(node)
+    is_product = calls(matrix, aten.mm.default) and len(matrix.users) == 1
+    return matrix if is_product else None
 
 
 def _linear_in(node: Node) -> list[Any]:
@@ -209,12 +218,22 @@ def _adjoints(product: Node, weights: list[Weight]) -> Iterator[Weight]:
     matrix: Any = product.args[0 if is_vector else 1]
     number = product.meta.get(NUMBER)
     for weight in weights:
-        for user in weight.node.users if weight.node is not None else ():
-            if user.target is not product.target or user.meta.get(NUMBER) != number:
-                continue
-            factors = user.args[::-1] if is_vector else user.args
-            if factors[0] is weight.node and _are_transposes(factors[1], matrix):
-                yield weight._replace(node=user)
+        for factor in () if weight.node is None else _rows(weight.node, value(product)):
+            for user in factor.users:
+                if user.target is not product.target or user.meta.get(NUMBER) != number:
+                    continue
+                factors = user.args[::-1] if is_vector else user.args
+                if factors[0] is factor and _are_transposes(factors[1], matrix):
+                    yield weight._replace(node=user)
+
+
+def _rows(weight: Node, product: Any) -> Iterator[Node]:
+    """The weight, and with the product's rows where it has these as batches of rows."""
+    yield weight
+    for user in weight.users:
+        is_of_rows = user.target in RESHAPES and same_sizes(value(user).shape, product.shape)
+        if is_of_rows or calls(user, aten.clone.default):
+            yield from _rows(user, product)
 
 
 def _left(product: Node) -> Node:
@@ -222,28 +241,19 @@ def _left(product: Node) -> Node:
 
 
 def _are_transposes(one: Any, other: Any) -> bool:
-    """Of a matrix, or of each of a batch."""
-    for matrix, of in ((one, other), (other, one)):
-        if matrix.target in PERMUTES and matrix.args[0] is of:
-            dims = value(matrix).dim()
-            return order_of(matrix) == [*range(dims - 2), dims - 1, dims - 2]
-    return False
-
-
-def _before(node: Node) -> set[Node]:
-    nodes = set()
-    for each in node.graph.nodes:
-        if each is node:
-            break
-        nodes.add(each)
-    return nodes
+    pairs = (one, other), (other, one)
+    return any(is_transpose(each) and each.args[0] is of for each, of in pairs)
 
 
 def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
     """Replaces the sum. Returns the sums that it is made of."""
     _, weight, dims = contraction
-    left, (adjoint, times) = _left(found.path[-1]), found.adjoint
-    product = emit(node, aten.mul.Tensor, left, adjoint)
+    times = found.adjoint.times
+    factors: list[Any] = [_left(found.path[-1]), found.adjoint.node]
+    rows = value(found.path[-2]) if len(found.path) > 1 else None
+    if rows is not None and rows.dim() > value(factors[0]).dim():
+        factors = [with_rows(node, each, rows.shape[:-1]) for each in factors]
+    product = emit(node, aten.mul.Tensor, *factors)
     contracted = emit(node, aten.sum.dim_IntList, product, dims)
     made = [contracted]
     if times != 1:
@@ -254,8 +264,10 @@ def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
         made.append(emit(node, node.target, rest, *given))  # type: ignore[arg-type]
         contracted = emit(node, aten.add.Tensor, made[-1], contracted)
     if replace(node, contracted):
-        for each in (node, *found.path):
-            node.graph.erase_node(each)
+        rows = found.path[-1].all_input_nodes
+        for each in (node, *found.path, *rows):
+            if not each.users and each.op == "call_function":
+                node.graph.erase_node(each)
     return made
 
 

@@ -13,6 +13,7 @@ from torchlayers.compiled.simplify.nodes import (
     same_sizes,
     value,
 )
+from torchlayers.compiled.simplify.views import transposed
 
 
 def share_factors(graph: GraphModule) -> None:
@@ -39,8 +40,8 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     if 0 in (rows, inner, columns):
         return None
     if _is_one(rows, value(one).stride(0)):
-        flipped = emit(node, aten.permute.default, other, [1, 0])
-        product = emit(node, aten.mv.default, flipped, emit(node, aten.select.int, one, 0, 0))
+        row = emit(node, aten.select.int, one, 0, 0)
+        product = emit(node, aten.mv.default, transposed(node, other), row)
         product = emit(node, aten.unsqueeze.default, product, 0)
     elif _is_one(columns, value(other).stride(1)):
         product = emit(node, aten.mv.default, one, emit(node, aten.select.int, other, 1, 0))
@@ -78,8 +79,7 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
         flipped = emit(node, aten.permute.default, other, [0, 2, 1])
         stacked = _viewed(node, flipped, [batch * columns, inner])
         if stacked is not None:
-            right = emit(node, aten.permute.default, of_one, [1, 0])
-            product = emit(node, aten.mm.default, stacked, right)
+            product = emit(node, aten.mm.default, stacked, transposed(node, of_one))
             product = emit(node, aten.view.default, product, [batch, columns, rows])
             return emit(node, aten.permute.default, product, [0, 2, 1])
     return None
