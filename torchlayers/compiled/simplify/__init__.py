@@ -17,6 +17,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
+from torchlayers.compiled.simplify.adjoint import contract_adjoint
+from torchlayers.compiled.simplify.associate import associate_products
 from torchlayers.compiled.simplify.batches import compute_once
 from torchlayers.compiled.simplify.common import share_common
 from torchlayers.compiled.simplify.convolutions import expand_convolutions
@@ -32,6 +34,7 @@ from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.tanh import approximate_tanh
+from torchlayers.compiled.simplify.traces import contract_traces
 from torchlayers.compiled.simplify.turned import turn_products
 from torchlayers.compiled.simplify.views import merge_views
 
@@ -47,8 +50,15 @@ PASSES: tuple[Pass, ...] = (
     share_factors,
     contract_outer,
     merge_views,
+    turn_products,
+    merge_views,
     drop_copies,
+    fold_constants,
+    associate_products,
+    contract_traces,
+    merge_views,
     share_common,
+    contract_adjoint,
 )
 # For a compiler that fuses operators.
 FUSING: tuple[Pass, ...] = (

@@ -4,7 +4,16 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import aten, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    certainly,
+    emit,
+    is_tensor,
+    replace,
+    same_sizes,
+    value,
+)
+from torchlayers.compiled.simplify.views import transposed
 
 
 def share_factors(graph: GraphModule) -> None:
@@ -30,15 +39,23 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
         return emit(node, aten.mul.Tensor, one, other)
     if 0 in (rows, inner, columns):
         return None
-    if rows > 1 and value(one).stride(0) == 0:
-        row = emit(node, aten.slice.Tensor, one, 0, 0, 1)
-        product = emit(node, aten.mm.default, row, other)
-    elif columns > 1 and value(other).stride(1) == 0:
-        column = emit(node, aten.slice.Tensor, other, 1, 0, 1)
-        product = emit(node, aten.mm.default, one, column)
+    if _is_one(rows, value(one).stride(0)):
+        row = emit(node, aten.select.int, one, 0, 0)
+        product = emit(node, aten.mv.default, transposed(node, other), row)
+        product = emit(node, aten.unsqueeze.default, product, 0)
+    elif _is_one(columns, value(other).stride(1)):
+        product = emit(node, aten.mv.default, one, emit(node, aten.select.int, other, 1, 0))
+        product = emit(node, aten.unsqueeze.default, product, 1)
     else:
         return None
+    if same_sizes(value(product).shape, [rows, columns]):
+        return product
     return emit(node, aten.expand.default, product, [rows, columns])
+
+
+def _is_one(size: Any, stride: Any) -> bool:
+    """Of many that are the same, too."""
+    return certainly(size == 1) or certainly(stride == 0)
 
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
@@ -62,8 +79,7 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
         flipped = emit(node, aten.permute.default, other, [0, 2, 1])
         stacked = _viewed(node, flipped, [batch * columns, inner])
         if stacked is not None:
-            right = emit(node, aten.permute.default, of_one, [1, 0])
-            product = emit(node, aten.mm.default, stacked, right)
+            product = emit(node, aten.mm.default, stacked, transposed(node, of_one))
             product = emit(node, aten.view.default, product, [batch, columns, rows])
             return emit(node, aten.permute.default, product, [0, 2, 1])
     return None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.batches import LANES, TIMES, in_memory
+from torchlayers.compiled.simplify.batches import LANES, TIMES, in_memory, is_fused
 from torchlayers.compiled.simplify.nodes import aten, certainly, emit, is_tensor, replace, value
 from torchlayers.device import SHAPES_ONLY, is_on_host
 
@@ -62,7 +62,11 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:
-    return _summed(node, matrix, vector, 1) if certainly(value(matrix).numel() <= SMALL) else None
+    """A matrix that is computed for this alone needs no memory, however large."""
+    is_read_here = is_fused(matrix) and len(matrix.users) == 1
+    if not is_read_here and not certainly(value(matrix).numel() <= SMALL):
+        return None
+    return _summed(node, matrix, vector, 1)
 
 
 def _summed(node: Node, one: Node, other: Node, dim: int) -> Node:

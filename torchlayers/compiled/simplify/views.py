@@ -1,5 +1,6 @@
 """Views of views are one view."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -54,6 +55,39 @@ def order_of(node: Node) -> list[int]:
         one, other = node.args[1:3] if node.target is aten.transpose.int else (0, 1)
         order[one], order[other] = order[other], order[one]  # type: ignore[index]
     return order
+
+
+def rows_of(node: Any) -> Any:
+    """The matrix whose rows the node has as batches of rows, or None."""
+    source = node.args[0] if node.target in RESHAPES else None
+    if not is_tensor(source) or value(source).dim() != 2:
+        return None
+    return source if certainly(value(source).shape[-1] == value(node).shape[-1]) else None
+
+
+def with_rows(before: Node, matrix: Node, rows: Sequence[Any]) -> Any:
+    """The matrix as batches of rows, which it perhaps is already."""
+    sizes = [*rows, value(matrix).shape[-1]]
+    source = matrix.args[:1] if matrix.target in RESHAPES else ()
+    for each in (*source, *(user for user in matrix.users if user.target in RESHAPES)):
+        if is_tensor(each) and each < before and same_sizes(value(each).shape, sizes):
+            return each
+    return emit(before, aten.view.default, matrix, sizes)
+
+
+def is_transpose(node: Any) -> bool:
+    """Of a matrix, or of each of a batch."""
+    if node.target not in PERMUTES or not is_tensor(node):
+        return False
+    dims = value(node).dim()
+    return dims in (2, 3) and order_of(node) == [*range(dims - 2), dims - 1, dims - 2]
+
+
+def transposed(before: Node, matrix: Any) -> Node:
+    """A linear layer's recording has ``t``: so that the two are one node."""
+    if value(matrix).dim() == 2:
+        return emit(before, aten.t.default, matrix)
+    return emit(before, aten.transpose.int, matrix, -2, -1)
 
 
 def composed(inner: Node, outer: Node) -> list[int]:
