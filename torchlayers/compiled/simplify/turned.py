@@ -4,7 +4,6 @@ Libraries take a transposed factor as it is. A result that is read transposed, b
 are not, is read across its memory.
 """
 
-
 from torch.fx import GraphModule
 
 from torchlayers.compiled.simplify.nodes import aten, calls, emit, replace
