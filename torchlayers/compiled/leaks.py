@@ -124,6 +124,8 @@ class Surroundings:
                 return
             self._kept.append(_Kept(thing, {"": held}, name))
             yield held, name
+        elif isinstance(thing, (list, dict)) and len(thing) > _MANY:
+            return  # a data set, whose copy would take longer than the recording
         elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
             self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
             yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())

@@ -6,10 +6,9 @@ tensor is one that the function captured, and becomes an input of the recording.
 """
 
 import contextlib
-import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +16,17 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import torch_compile, tree
+from torchlayers.compiled.around import (
+    dispatched_as_before,
+    distributions_not_validated,
+    fakes_not_logged,
+    without_hooks,
+)
 from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.effects import Effects
+from torchlayers.compiled.fakes import fake_like, memory_of, symbolic_like, symbols
 from torchlayers.compiled.modules_called import Called, noted
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.refused import (
@@ -39,9 +44,6 @@ from torchlayers.compiled.watch import Watch
 from torchlayers.errors import TransformError
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
-
-if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
@@ -136,78 +138,21 @@ def _record(recorder: "_Recorder") -> Recording:
     torch_compile.import_whole("torch._dynamo")
     around = (
         torch_compile.run_eagerly(),
-        _without_hooks(),
-        _unlogged(),
-        _not_validated(),
+        without_hooks(),
+        fakes_not_logged(),
+        distributions_not_validated(),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
     )
     with recording, contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)
         try:
-            with _dispatched_as_before(), noted() as modules:
+            with dispatched_as_before(), noted() as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, recorder.func)
             raise
         return recorder.finish(graph, modules)
-
-
-@contextlib.contextmanager
-def _dispatched_as_before() -> Iterator[None]:
-    """After an error, operators are dispatched as they were before.
-
-    What prints a tensor holds a guard in a local variable, not in a with. Where printing raises,
-    the traceback keeps the guard; it is undone when that goes, after all others, and leaves this
-    thread deep inside the recording that failed.
-    """
-    included = _torch._C._dispatch_tls_local_include_set()
-    excluded = _torch._C._dispatch_tls_local_exclude_set()
-    with _torch._C._ForceDispatchKeyGuard(included, excluded):
-        try:
-            yield
-        except BaseException as error:
-            _forget_printing(error)
-            raise
-
-
-def _forget_printing(error: BaseException | None) -> None:
-    while error is not None:
-        traceback = error.__traceback__
-        while traceback is not None:
-            if traceback.tb_frame.f_code is _torch._tensor_str._str.__code__:
-                traceback.tb_frame.clear()
-            traceback = traceback.tb_next
-        error = error.__cause__ or error.__context__
-
-
-@contextlib.contextmanager
-def _not_validated() -> Iterator[None]:
-    """torch.distributions looks at the values of its arguments, unless told otherwise."""
-    from torch.distributions import Distribution
-
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
-    try:
-        yield
-    finally:
-        Distribution.set_default_validate_args(before)
-
-
-@contextlib.contextmanager
-def _unlogged() -> Iterator[None]:
-    """torch logs what an operator raises on fake tensors, with a stack; the caller gets it too."""
-    thread = threading.get_ident()
-
-    def is_of_others(entry: logging.LogRecord) -> bool:
-        return entry.thread != thread
-
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(is_of_others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_of_others)
 
 
 class _Recorder:
@@ -237,7 +182,7 @@ class _Recorder:
         self.mode = FakeTensorMode(
             allow_fallback_kernels=True,
             allow_non_fake_inputs=True,
-            shape_env=None if self.symbolic is None else _symbols(),
+            shape_env=None if self.symbolic is None else symbols(),
         )
         with self.mode:
             given = [
@@ -280,7 +225,9 @@ class _Recorder:
             if dense:
                 with self.mode:
                     like = torch.empty_like(like)
-            fake = _symbolic(self.mode, like, symbolic) if symbolic else _fake(self.mode, like)
+            fake = (
+                symbolic_like(self.mode, like, symbolic) if symbolic else fake_like(self.mode, like)
+            )
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
         self.inputs.append(proxy.node)
@@ -353,9 +300,11 @@ class _Recorder:
         """Those that don't require grad, and share an input's memory that does, say so."""
         inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
         inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
-        memories = {*map(_memory, inputs)} - {None}
+        memories = {*map(memory_of, inputs)} - {None}
         return [
-            output.detach() if not output.requires_grad and _memory(output) in memories else output
+            output.detach()
+            if not output.requires_grad and memory_of(output) in memories
+            else output
             for output in outputs
         ]
 
@@ -415,62 +364,6 @@ class _Recorder:
             modules,
             self.effects,
         )
-
-
-def _fake(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
-    """A tensor without data, and with memory of its own, whatever shares memory with the other."""
-    with mode, torch.no_grad():
-        if like.layout is not torch.strided or like.is_quantized:
-            fake: Any = like if isinstance(like, FakeTensor) else mode.from_tensor(like.detach())
-        else:
-            fake = torch.empty_strided(
-                like.shape, like.stride(), dtype=like.dtype, device=like.device
-            )
-    assert isinstance(fake, FakeTensor)
-    return fake
-
-
-def _memory(tensor: Tensor) -> int | None:
-    """None where it has none of its own, as sparse tensors."""
-    if tensor.layout is not torch.strided:
-        return None
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
-def _symbols() -> "ShapeEnv":
-    """As without symbols, no shape hangs on data."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-
-
-def _symbolic(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
-    """Likewise, with symbols for some of its sizes, and for the strides that follow."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
-    kinds = [
-        DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
-    ]
-    with torch.no_grad(), _disable_current_modes():
-        real = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
-        return mode.from_tensor(real, symbolic_context=context)
-
-
-@contextlib.contextmanager
-def _without_hooks() -> Iterator[None]:
-    """Hooks on saved tensors (checkpointing) are for the calls, which save tensors with data."""
-    hooks = []
-    autograd = _torch._C._autograd
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
-        hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
-    try:
-        yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:

@@ -1,0 +1,52 @@
+"""Tensors without data, in place of those that a function is recorded with."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
+    """A tensor without data, and with memory of its own, whatever shares memory with the other."""
+    with mode, torch.no_grad():
+        if like.layout is not torch.strided or like.is_quantized:
+            fake: Any = like if isinstance(like, FakeTensor) else mode.from_tensor(like.detach())
+        else:
+            fake = torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            )
+    assert isinstance(fake, FakeTensor)
+    return fake
+
+
+def memory_of(tensor: Tensor) -> int | None:
+    """None where it has none of its own, as sparse tensors."""
+    if tensor.layout is not torch.strided:
+        return None
+    address: int = tensor.untyped_storage()._cdata
+    return address
+
+
+def symbols() -> "ShapeEnv":
+    """As without symbols, no shape hangs on data."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+
+
+def symbolic_like(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
+    """Likewise, with symbols for some of its sizes, and for the strides that follow."""
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    kinds = [
+        DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
+    ]
+    with torch.no_grad(), _disable_current_modes():
+        real = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
+        return mode.from_tensor(real, symbolic_context=context)
