@@ -1,9 +1,11 @@
 """torch.compile around our transforms, and inside them."""
 
 import itertools
+import threading
 
 import pytest
 import torch
+import torch._dynamo
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
@@ -155,3 +157,24 @@ def test_nonstrict_trace_puts_our_recording_into_dynamos_graph(compiled):
 
 def test_a_compiled_function_of_ours_inside_torch_compile():
     assert_equal_compiled(tl.compile(tl.hessian(f), backend="replay"))
+
+
+def test_threads_that_overlap_leave_torch_compiling():
+    """Of two that need what is compiled to run eagerly the first to come is the first to go."""
+    both, first_gone = threading.Barrier(2), threading.Event()
+
+    def first(x):
+        slow.start()
+        both.wait()
+        return x.sin()
+
+    def second(x):
+        both.wait()
+        first_gone.wait()
+        return x.cos()
+
+    slow = threading.Thread(target=tl.functionalize(second), args=(torch.ones(2),))
+    tl.functionalize(first)(torch.ones(2))
+    first_gone.set()
+    slow.join()
+    assert torch._dynamo.eval_frame._stance.stance == "default"

@@ -18,7 +18,7 @@ import functools
 import importlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -110,7 +110,8 @@ def import_whole(*modules: str) -> None:
     thread.join()
 
 
-def run_eagerly() -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def run_eagerly() -> Iterator[None]:
     """Inside, compiled functions run as they were written, recorded or not.
 
     A compiled function has its mutations removed and is recorded as a whole already; neither
@@ -118,7 +119,29 @@ def run_eagerly() -> contextlib.AbstractContextManager[Any]:
     """
     import torch._dynamo  # a part of torch.cond's first call, which must not be compiled either
 
-    stack = contextlib.ExitStack()
-    stack.enter_context(torch.compiler.set_stance("force_eager"))
-    stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-    return stack
+    with _eager, torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+        yield
+
+
+class _Eager:
+    """torch's stance, one for all threads: the last to leave puts back what the first one found."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._stance = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._stance.close()
+
+
+_eager = _Eager()

@@ -317,7 +317,8 @@ class _Recorder:
         tensors += [tensor for tensor, _ in self.captured.values()]
         by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         wanted = [tensors[i] for i in by_inputs]
-        if not wanted or any(outputs[i].is_leaf for i in of_outputs):
+        makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
+        if not wanted or makes_leaves:
             raise NoReverseError("it makes a tensor that requires grad")
         captured = [tensor for tensor in wanted if not isinstance(tensor, FakeTensor)]
         if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):

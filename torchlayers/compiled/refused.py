@@ -123,10 +123,6 @@ _REFUSED = {
         "writes to a tensor that requires grad, and autograd would have to follow the caller's",
         "Write under torch.no_grad(), or return the new value in place of the write.",
     ),
-    "has been modified by an inplace operation": (
-        "writes to a tensor that its gradient needs as it was",
-        "Write to a clone(), or call it under torch.no_grad(), where there is no gradient.",
-    ),
     "argument of type: <class 'torch.storage.UntypedStorage'>": (
         "writes to the memory of a tensor by its storage",
         "Write to the tensor.",
