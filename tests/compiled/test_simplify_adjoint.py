@@ -155,6 +155,7 @@ TRACES = {
         lambda a, w: (torch.stack([a, -a]) @ w).diagonal(dim1=-1, dim2=-2).sum(-1),
         0,
     ),
+    "of no square": (lambda a, w: (a @ w[:, :3]).trace(), 1),
     "across the batch": (lambda a, w: (torch.stack([a] * 4) @ w).diagonal().sum(-1), 1),
 }
 

@@ -8,7 +8,15 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import aten, calls, emit, is_tensor, replace, value
+from torchlayers.compiled.simplify.nodes import (
+    aten,
+    calls,
+    certainly,
+    emit,
+    is_tensor,
+    replace,
+    value,
+)
 from torchlayers.compiled.simplify.views import is_transpose, rows_of, transposed, with_rows
 
 
@@ -16,6 +24,9 @@ def contract_traces(graph: GraphModule) -> None:
     """The same sums of products, added in another order."""
     for node in graph.graph.nodes:
         if (matrix := _traced(node)) is None:
+            continue
+        rows, columns = value(matrix).shape[-2:]
+        if not certainly(rows == columns):
             continue
         while is_transpose(matrix) and len(matrix.users) == 1:
             matrix = matrix.args[0]
