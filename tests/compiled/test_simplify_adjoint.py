@@ -130,6 +130,26 @@ def test_others_stay(name):
     assert products(contracted(LEFT[name])) == 2
 
 
+def test_what_is_added_to_a_product_is_summed_as_often_as_the_product():
+    """A column for all five; the weight, too."""
+
+    def func(a: Tensor, f: Tensor, w: Tensor, x: Tensor):
+        return f.expand(7, 5) @ w.T, (torch.addcmul(a @ w, x, x) * f).sum()
+
+    shapes = (7, 4), (7, 1), (4, 5), (7, 1)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    assert products(same(func, *given, exact=False)) == 1
+
+
+def test_a_weight_that_all_batches_of_rows_have_stays():
+    def func(a: Tensor, f: Tensor, w: Tensor):
+        return f @ w.T, ((a @ w) * f).sum()
+
+    shapes = (3, 7, 4), (7, 5), (4, 5)
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    assert products(same(func, *given, exact=False)) == 2
+
+
 def test_half_precision_stays():
     assert products(contracted(CONTRACTED["a sum"], dtype=torch.bfloat16)) == 2
 

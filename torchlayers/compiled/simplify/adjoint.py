@@ -111,7 +111,9 @@ def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
             yield from (
                 Found(ending, adjoint)
                 for adjoint in _adjoints(product, weights)
-                if adjoint.node is not None and adjoint.node < node
+                if adjoint.node is not None
+                and adjoint.node < node
+                and (product is each or _has_rows_of(adjoint.node, product))
             )
         for factor in _linear_in(each):
             waiting.append((factor, path, _weighted(weights, each, factor)))
@@ -124,6 +126,11 @@ def _product(node: Node) -> Node | None:
     matrix = rows_of(node)
     is_product = calls(matrix, aten.mm.default) and len(matrix.users) == 1
     return matrix if is_product else None
+
+
+def _has_rows_of(adjoint: Node, product: Node) -> bool:
+    """A weight that is the same for each batch of rows has fewer."""
+    return same_sizes(value(adjoint).shape[:-1], value(product).shape[:-1])
 
 
 def _linear_in(node: Node) -> list[Any]:
@@ -280,6 +287,8 @@ def _without_last(before: Node, path: list[Node]) -> Any:
             rest = emit(before, above.target, *args, **above.kwargs)  # type: ignore[arg-type]
         elif calls(above, aten.addcmul.default):
             rest = emit(before, aten.mul.Tensor, *above.args[1:])
+            if not same_sizes(value(rest).shape, value(above).shape):  # else too few are summed
+                rest = emit(before, aten.expand.default, rest, [*value(above).shape])
         elif above.target in SUMS:
             (rest,) = (each for each in above.args if each is not below)
             if SUMS[above.target] and above.args[0] is below:
