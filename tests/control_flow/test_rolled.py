@@ -181,6 +181,23 @@ def test_the_reverse_pass_reads_what_the_forward_pass_computed():
     assert tanhs == [1, 0]
 
 
+def test_two_loops_share_no_steps_where_writes_remain():
+    """Those to an expanded argument do, and with them all others."""
+
+    def twice(xs, expanded):
+        def step(c, y):
+            return c + y.sin().exp(), c * y.sin().exp()
+
+        first = tl.scan(step, X, xs)
+        xs[1].add_(1)
+        expanded[0].add_(1)
+        return first, tl.scan(step, X, xs)
+
+    compiled = tl.compile(twice, backend="replay", check=False)
+    actual, expected = (f(XS.clone(), X[None].clone().expand(2, 3)) for f in (compiled, twice))
+    torch.testing.assert_close(actual, expected)
+
+
 def counted(x):
     count = iter(range(100))
     return tl.scan(lambda c, y: (c * y + next(count), c), x, XS)[0]

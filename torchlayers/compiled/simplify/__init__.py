@@ -89,9 +89,10 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
     Returns:
         A graph of the same signature. Where writes can't be removed, a copy of the graph.
     """
-    *_, (_, simplified) = steps(graph, fuse_small)
+    *_, (last, simplified) = steps(graph, fuse_small)
     _simplify_inside(simplified, fuse_small=False)
-    _share_steps(simplified)
+    if last == keep.__name__:  # else writes remain, and what two scans read may differ
+        _share_steps(simplified)
     if fuse_small:
         _simplify_inside(simplified, fuse_small=True)
     simplified.graph.lint()
