@@ -37,7 +37,8 @@ def is_written_down() -> bool:
 
 def is_reversed(tensors: Sequence[Tensor]) -> bool:
     """Whether somebody may pull back through what is made of the tensors here."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+    # Autograd outside of a vmap or a jvp sees what is inside their tensors.
+    if torch.is_grad_enabled() and any(base_of(x).requires_grad for x in tensors):
         return True
     return any(layer is None or layer[0] == "grad" for layer in _C.current_stack())
 

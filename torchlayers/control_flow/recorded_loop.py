@@ -65,11 +65,12 @@ class _Repeated(torch.autograd.Function):
         ctx.save_for_backward(*tensors, output[-1])
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
-        wanted = places_of(ctx.needs_input_grad[1:], tensors)
+        wanted = places_of(ctx.needs_input_grad[1:], tensors) if ctx.loop.counts else []
         ctx.reverse = Reverse(ctx.loop, tensors, wanted, repeat) if wanted else None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
+        assert ctx.reverse is not None, "a loop that has not counted its trips"
         *tensors, trips = ctx.saved_tensors
         return None, *ctx.reverse.pull_back(tensors, trips, cotangents)
 
@@ -126,7 +127,7 @@ def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any
     both = Loop(
         lambda given: loop.cond(values(given)), fixed_as(loop.body, body), first, loop.counts
     )
-    results = _repeated(both, *carry, *begin, *captured, *(tangents[count + i] for i in others))
+    results = repeat(both, [*carry, *begin, *captured, *(tangents[count + i] for i in others)])
     found: list[Any] = [None] * count
     for i, tangent in zip(floats, results[count:], strict=False):
         found[i] = tangent
