@@ -101,6 +101,41 @@ def test_plain_autograd_differentiates_a_loop_twice():
     torch.testing.assert_close(found, expected)
 
 
+INSIDE = {
+    "vmap": tl.vmap,
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x.cos(),))[1],
+    "jvp, a tangent alone": lambda f: lambda x: tl.jvp(f, (x.detach(),), (x.cos(),))[1],
+    "jvp(vmap)": lambda f: lambda x: tl.jvp(tl.vmap(f), (x,), (x.cos(),))[1],
+    "vmap(jvp)": lambda f: tl.vmap(lambda x: tl.jvp(f, (x,), (x.cos(),))[1]),
+}
+
+
+def of_some_trips(x):
+    return tl.while_loop(lambda y: y.abs().sum() > 1, lambda y: 0.5 * y.sin(), x)
+
+
+def of_twelve_steps(x):
+    return tl.fori_loop(0, 12, lambda i, y: (y * x).sin() + i / 8, x)
+
+
+@pytest.mark.parametrize("f", [of_some_trips, of_twelve_steps])
+@pytest.mark.parametrize("name", INSIDE)
+def test_plain_autograd_differentiates_a_loop_inside_layers(name, f):
+    nested = INSIDE[name](f)
+    x = torch.tensor([[0.3, 0.2], [1.5, 4.0], [2.0, -9.0]], dtype=torch.float64, requires_grad=True)
+    found, expected = (torch.autograd.grad(g(x).sum(), x) for g in (replayed(nested), nested))
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_carry_with_one_row_may_have_any_strides_between_rows():
+    def f(x):
+        return torch.einsum("ij,kj->ik", x, of_twelve_steps(x)).sum()
+
+    nested = functools.partial(tl.hvp, f)
+    x = X[None]
+    torch.testing.assert_close(replayed(nested)((x,), (x,)), nested((x,), (x,)))
+
+
 def test_captured_parameters_have_gradients():
     w = W.clone().requires_grad_()
 

@@ -96,14 +96,23 @@ def _is_expanded(x: Tensor) -> bool:
     return any(size != 1 and stride == 0 for size, stride in pairs)
 
 
+def in_rows(x: Tensor) -> Tensor:
+    """The tensor, contiguous, with the strides of a new one.
+
+    Along a dimension of size 1 a contiguous tensor may have any, and torch compares them.
+    """
+    has_ones = any(isinstance(size, int) and size == 1 for size in x.shape)
+    return x.clone(memory_format=torch.contiguous_format) if has_ones else x.contiguous()
+
+
 def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """The results, contiguous, and each in memory of its own."""
     taken = {_memory(x) for x in given}
     found = []
     for x in results:
-        if _memory(x) in taken or not x.is_contiguous() or x.is_conj() or x.is_neg():
-            x = x.resolve_conj().resolve_neg()
-            x = x.clone(memory_format=torch.contiguous_format)
+        x = in_rows(x.resolve_conj().resolve_neg())
+        if _memory(x) in taken:
+            x = x.clone()
         taken.add(_memory(x))
         found.append(x)
     return found

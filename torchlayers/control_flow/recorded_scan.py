@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 
 from torchlayers import _C
-from torchlayers.control_flow.at_the_bottom import called, fresh
+from torchlayers.control_flow.at_the_bottom import called, fresh, in_rows
 from torchlayers.control_flow.derived import (
     OnSamples,
     OnTensors,
@@ -122,7 +122,7 @@ def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
     seen: set[int] = set()
     apart = []
     for x in tensors:  # torch tells the tensors that the body is given by what they were
-        x = x.contiguous()
+        x = in_rows(x)
         apart.append(x.view_as(x) if id(x) in seen else x)
         seen.add(id(x))
     carry, xs = apart[: steps.carried], apart[steps.carried : steps.given]
