@@ -26,6 +26,13 @@ BY_STRIDES = {
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
+# Their results have the first argument's strides, even where these leave holes.
+_LIKE_FIRST = {
+    aten.copy.default,
+    aten.diagonal_scatter.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+}
 _VIEWS = (aten.view.default, aten._unsafe_view.default)
 _STALE, _PINNED = "stale", "pinned"
 
@@ -227,7 +234,7 @@ def pin(graph: Graph) -> None:
             read: Any = node.args[0]
             while read is not None:
                 read.meta[_PINNED] = True
-                read = viewed_by(read)
+                read = _as_node(read.args[0]) if calls(read, *_LIKE_FIRST) else viewed_by(read)
 
 
 def viewed_by(node: Node) -> Node | None:
