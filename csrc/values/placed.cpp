@@ -4,6 +4,7 @@
 
 #include <optional>
 
+#include "core/earlier_stack.h"
 #include "core/stack.h"
 #include "values/batched.h"
 
@@ -19,7 +20,10 @@ at::Tensor batched_again(
 at::Tensor placed(const at::Tensor& tensor, const torch::autograd::Edge& place) {
   const bool is_subclass = tensor.key_set().has(c10::DispatchKey::Python);
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_modes;
-  if (!is_subclass) {
+  std::optional<OnEarlierStack> no_layers;
+  if (is_subclass) {
+    no_layers.emplace(StackCopy()); // its class calls operators of its own
+  } else {
     no_modes.emplace(c10::DispatchKey::Python);
   }
   return torch::autograd::make_variable(tensor, place);

@@ -93,6 +93,15 @@ def test_a_recording_gives_what_is_given_without_one(nest, function, way):
     assert_same(found, NESTS[nest](function), exactly=False)
 
 
+@pytest.mark.parametrize("way", [by_argument, by_closure, by_torch])
+def test_plain_autograd_differentiates_what_is_recomputed_in_a_transform(way):
+    def gradients(transform):
+        x = X.clone().requires_grad_()
+        return torch.autograd.grad(transform(tl.grad(network(way(layer))))(x).sum(), x)
+
+    assert_same(gradients(compiled), gradients(lambda f: f), exactly=False)
+
+
 def with_dropout(x):
     return F.dropout(x.exp(), 0.5).sin()
 
