@@ -1,6 +1,7 @@
 """Compiled functions saved, loaded, and run by C++ without Python."""
 
 import json
+import pathlib
 import shutil
 import subprocess
 import textwrap
@@ -177,6 +178,26 @@ def test_what_is_no_package_is_refused(tmp_path):
     (tmp_path / "text.pt2").write_text("no package")
     with pytest.raises(TransformError, match="no package that torchlayers has saved"):
         tl.load(tmp_path / "text.pt2")
+
+
+def damaged(whole: bytes, place: int) -> bytes:
+    return whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]
+
+
+DAMAGED = {
+    "a byte of the code": lambda whole: damaged(whole, len(whole) // 2),
+    "a byte of the index": lambda whole: damaged(whole, len(whole) - 22),
+    "the end": lambda whole: whole[:-1],
+    "half of it": lambda whole: whole[: len(whole) // 2],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_package_is_refused_before_it_runs(path, tmp_path, damage):
+    package = tmp_path / "damaged.pt2"
+    package.write_bytes(damage(pathlib.Path(path).read_bytes()))
+    with pytest.raises(TransformError, match="damaged"):
+        tl.load(package)
 
 
 def test_what_a_file_cannot_hold_is_refused_before_anything_is_compiled(tmp_path):

@@ -7,6 +7,8 @@ its arguments, and how its tensors become the function's arguments and result.
 import json
 import os
 import platform
+import zipfile
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -178,7 +180,8 @@ def load(path: str | os.PathLike[str]) -> "Package":
         static_argnums is left out.
     Raises:
         FileNotFoundError: there is no such file.
-        TransformError: it is no package of torchlayers, or was made for another torch or processor.
+        TransformError: it is no package of torchlayers, is damaged, or was made for another torch
+            or processor.
     Example:
         >>> torchlayers.load("missing.pt2")
         Traceback (most recent call last):
@@ -187,6 +190,7 @@ def load(path: str | os.PathLike[str]) -> "Package":
     path = os.fspath(path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"torchlayers: load: there is no file {path!r}.")
+    _check_whole(path)
     try:
         found = _Loader.load_metadata_from_package(path, "model")  # runs nothing
         described = json.loads(found[_KEY])
@@ -201,6 +205,22 @@ def load(path: str | os.PathLike[str]) -> "Package":
         )
     _check_processor(path, found)
     return Package(described, _Loader(path, "model", False, 1, -1))
+
+
+def _check_whole(path: str) -> None:
+    """Code that has been damaged ends the process."""
+    try:
+        with zipfile.ZipFile(path) as package:
+            damaged = package.testzip()
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is no package that torchlayers has saved, or is damaged."
+        ) from error
+    if damaged is not None:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: {damaged!r} in it is not what was saved. "
+            "Copy it or save it again."
+        )
 
 
 def _check_processor(path: str, found: dict[str, str]) -> None:
