@@ -26,17 +26,8 @@ def hessian(tf, case):
 TRANSFORMS = {**BASIC, "hessian": hessian}
 OPS = ops(torch.float32)
 
-# Their shapes, or what they branch on, depend on data: no recording can hold them.
-NOT_RECORDED = {
-    "combinations",
-    "corrcoef",
-    "cov",
-    "linalg.lstsq",
-    "linalg.lstsq.grad_oriented",
-    "masked_select",
-    "nn.functional.ctc_loss",
-    "nn.functional.gaussian_nll_loss",
-}
+# Its shape depends on data: no recording can hold it.
+NOT_RECORDED = {"masked_select"}
 
 
 def forward(tf, case):

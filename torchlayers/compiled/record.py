@@ -41,6 +41,7 @@ from torchlayers.compiled.refused import (
 )
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
+from torchlayers.compiled.without_values import Checks, rules
 from torchlayers.errors import TransformError
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
@@ -192,8 +193,10 @@ class _Recorder:
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
             recomputations = Recomputations()
-            bottom = BelowTheLayers(self.func, self.capture, recomputations)
-            with recorded(recomputations), bottom, Instead(self.watch.rules):
+            checks = Checks()
+            bottom = BelowTheLayers(self.func, self.capture, recomputations, checks)
+            instead = Instead(rules(checks) | self.watch.rules)
+            with recorded(recomputations), bottom, instead:
                 try:
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = tree.flatten(result)
