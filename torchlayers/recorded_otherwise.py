@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.errors import TransformError, location
+from torchlayers.errors import DataDependentError, TransformError, location
 from torchlayers.opaque import ctc_loss, least_squares, random_from
 
 aten = torch.ops.aten
@@ -114,7 +114,7 @@ def _least_squares(
     a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
     if driver in ("gelsd", "gelss") and a.shape[-2] > a.shape[-1]:
-        raise TransformError(
+        raise DataDependentError(
             f"torchlayers: compile: linalg.lstsq by {driver} of more rows than columns has "
             f"residuals where data has full rank.{location()} Use the driver 'gelsy' or 'gels', or "
             "leave that part outside."

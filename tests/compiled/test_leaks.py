@@ -127,20 +127,6 @@ def test_a_variable_outside():
     assert_same(state, numbers())
 
 
-def test_an_optimizer_whose_state_is_not_there_yet():
-    weight = nn.Parameter(numbers())
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-
-    def f(x):
-        weight.grad = x
-        optimizer.step()
-
-    with pytest.raises(tl.errors.TransformError, match=r"leaves a tensor in optimizer.state"):
-        tl.compile(f, backend="replay")(numbers())
-    assert (dict(optimizer.state), weight.grad) == ({}, None)
-    assert_same(weight.detach(), numbers())
-
-
 def test_what_is_put_back_by_the_function_is_none():
     module = nn.Linear(3, 1)
     weights = {"weight": torch.ones(1, 3), "bias": torch.zeros(1)}

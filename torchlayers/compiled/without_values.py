@@ -52,7 +52,7 @@ def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     if num_classes <= 0:
-        return F.one_hot(tensor, num_classes)  # type: ignore[no-any-return]
+        return F.one_hot(tensor, num_classes)
     places = torch.arange(num_classes, device=tensor.device)
     return (tensor.unsqueeze(-1) == places).to(torch.int64)
 
@@ -79,7 +79,8 @@ def _cov(
         count = total - correction * (weights * aweights).sum() / total
     apart = x - mean
     product = (apart * weights) @ apart.mH
-    return (product / count.clamp(min=0)).squeeze()
+    divided: Tensor = product / count.clamp(min=0)
+    return divided.squeeze()
 
 
 def _ctc_loss(
@@ -169,25 +170,14 @@ def _scaling(func: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def call(x: Any, y: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        named = next((name for name in ("alpha", "value", "scalars") if name in kwargs), "")
+        named = "alpha" if "alpha" in kwargs else "value"
         number = kwargs.get(named, rest[1] if len(rest) > 1 else None)
-        numbers = number if isinstance(number, (list, tuple)) else [number]
-        if not any(isinstance(each, Tensor) for each in numbers):
+        if not isinstance(number, Tensor):
             return func(x, *(() if y is None else (y,)), *rest, **kwargs)
         kwargs.pop(named, None)
-        if isinstance(y, (list, tuple)):
-            if len(numbers) != len(y):
-                numbers = [*numbers] * len(y)
-            scaled: Any = [each * _number(n) for each, n in zip(y, numbers, strict=True)]
-        else:
-            scaled = y * _number(number)
-        return func(x, scaled, *rest[:1], **kwargs)
+        return func(x, y * number.detach(), *rest[:1], **kwargs)
 
     return call
-
-
-def _number(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 _RULES |= {
@@ -196,8 +186,5 @@ _RULES |= {
         *(torch.add, torch.sub, Tensor.add, Tensor.sub, Tensor.add_, Tensor.sub_),
         *(torch.addcmul, Tensor.addcmul, Tensor.addcmul_),
         *(torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_),
-        *(_torch._foreach_add, _torch._foreach_add_, _torch._foreach_sub, _torch._foreach_sub_),
-        *(_torch._foreach_addcmul, _torch._foreach_addcmul_),
-        *(_torch._foreach_addcdiv, _torch._foreach_addcdiv_),
     )
 }
