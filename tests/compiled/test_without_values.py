@@ -117,6 +117,27 @@ def test_derivatives(name):
     assert_same(*grads, rounded=True)
 
 
+normal = torch.distributions.Normal(X[0], X[0], validate_args=True)
+DISTRIBUTIONS = {
+    "made inside": lambda x: torch.distributions.Normal(x, x, validate_args=True).log_prob(x),
+    "made outside": lambda x: normal.log_prob(x),
+    "of an interval": lambda x: torch.distributions.Uniform(x, x + 1, True).log_prob(x + 0.5),
+    "drawn from": lambda x: torch.distributions.Gamma(x, x, validate_args=True).mean,
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_that_are_to_validate(name):
+    f = DISTRIBUTIONS[name]
+    compiled = tl.compile(f, backend="replay")
+    for scale in (1, 2):
+        assert_same(compiled(X * scale), f(X * scale), rounded=True)
+    with pytest.raises(ValueError, match="to satisfy the constraint"):
+        torch.distributions.Normal(X, -X)
+    with pytest.raises(ValueError, match="to be within the support"):
+        normal.log_prob(X * torch.nan)
+
+
 # vmap refuses these, compiled or not: a batch's weights or variances are checked.
 NOT_BATCHED = {"cov with weights", "a module's loss"}
 
