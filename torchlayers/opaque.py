@@ -28,3 +28,67 @@ def random_from(like: Tensor, low: int) -> Tensor:
 @random_from.register_fake
 def _(like: Tensor, low: int) -> Tensor:
     return torch.empty_like(like)
+
+
+@torch.library.custom_op("torchlayers::ctc_loss", mutates_args=())
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    longest: int,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    """aten._ctc_loss, whose second result is as long as the longest target, which data decides.
+
+    Here it is padded to what a target can be at most, which its backward reads as well.
+    """
+    losses, log_alpha = torch.ops.aten._ctc_loss.Tensor(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )
+    missing = 2 * longest + 1 - log_alpha.shape[-1]
+    return losses, torch.nn.functional.pad(log_alpha, (0, missing)).contiguous()
+
+
+@ctc_loss.register_fake
+def _(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    longest: int,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    time, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
+
+
+@torch.library.custom_op("torchlayers::least_squares", mutates_args=())
+def least_squares(
+    a: Tensor, b: Tensor, rcond: float | None, driver: str | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """aten.linalg_lstsq by a driver that has residuals always or never, and not by the rank."""
+    solution, *rest = torch.ops.aten.linalg_lstsq(a, b, rcond, driver=driver)
+    return solution.contiguous(), *(each.contiguous() for each in rest)
+
+
+@least_squares.register_fake
+def _(
+    a: Tensor, b: Tensor, rcond: float | None, driver: str | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = a.shape[-2:]
+    is_vector = b.dim() == 1 or b.shape == a.shape[:-1]
+    wide = b.unsqueeze(-1) if is_vector else b
+    batch = torch.broadcast_shapes(a.shape[:-2], wide.shape[:-2])  # type: ignore[no-untyped-call]
+    sides = wide.shape[-1]
+    has_ranks = (driver or ("gelsy" if a.is_cpu else "gels")) != "gels"
+    has_singular = driver in ("gelsd", "gelss")
+    real = a.real.dtype
+    return (
+        a.new_empty(*batch, columns, *(() if is_vector else (sides,))),
+        a.new_empty((*batch, sides) if rows > columns and not has_ranks else (0,), dtype=real),
+        a.new_empty(a.shape[:-2] if has_ranks else (0,), dtype=torch.int64),
+        a.new_empty((*a.shape[:-2], min(rows, columns)) if has_singular else (0,), dtype=real),
+    )

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.errors import TransformError, location
-from torchlayers.opaque import random_from
+from torchlayers.errors import DataDependentError, TransformError, location
+from torchlayers.opaque import ctc_loss, least_squares, random_from
 
 aten = torch.ops.aten
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
@@ -94,6 +94,34 @@ def _set(x: Tensor, y: Tensor) -> Tensor:
     )
 
 
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    if isinstance(target_lengths, Tensor):
+        longest = targets.shape[-1]
+    else:
+        longest = max(target_lengths, default=0)
+    lengths = map(torch.as_tensor, (input_lengths, target_lengths))
+    return ctc_loss(log_probs, targets, *lengths, longest, blank, zero_infinity)
+
+
+def _least_squares(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    if driver in ("gelsd", "gelss") and a.shape[-2] > a.shape[-1]:
+        raise DataDependentError(
+            f"torchlayers: compile: linalg.lstsq by {driver} of more rows than columns has "
+            f"residuals where data has full rank.{location()} Use the driver 'gelsy' or 'gels', or "
+            "leave that part outside."
+        )
+    return least_squares(a, b, rcond, driver)
+
+
 OTHERWISE: dict[Any, Callable[..., Any]] = {
     aten.addcmul.default: _add_product,
     aten.constant_pad_nd.default: _pad,
@@ -101,6 +129,9 @@ OTHERWISE: dict[Any, Callable[..., Any]] = {
     aten.lerp_.Tensor: _interpolate,
     aten._new_zeros_with_same_feature_meta.default: _zeros_as,
     aten.set_.source_Tensor: _set,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten.linalg_lstsq.default: _least_squares,
     _RANDOM_BETWEEN: _draw_between,
 }
 

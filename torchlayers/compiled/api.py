@@ -18,6 +18,7 @@ from torchlayers.compiled.backends import BACKENDS, Settings
 from torchlayers.compiled.families import Families
 from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.making import Made, make
+from torchlayers.compiled.optimizers import difference
 from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.report import Report
@@ -268,7 +269,7 @@ class Compiled(_C.CompiledCall):
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls like this one are the entry's from now on."""
         self._entries.add(entry)
-        if entry.grads_like:  # which C++ does not look at
+        if entry.grads_like or entry.stepped:  # which C++ does not look at
             return
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -307,6 +308,8 @@ class Compiled(_C.CompiledCall):
             for i, (tensor, was) in enumerate(pairs):
                 if like(tensor) != was:
                     return f"captured tensor {i} {differing(like(tensor), was)}"
+            if differs := difference(closest.stepped):
+                return differs
             for module, was_training in closest.modules:
                 if module.training is not was_training:
                     now, then = ("was not", "is") if module.training else ("was", "is not")

@@ -41,15 +41,27 @@ def _forget_printing(error: BaseException | None) -> None:
 
 @contextlib.contextmanager
 def distributions_not_validated() -> Iterator[None]:
-    """torch.distributions looks at the values of its arguments, unless told otherwise."""
+    """torch.distributions looks at values, by default or where it was told to."""
     from torch.distributions import Distribution
 
-    before = Distribution._validate_args
-    Distribution.set_default_validate_args(False)
+    kind: Any = Distribution
+    default, make, look = kind._validate_args, kind.__init__, kind._validate_sample
+
+    def make_unlooked(
+        self: Distribution,
+        batch_shape: torch.Size = torch.Size(),  # noqa: B008
+        event_shape: torch.Size = torch.Size(),  # noqa: B008
+        validate_args: bool | None = None,
+    ) -> None:
+        make(self, batch_shape, event_shape)
+
+    kind.set_default_validate_args(False)
+    kind.__init__, kind._validate_sample = make_unlooked, lambda self, value: None
     try:
         yield
     finally:
-        Distribution.set_default_validate_args(before)
+        kind.__init__, kind._validate_sample = make, look
+        kind.set_default_validate_args(default)
 
 
 @contextlib.contextmanager

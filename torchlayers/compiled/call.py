@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlayers import _C, tree
 from torchlayers.compiled.effects import grad_like
 from torchlayers.compiled.modules_called import Called, are_as_then
+from torchlayers.compiled.optimizers import FirstStepError, Stepped, hold_the_same
 from torchlayers.compiled.record import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
 
@@ -36,20 +37,23 @@ class Entry(_C.CompiledEntry):
         outputs: list[Output],
         out_spec: tree.TreeSpec,
         modules: list[Called],
+        stepped: list[Stepped],
     ) -> None:
         self.signature = signature
         self.captured = captured
         self.modules = modules
+        self.stepped = stepped
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
         self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether captured tensors and modules are what they were when this was recorded."""
+        """Whether captured tensors, modules and optimizers are what they were when recorded."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
             and are_as_then(self.modules)
+            and hold_the_same(self.stepped)
             and (not self.grads_like or self._has_such_grads(leaves))
         )
 
@@ -146,5 +150,8 @@ def call(
     given = signature(leaves, spec, [args[i] for i in sorted(static)])
     entry = entries.find(given, leaves)
     if entry is None:
-        entry = make(given, args, kwargs)
+        try:
+            entry = make(given, args, kwargs)
+        except FirstStepError:
+            return func(*args, **kwargs)
     return entry.call(leaves)

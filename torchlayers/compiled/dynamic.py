@@ -97,6 +97,8 @@ class Family:
             raise NotSymbolicError("plain autograd differentiates it")
         if recorded.effects.grads_read:
             raise NotSymbolicError("it reads gradients that its inputs have")
+        if recorded.stepped:
+            raise NotSymbolicError("it steps an optimizer")
         if communicates(recorded.graph):
             raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()

@@ -2,17 +2,24 @@
 
 They have no data, and Python runs once. Where a tensor that nothing read stood in their place, as
 where a module keeps what it computed last, what is computed is put there at each call; elsewhere
-it is refused.
+it is refused. What functools keeps of a function's results is forgotten where it is the
+recording's.
 """
 
+import collections
 import functools
+import gc
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import Module
 
+_Cached = functools._lru_cache_wrapper
+_functorch: Any = torch._C._functorch
 _FAR = 6  # how many steps from the function things are looked for
 _MANY = 20_000  # and how many things
 
@@ -88,9 +95,10 @@ class Surroundings:
     def __init__(self, func: Callable[..., Any]) -> None:
         self._seen: dict[int, Any] = {}
         self._kept: list[_Kept] = []
-        todo: list[tuple[Any, str, int]] = [(func, "", 0)]
+        self._caches: list[_Cached[Any]] = []
+        todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
         while todo and len(self._seen) < _MANY:
-            thing, name, far = todo.pop()
+            thing, name, far = todo.popleft()
             if id(thing) not in self._seen and far <= _FAR:
                 self._seen[id(thing)] = thing
                 todo += [(held, path, far + 1) for held, path in self._held(thing, name)]
@@ -103,15 +111,24 @@ class Surroundings:
         """What was left there of the recording is not there any more."""
         for kept in self._kept:
             kept.put_back()
+        for cache in self._caches:
+            if any(map(_is_recordings, gc.get_referents(cache))):
+                cache.cache_clear()
 
     def _held(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
         if isinstance(thing, types.FunctionType):
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
-            used = {key: variables.get(key, _ABSENT) for key in thing.__code__.co_names}
+            names = thing.__code__.co_names
+            used = {key: variables.get(key, _ABSENT) for key in names}
             self._kept.append(_Kept(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())
+            modules = [value for value in used.values() if isinstance(value, types.ModuleType)]
+            yield from _cached_in([vars(module) for module in modules], names)
+        elif isinstance(thing, _Cached):
+            self._caches.append(thing)
+            yield thing.__wrapped__, name
         elif isinstance(thing, types.MethodType):
             yield thing.__func__, name
             yield thing.__self__, "self"
@@ -144,6 +161,25 @@ class Surroundings:
                 attributes = [pair for pair in attributes if not pair[0].startswith("_")]
             self._kept += [_Kept(table, dict(table), name + ".") for table in tables]
             yield from ((value, f"{name}.{key}") for key, value in attributes)
+            yield from ((method, name) for method in _methods(type(thing)))
+
+
+def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """The functions of these names that keep their results."""
+    for table in tables:
+        for name in names:
+            if isinstance(found := table.get(name), _Cached):
+                yield found, name
+
+
+def _methods(kind: type) -> Iterator[Any]:
+    """The functions of a class that is the user's."""
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
+            for value in vars(each).values():
+                value = getattr(value, "__func__", value)  # a static or a class method's
+                if isinstance(value, (types.FunctionType, _Cached)):
+                    yield value
 
 
 def _is_recordings(value: Any, far: int = 0) -> bool:
@@ -151,6 +187,8 @@ def _is_recordings(value: Any, far: int = 0) -> bool:
     if isinstance(value, (list, tuple, dict)) and far < _FAR:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_recordings(each, far + 1) for each in held)
+    while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
+        value = _functorch.get_unwrapped(value)  # left by a layer that is over
     return isinstance(value, FakeTensor)
 
 

@@ -143,7 +143,14 @@ def make_for_sizes(
 
 
 def _entry_of(given: Signature, recorded: Recording) -> Entry:
-    return Entry(given, recorded.captured, recorded.outputs, recorded.out_spec, recorded.modules)
+    return Entry(
+        given,
+        recorded.captured,
+        recorded.outputs,
+        recorded.out_spec,
+        recorded.modules,
+        recorded.stepped,
+    )
 
 
 def _plain(

@@ -29,6 +29,7 @@ from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.fakes import fake_like, memory_of, symbolic_like, symbols
 from torchlayers.compiled.modules_called import Called, noted
 from torchlayers.compiled.names import input_names
+from torchlayers.compiled.optimizers import Stepped, Steps
 from torchlayers.compiled.refused import (
     BackwardInsideError,
     ConjugatedError,
@@ -41,6 +42,7 @@ from torchlayers.compiled.refused import (
 )
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
+from torchlayers.compiled.without_values import Checks, rules
 from torchlayers.errors import TransformError
 from torchlayers.recorded_again import Recomputations, recorded
 from torchlayers.torch_versions import make_fx
@@ -84,7 +86,8 @@ class Recording(NamedTuple):
     gradients; it returns a list: what the result is made of, and then gradients. Each node has
     what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
     the function made of numbers (torch.tensor), which nobody else holds. ``modules`` are those that
-    it called, and whether they were training.
+    it called, and whether they were training; ``stepped`` the optimizers that it stepped, and what
+    they held.
     """
 
     graph: GraphModule
@@ -95,6 +98,7 @@ class Recording(NamedTuple):
     constants: int  # how many of the captured tensors are the recording's own
     modules: list[Called]
     effects: Effects
+    stepped: list[Stepped]
 
     @property
     def computed(self) -> int:
@@ -177,6 +181,7 @@ class _Recorder:
         self.gradients: Gradients | None = None
         self.watch = Watch(self)
         self.effects = Effects.none()
+        self.steps = Steps()
 
     def run(self) -> list[Any]:
         self.mode = FakeTensorMode(
@@ -192,8 +197,10 @@ class _Recorder:
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
             recomputations = Recomputations()
-            bottom = BelowTheLayers(self.func, self.capture, recomputations)
-            with recorded(recomputations), bottom, Instead(self.watch.rules):
+            checks = Checks()
+            bottom = BelowTheLayers(self.func, self.capture, recomputations, checks)
+            instead = Instead({**rules(checks), Tensor.item: self.steps.item, **self.watch.rules})
+            with self.steps.noted(), recorded(recomputations), bottom, instead:
                 try:
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = tree.flatten(result)
@@ -364,6 +371,7 @@ class _Recorder:
             len(constants),
             modules,
             self.effects,
+            self.steps.stepped,
         )
 
 

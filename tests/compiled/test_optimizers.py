@@ -1,0 +1,186 @@
+"""torch.optim's optimizers inside a compiled function: each call does what an eager step does."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn, optim
+
+import torchlayers as tl
+from tests.helpers import assert_same
+
+KINDS = {
+    "SGD": (optim.SGD, {}),
+    "momentum": (optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    "Adam": (optim.Adam, {}),
+    "amsgrad": (optim.Adam, {"amsgrad": True, "weight_decay": 0.1}),
+    "AdamW": (optim.AdamW, {}),
+    "RMSprop": (optim.RMSprop, {"momentum": 0.9, "centered": True}),
+    "Adagrad": (optim.Adagrad, {"lr_decay": 0.1}),
+    "Adamax": (optim.Adamax, {}),
+    "Adadelta": (optim.Adadelta, {}),
+    "Rprop": (optim.Rprop, {}),
+}
+
+
+class Training:
+    """A model, its optimizer, and a function that steps it."""
+
+    def __init__(self, make, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        self.optimizer = make(self.model.parameters(), **{"lr": 0.01, **options})
+
+    def step(self, x):
+        parameters = dict(self.model.named_parameters())
+
+        def loss(parameters):
+            return torch.func.functional_call(self.model, parameters, x).square().mean()
+
+        values = {name: parameter.detach() for name, parameter in parameters.items()}
+        gradients, value = tl.grad_and_value(loss)(values)
+        for name, parameter in parameters.items():
+            parameter.grad = gradients[name]
+        self.optimizer.step()
+        return value
+
+    def told(self):
+        state = self.optimizer.state_dict()["state"]
+        return [*map(torch.clone, self.model.state_dict().values())], state
+
+
+def batches():
+    torch.manual_seed(1)
+    return [torch.randn(8, 3, dtype=torch.float64) for _ in range(5)]
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_five_steps(name, foreach):
+    make, options = KINDS[name]
+    eager, compiled = (Training(make, foreach=foreach, **options) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay")
+    for batch in batches():
+        assert_same(step(batch), eager.step(batch), rounded=True)
+        assert_same(compiled.told(), eager.told(), rounded=True)
+    assert [entry.how for entry in step.report().signatures] == ["replay"]
+    assert [group["foreach"] for group in compiled.optimizer.param_groups] == [foreach]
+
+
+@pytest.mark.parametrize("name", ["momentum", "Adam", "RMSprop", "Adagrad"])
+def test_inductors_steps(name):
+    make, options = KINDS[name]
+    eager, compiled = (Training(make, **options) for _ in range(2))
+    step = tl.compile(compiled.step)
+    for batch in batches():
+        assert_same(step(batch), eager.step(batch), rounded=True)
+    assert_same(compiled.told(), eager.told(), rounded=True)
+    assert [entry.how for entry in step.report().signatures] == ["inductor"]
+
+
+def test_a_fused_step():
+    eager, compiled = (Training(optim.AdamW, fused=True) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay")
+    for batch in batches():
+        assert_same(step(batch), eager.step(batch), rounded=True)
+    assert_same(compiled.told(), eager.told(), rounded=True)
+
+
+def test_counters_count_past_where_single_precision_would_show():
+    eager, compiled = (Training(optim.Adam, betas=(0.9, 0.9999)) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay")
+    (batch, *_) = batches()
+    for _ in range(50):
+        step(batch), eager.step(batch)
+    for found, expected in zip(compiled.told()[0], eager.told()[0], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+
+
+def test_another_learning_rate_is_another_signature():
+    eager, compiled = (Training(optim.SGD, momentum=0.9) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay")
+    for count, batch in enumerate(batches()):
+        for training in (eager, compiled):
+            training.optimizer.param_groups[0]["lr"] = 0.01 if count < 3 else 0.1
+        step(batch), eager.step(batch)
+    assert_same(compiled.told(), eager.told(), rounded=True)
+    (first, second) = step.report().signatures
+    assert (first.calls, second.calls, second.why) == (2, 2, "lr of SGD is another, 0.1")
+
+
+def test_a_learning_rate_that_is_a_tensor_is_read_at_each_call():
+    trainings = [
+        Training(optim.SGD, lr=torch.tensor(0.01, dtype=torch.float64), momentum=0.9)
+        for _ in range(2)
+    ]
+    eager, compiled = trainings
+    step = tl.compile(compiled.step, backend="replay")
+    for batch in batches():
+        step(batch), eager.step(batch)
+        for training in trainings:
+            training.optimizer.param_groups[0]["lr"].mul_(1.5)
+    assert_same(compiled.told(), eager.told(), rounded=True)
+    assert len(step.report().signatures) == 1
+
+
+def test_a_state_that_was_loaded_is_gone_on_from():
+    eager, compiled = (Training(optim.Adam) for _ in range(2))
+    other = Training(optim.Adam, lr=0.01)
+    for batch in batches():
+        other.step(batch)
+    step = tl.compile(compiled.step, backend="replay")
+    for count, batch in enumerate(batches()):
+        if count == 3:
+            for training in (eager, compiled):
+                training.optimizer.load_state_dict(copy.deepcopy(other.optimizer.state_dict()))
+        step(batch), eager.step(batch)
+    assert_same(compiled.told(), eager.told(), rounded=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*can't be recorded for many sizes")
+def test_sizes_that_change():
+    eager, compiled = (Training(optim.Adam) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay", dynamic=True)
+    for size, batch in zip((8, 8, 7, 6, 5), batches(), strict=True):
+        step(batch[:size]), eager.step(batch[:size])
+    assert_same(compiled.told(), eager.told(), rounded=True)
+
+
+@pytest.mark.parametrize("make", [optim.RAdam, optim.ASGD])
+def test_what_an_optimizer_decides_by_values_is_refused(make):
+    eager, compiled = (Training(make) for _ in range(2))
+    (batch, *_) = batches()
+    eager.step(batch), compiled.step(batch)
+    said = f"{make.__name__} decides by values that it keeps.*test_optimizers.py.*Step outside"
+    with pytest.raises(tl.errors.DataDependentError, match=said):
+        tl.compile(compiled.step, backend="replay")(batch)
+    assert_same(compiled.told(), eager.told())
+
+
+def test_an_error_in_a_step_leaves_the_optimizer_as_it_was():
+    training = Training(optim.Adam, foreach=True)
+    (batch, *_) = batches()
+    training.step(batch)
+    before = training.told()
+    gradients = [parameter.grad for parameter in training.model.parameters()]
+
+    def f(x):
+        training.step(x)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        tl.compile(f, backend="replay")(batch)
+    assert_same(training.told(), before)
+    assert training.optimizer.param_groups[0]["foreach"]
+    after = [parameter.grad for parameter in training.model.parameters()]
+    assert all(a is b for a, b in zip(after, gradients, strict=True))
+
+
+def test_a_graph_is_made_after_a_first_step():
+    training = Training(optim.Adam)
+    (batch, *_) = batches()
+    with pytest.raises(tl.errors.TransformError, match="Adam makes its state at its first step"):
+        tl.make_graph(training.step)(batch)
+    assert dict(training.optimizer.state) == {}
+    training.step(batch)
+    assert len([*tl.make_graph(training.step)(batch).graph.nodes]) > 30

@@ -1,0 +1,161 @@
+"""The optimizers of torch.optim that a recorded function steps.
+
+What an optimizer keeps is written at each call as other captured tensors are. Its first step makes
+that, so that one runs as it is. Its counters are tensors that Python makes numbers of; in a
+recording they stay tensors, of double precision as Python's numbers are. A learning rate, and
+whatever else its groups hold, is a constant of the recording: another one is another signature, and
+so is a state that was loaded.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
+
+from torchlayers.errors import DataDependentError, TransformError, location, location_of
+
+# An optimizer, and what it held before its step: of each group and each parameter.
+Stepped = tuple[Optimizer, list[Any]]
+
+
+class FirstStepError(TransformError):
+    """An optimizer steps that has no state yet: the call runs as it is, and makes it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(
+            f"torchlayers: compile: {type(optimizer).__name__} makes its state at its first step."
+            f"{location()} Call the function once before it is recorded by lower or make_graph."
+        )
+
+
+class Steps:
+    """The steps of one recording."""
+
+    def __init__(self) -> None:
+        self.stepped: list[Stepped] = []
+        self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
+        self._is_stepping = False
+        self._in_one_go: list[dict[str, Any]] = []  # groups that have foreach
+        self._thread = threading.get_ident()
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, this thread's steps are; afterwards states hold what they held."""
+        handles = [
+            optimizers.register_optimizer_step_pre_hook(self._before),
+            optimizers.register_optimizer_step_post_hook(self._after),
+        ]
+        try:
+            yield
+        except DataDependentError as error:
+            if not self._is_stepping:
+                raise
+            name = type(self.stepped[-1][0]).__name__
+            raise DataDependentError(
+                f"torchlayers: compile: {name} decides by values that it keeps how it steps."
+                f"{location_of(error)} Step outside the compiled function."
+            ) from error
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._step_in_one_go()
+            for optimizer, state in self._states:
+                _put_back(optimizer, state)
+
+    def item(self, x: Tensor) -> Any:
+        """``x.item()``: of a counter, while an optimizer steps, a tensor."""
+        if self._is_stepping and x.dim() == 0:
+            return x.to(torch.float64)
+        return x.item()
+
+    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        if all(optimizer is not known for known, _ in self.stepped):
+            self.stepped.append((optimizer, held_by(optimizer)))
+            self._states.append((optimizer, _copied(optimizer)))
+        self._is_stepping = True
+        for group in optimizer.param_groups:
+            if group.get("foreach"):  # which takes no tensors for numbers
+                group["foreach"] = False
+                self._in_one_go.append(group)
+
+    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._is_stepping = False
+        self._step_in_one_go()
+        before = next(state for known, state in self._states if known is optimizer)
+        for parameter, held in optimizer.state.items():
+            for name, value in held.items():
+                was = before.get(parameter, {}).get(name)
+                if isinstance(value, FakeTensor):
+                    raise FirstStepError(optimizer)
+                if value is not was and value != was:
+                    raise TransformError(
+                        f"torchlayers: compile: {type(optimizer).__name__} keeps {name!r} in its "
+                        f"state, which is no tensor, and Python runs once.{location()} Step "
+                        "outside."
+                    )
+
+    def _step_in_one_go(self) -> None:
+        while self._in_one_go:
+            self._in_one_go.pop()["foreach"] = True
+
+
+def hold_the_same(stepped: Sequence[Stepped]) -> bool:
+    """Whether optimizers hold the tensors and numbers that they held."""
+    return all(_are_same(held_by(optimizer), held) for optimizer, held in stepped)
+
+
+def difference(stepped: Sequence[Stepped]) -> str:
+    """What an optimizer holds that it did not, in words, or nothing."""
+    for optimizer, held in stepped:
+        for (name, now), (_, before) in zip(held_by(optimizer), held, strict=False):
+            if not _are_same([now], [before]):
+                shown = "" if isinstance(now, Tensor) else f", {now!r}"
+                return f"{name} of {type(optimizer).__name__} is another{shown}"
+    return ""
+
+
+def held_by(optimizer: Optimizer) -> list[tuple[str, Any]]:
+    """What its steps read, besides gradients, by name."""
+    held = []
+    for group in optimizer.param_groups:
+        held += [(name, value) for name, value in group.items() if name != "params"]
+        for parameter in group["params"]:
+            held.append(("a parameter", parameter))
+            state = optimizer.state.get(parameter, {})
+            held += [(name, value) for name, value in state.items()]
+    return held
+
+
+def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    return len(now) == len(before) and all(map(_is_same, now, before))
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    if isinstance(now, tuple) and isinstance(before, tuple):
+        return _are_same(now, before)
+    if isinstance(now, Tensor) or isinstance(before, Tensor):
+        return now is before
+    return type(now) is type(before) and bool(now == before)
+
+
+def _put_back(optimizer: Optimizer, state: dict[Any, dict[str, Any]]) -> None:
+    for parameter in [*optimizer.state]:
+        if parameter not in state:
+            del optimizer.state[parameter]
+        elif not _are_same([*optimizer.state[parameter].items()], [*state[parameter].items()]):
+            optimizer.state[parameter].clear()
+            optimizer.state[parameter].update(state[parameter])
+
+
+def _copied(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
+    return {parameter: dict(state) for parameter, state in optimizer.state.items()}

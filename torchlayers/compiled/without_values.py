@@ -1,0 +1,190 @@
+"""torch's functions that ask tensors for values, as a recording has them: without.
+
+Some check their arguments, some branch between ways to the same result, and some take a number, and
+are given a tensor. A check is left out, as it is in torch.distributions; of two ways that one is
+recorded that is right for all values; and a number stays a tensor, without its history, which
+a number has not either.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class Checks:
+    """Whether a function runs that asks for values only to say that something is wrong."""
+
+    are_left_out = False
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        before, self.are_left_out = self.are_left_out, True
+        try:
+            yield
+        finally:
+            self.are_left_out = before
+
+
+def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
+    """By torch's functions, what is called in their place."""
+    return {**_RULES, **{func: _unchecked(func, checks) for func in _CHECKING}}
+
+
+# They ask whether something is wrong: whether a window has zeros, whether a variance is negative.
+_CHECKING = (torch.istft, Tensor.istft, F.gaussian_nll_loss)
+
+
+def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with checks.left_out():
+            return func(*args, **kwargs)
+
+    return call
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes <= 0:
+        return F.one_hot(tensor, num_classes)
+    places = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == places).to(torch.int64)
+
+
+def _cov(
+    input: Tensor,
+    *,
+    correction: int = 1,
+    fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    if fweights is None and aweights is None:
+        return torch.cov(input, correction=correction)  # what it asks for is known
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    if fweights is None or aweights is None:
+        weights: Any = aweights if fweights is None else fweights
+    else:
+        weights = fweights * aweights
+    total = weights.sum()
+    mean = (x * weights).sum(1, keepdim=True) / total
+    if aweights is None or correction == 0:
+        count = total - correction
+    else:
+        count = total - correction * (weights * aweights).sum() / total
+    apart = x - mean
+    product = (apart * weights) @ apart.mH
+    divided: Tensor = product / count.clamp(min=0)
+    return divided.squeeze()
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Tensor:
+    """Of lengths that are no tensors: torch writes them into the memory of one."""
+    if isinstance(input_lengths, Tensor) and isinstance(target_lengths, Tensor):
+        return torch.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
+        )
+    is_batch = log_probs.dim() == 3
+    if not is_batch:
+        log_probs = log_probs.unsqueeze(1)
+    losses: Tensor = _torch._ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )[0]
+    if zero_infinity:
+        losses = torch.where(losses == torch.inf, 0, losses)
+    if reduction == 1:
+        return (losses / torch.tensor(target_lengths).to(losses).clamp(min=1)).mean()
+    if reduction == 2:
+        return losses.sum()
+    return losses if is_batch else losses.squeeze(0)
+
+
+def _ctc_loss_by_name(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> Tensor:
+    number = {"none": 0, "mean": 1, "sum": 2}[reduction]
+    return _ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, blank, number, zero_infinity
+    )
+
+
+def _full(size: Any, fill_value: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    if not isinstance(fill_value, Tensor):
+        return torch.full(size, fill_value, dtype=dtype, **kwargs)
+    if dtype is None:
+        dtype = torch.full((), _of_its_kind(fill_value)).dtype
+    return torch.empty(size, dtype=dtype, **kwargs).fill_(fill_value.detach())
+
+
+def _of_its_kind(x: Tensor) -> complex:
+    if x.is_complex():
+        return 1j
+    return 0.5 if x.is_floating_point() else False if x.dtype is torch.bool else 1
+
+
+def _full_like(x: Tensor, fill_value: Any, **kwargs: Any) -> Tensor:
+    if not isinstance(fill_value, Tensor):
+        return torch.full_like(x, fill_value, **kwargs)
+    return torch.empty_like(x, **kwargs).fill_(fill_value.detach())
+
+
+def _new_full(x: Tensor, size: Any, fill_value: Any, **kwargs: Any) -> Tensor:
+    if not isinstance(fill_value, Tensor):
+        return x.new_full(size, fill_value, **kwargs)
+    return x.new_empty(size, **kwargs).fill_(fill_value.detach())
+
+
+_RULES: dict[Any, Callable[..., Any]] = {
+    F.one_hot: _one_hot,
+    torch.cov: _cov,
+    Tensor.cov: _cov,
+    torch.ctc_loss: _ctc_loss,
+    F.ctc_loss: _ctc_loss_by_name,
+    torch.full: _full,
+    torch.full_like: _full_like,
+    Tensor.new_full: _new_full,
+}
+
+
+def _scaling(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Of func(x, y, …), which adds y to x, or a product or quotient by y, a number of times."""
+
+    @functools.wraps(func)
+    def call(x: Any, y: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        named = "alpha" if "alpha" in kwargs else "value"
+        number = kwargs.get(named, rest[1] if len(rest) > 1 else None)
+        if not isinstance(number, Tensor):
+            return func(x, *(() if y is None else (y,)), *rest, **kwargs)
+        kwargs.pop(named, None)
+        return func(x, y * number.detach(), *rest[:1], **kwargs)
+
+    return call
+
+
+_RULES |= {
+    func: _scaling(func)
+    for func in (
+        *(torch.add, torch.sub, Tensor.add, Tensor.sub, Tensor.add_, Tensor.sub_),
+        *(torch.addcmul, Tensor.addcmul, Tensor.addcmul_),
+        *(torch.addcdiv, Tensor.addcdiv, Tensor.addcdiv_),
+    )
+}
