@@ -22,6 +22,7 @@ from torchlayers.compiled.around import (
     dispatched_as_before,
     distributions_not_validated,
     fakes_not_logged,
+    seeds_refused,
     without_hooks,
 )
 from torchlayers.compiled.bottom import BelowTheLayers
@@ -141,6 +142,7 @@ def _record(recorder: "_Recorder") -> Recording:
         without_hooks(),
         fakes_not_logged(),
         distributions_not_validated(),
+        seeds_refused(recorder.func),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
     )
     with recording, contextlib.ExitStack() as stack:
@@ -191,6 +193,7 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
+            self.spec = tree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
             bottom = BelowTheLayers(self.func, self.capture, recomputations)
             with recorded(recomputations), bottom, Instead(self.watch.rules):

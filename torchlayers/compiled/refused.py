@@ -67,6 +67,17 @@ class ContainerError(TransformError):
         )
 
 
+class SeedError(TransformError):
+    """A function seeds a random generator."""
+
+    def __init__(self, func: Callable[..., Any], name: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls torch.{name}, and Python runs once: "
+            f"later calls would draw other numbers.{location()} Seed outside of what is compiled, "
+            "or draw by a key (torchlayers.random)."
+        )
+
+
 class KindError(TransformError):
     """A function captured, or returns, a tensor of a kind that no recording holds."""
 
