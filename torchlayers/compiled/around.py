@@ -115,6 +115,16 @@ def fakes_not_logged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def nan_not_looked_for() -> Iterator[None]:
+    """detect_anomaly asks each gradient for it; of the calls' it is asked."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        yield
+
+
+@contextlib.contextmanager
 def without_hooks() -> Iterator[None]:
     """Hooks on saved tensors (checkpointing) are for the calls, which save tensors with data."""
     hooks = []

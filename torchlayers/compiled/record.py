@@ -22,6 +22,7 @@ from torchlayers.compiled.around import (
     dispatched_as_before,
     distributions_not_validated,
     fakes_not_logged,
+    nan_not_looked_for,
     seeds_refused,
     without_hooks,
 )
@@ -40,6 +41,7 @@ from torchlayers.compiled.refused import (
     kind_of,
     refuse_hidden,
 )
+from torchlayers.compiled.subscripts import Subscripts
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
 from torchlayers.errors import TransformError
@@ -141,6 +143,7 @@ def _record(recorder: "_Recorder") -> Recording:
         torch_compile.run_eagerly(),
         without_hooks(),
         fakes_not_logged(),
+        nan_not_looked_for(),
         distributions_not_validated(),
         seeds_refused(recorder.func),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
@@ -178,6 +181,7 @@ class _Recorder:
         self.cotangents: list[Node] = []
         self.gradients: Gradients | None = None
         self.watch = Watch(self)
+        self.subscripts = Subscripts(func)
         self.effects = Effects.none()
 
     def run(self) -> list[Any]:
@@ -196,7 +200,8 @@ class _Recorder:
             self.spec = tree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
             bottom = BelowTheLayers(self.func, self.capture, recomputations)
-            with recorded(recomputations), bottom, Instead(self.watch.rules):
+            instead = Instead({**self.subscripts.rules, **self.watch.rules})
+            with recorded(recomputations), bottom, instead:
                 try:
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = tree.flatten(result)
@@ -347,6 +352,7 @@ class _Recorder:
         return list(found)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+        self.subscripts.refuse_what_differs()
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         ahead = [node for node in self.inputs if node not in self.cotangents]
