@@ -3,7 +3,7 @@
 What C++ asks is in csrc/core/device.h.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -74,15 +74,21 @@ class RandomState:
     """The state of the random generators of all devices, as it is when this is made.
 
     Of an accelerator that nobody has used yet there is none: it begins with its generators' seeds.
+    Of generators that are not torch's own it is that of those which are ``given``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[torch.Generator] = ()) -> None:
+        self._given = _with_states(given) if given else []
         self._host = _C.RandomState()
         self._accelerators = _states_of_accelerators()
 
     def restore(self) -> None:
         """From here on what was drawn since is drawn again."""
         self._host.restore()
+        if self._given:
+            with _past_all():
+                for generator, state in self._given:
+                    generator.set_state(state)
         module = _accelerator_in_use()
         with _past_all() if module is not None else nullcontext():
             for i, state in enumerate(self._accelerators):
@@ -95,16 +101,16 @@ class RandomState:
         """Whether as many numbers were drawn as when this was made."""
         if not self._host.is_now():
             return False
+        then = [*self._accelerators, *(state for _, state in self._given)]
         now = _states_of_accelerators()
+        now += [state for _, state in _with_states(generator for generator, _ in self._given)]
         with _past_all() if now else nullcontext():
-            return len(now) == len(self._accelerators) and all(
-                map(torch.equal, now, self._accelerators)
-            )
+            return len(now) == len(then) and all(map(torch.equal, now, then))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """The same inside the block; after it the generators go on as before it."""
-        now = RandomState()
+        now = RandomState([generator for generator, _ in self._given])
         self.restore()
         try:
             yield
@@ -125,6 +131,11 @@ def _states_of_accelerators() -> list[Tensor]:
         return []
     with _past_all():
         return [module.get_rng_state(i) for i in range(module.device_count())]
+
+
+def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Generator, Tensor]]:
+    with _past_all():
+        return [(generator, generator.get_state()) for generator in generators]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Each is also the built-in exception that torch.func raises in the same case, so
 that programs written for torch.func catch them too.
 """
 
+import contextlib
 import linecache
 import os
 import sys
@@ -33,7 +34,11 @@ __all__ = [
     "TransformError",
 ]
 
-_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_LIBRARIES = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(__file__) + os.sep,
+    contextlib.__file__,  # decorators and blocks
+)
 
 
 class TransformError(RuntimeError):

@@ -369,3 +369,18 @@ def test_tensors_that_it_makes_may_require_grad(grad):
         assert isinstance(weight, nn.Parameter) and weight.is_leaf
         product.sum().backward()
         assert weight.grad.tolist() == [1, 1] and wave.requires_grad is grad
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.filterwarnings("ignore:Error detected")
+def test_anomaly_detection_finds_nan_at_the_call():
+    compiled = tl.compile(lambda x: x.sqrt() * 0, backend="replay")
+    for value, is_nan in ((1.0, False), (0.0, True), (1.0, False)):
+        x = torch.full((3,), value, requires_grad=True)
+        with torch.autograd.detect_anomaly():
+            result = compiled(x).sum()
+            if is_nan:
+                with pytest.raises(RuntimeError, match="returned nan"):
+                    result.backward()
+            else:
+                result.backward()

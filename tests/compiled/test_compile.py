@@ -113,6 +113,20 @@ def test_a_module():
     torch.testing.assert_close(replayed(module)(x), module(x))
 
 
+def test_a_module_compiled_has_what_the_module_has():
+    net = torch.nn.Linear(2, 3)
+    compiled = replayed(net)
+    assert compiled.weight is net.weight
+    assert [*compiled.parameters()] == [*net.parameters()]
+    assert compiled.state_dict().keys() == net.state_dict().keys()
+    assert compiled.eval() is net
+    assert not net.training
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = compiled.nothing
+    with pytest.raises(AttributeError, match="_nothing"):
+        _ = compiled._nothing
+
+
 def test_a_method():
     class Scale:
         def __init__(self, factor):
@@ -345,6 +359,27 @@ def test_static_argnums_that_are_none_are_refused(places):
 
 
 # Inside something else
+
+
+def test_an_option_that_inductor_lacks_is_refused():
+    with pytest.raises(
+        tl.errors.TransformError, match=r"no option 'cpp\.thread'.*mean 'cpp\.threads'"
+    ):
+        tl.compile(torch.sin, options={"cpp.thread": 1})
+
+
+@pytest.mark.parametrize("pack", [lambda size: size, lambda size: {"size": (size, 2)}])
+def test_a_size_is_an_argument(pack):
+    def f(x, given):
+        size = given["size"][0] if isinstance(given, dict) else given
+        return x.sin().reshape(size)
+
+    x = torch.rand(6)
+    compiled = replayed(f)
+    for size in ((2, 3), (3, 2), (2, 3)):
+        given = pack(torch.Size(size))
+        torch.testing.assert_close(compiled(x, given), f(x, given))
+    assert len(compiled.report().signatures) == 2
 
 
 def test_inside_a_transform_it_is_inlined():

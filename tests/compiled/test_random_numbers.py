@@ -1,6 +1,7 @@
 """Compiled functions draw from torch's generators, anew at each call, the numbers of eager code."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -128,3 +129,130 @@ def test_distributions_are_validated_after_a_recording_as_before():
 def test_a_recording_that_draws_between_bounds_can_be_printed():
     code = tl.make_graph(lambda: torch.empty(3).random_(2, 5))().code
     assert "randint_like" in code
+
+
+def draws_from_its_own(x, generator):
+    """Operators that torch knows a generator of their own for without data, in 2.13."""
+    own = {"generator": generator}
+    like = torch.empty(5)
+    size = x.abs() + 0.5
+    return (
+        torch.rand(5, **own) * 2,
+        torch.randn(5, **own).sin(),
+        torch.randint(0, 9, (5,), **own) + 1,
+        torch.randperm(5, **own) * 2,
+        torch.bernoulli(torch.full((5,), 0.3), **own) * 2,
+        torch.normal(x, size, **own) * 2,
+        torch.multinomial(size, 3, **own) + 1,
+        torch.poisson(size, **own) * 2,
+        torch.binomial(torch.full((5,), 10.0), torch.full((5,), 0.4), **own) + 1,
+        like.clone().uniform_(1, 2, **own).cos(),
+        like.clone().normal_(1, 2, **own).sin(),
+        tl.vmap(lambda x: x + torch.randn(2, **own), randomness="different")(x),
+        torch.rand(5),
+    )
+
+
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+def test_numbers_of_a_generator_of_its_own_are_eagers(backend, check):
+    """What a first result is held against draws, too."""
+    one, other = torch.Generator(), torch.Generator()
+    compiled = tl.compile(draws_from_its_own, backend=backend, check=check)
+
+    def results(f):
+        torch.manual_seed(0)
+        one.manual_seed(1)
+        other.manual_seed(2)
+        return [f(X, generator) for generator in (one, one, other, one, other)]
+
+    torch.testing.assert_close(results(compiled), results(draws_from_its_own))
+    assert [entry.how for entry in compiled.report().signatures] == [backend] * 2
+
+
+@pytest.mark.parametrize("where", ["captured", "in a branch", "in a loop"])
+@pytest.mark.parametrize("by", ["autograd", "grad"])
+def test_gradients_have_the_numbers_of_a_generator_of_its_own(where, by):
+    generator = torch.Generator()
+
+    def noisy(x):
+        return (x * torch.rand(5, generator=generator)).sin()
+
+    def of(x):
+        if where == "in a branch":
+            return tl.cond(x.sum() < 100, noisy, torch.cos, x).sum()
+        if where == "in a loop":
+            return tl.fori_loop(0, 12, lambda i, x: noisy(x), x).sum()
+        return noisy(x).sum()
+
+    def gradients(f):
+        generator.manual_seed(1)
+        found = []
+        if by == "grad":
+            return [f(X) for _ in range(3)]
+        for _ in range(3):
+            x = X.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
+            found += [slope, *torch.autograd.grad(slope.sum(), x)]
+        return found
+
+    f = tl.grad(of) if by == "grad" else of
+    torch.testing.assert_close(gradients(tl.compile(f, backend="replay")), gradients(f))
+
+
+def put_back(x):
+    state = torch.get_rng_state()
+    y = torch.rand(5)
+    torch.set_rng_state(state)
+    return x + y
+
+
+def aside(x):
+    with torch.random.fork_rng():
+        return x + torch.rand(5)
+
+
+def seeded_aside(x):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return x + torch.rand(5)
+
+
+SEEDS = {
+    "manual_seed": lambda x: (torch.manual_seed(0), x + torch.rand(5))[1],
+    "random.manual_seed": lambda x: (torch.random.manual_seed(0), x + torch.rand(5))[1],
+    "seed": lambda x: (torch.seed(), x + torch.rand(5))[1],
+    "set_rng_state": put_back,
+    "fork_rng": aside,
+    "seeded in fork_rng": seeded_aside,
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeding_is_refused_and_nothing_is_seeded(name):
+    functions = [torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.set_rng_state]
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    with pytest.raises(
+        tl.errors.TransformError, match=r"Python runs once.* In test_random_numbers\.py"
+    ):
+        tl.compile(SEEDS[name], backend="replay")(X)
+    assert torch.equal(torch.get_rng_state(), state)
+    now = [torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.set_rng_state]
+    assert functions == now
+
+
+def test_another_thread_may_seed_meanwhile():
+    def f(x):
+        thread = threading.Thread(target=seed)
+        thread.start()
+        thread.join()
+        return x * 2
+
+    def seed():
+        torch.manual_seed(7)
+        seeded.append(torch.initial_seed())
+
+    seeded = []
+    torch.testing.assert_close(tl.compile(f, backend="replay")(X), X * 2)
+    assert seeded == [7]

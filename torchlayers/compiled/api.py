@@ -16,6 +16,7 @@ from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import BACKENDS, Settings
 from torchlayers.compiled.families import Families
+from torchlayers.compiled.inductor import check_options
 from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.making import Made, make
 from torchlayers.compiled.optimizers import difference
@@ -82,8 +83,8 @@ def compile(
     Returns:
         A :class:`Compiled`, which is called as f is.
     Raises:
-        TransformError: there is no such backend, or static_argnums are no integers, or f has no
-            such arguments.
+        TransformError: there is no such backend or option, or static_argnums are no integers, or f
+            has no such arguments.
         DataDependentError: at a call: f needs a value that only a call's data has.
     Example:
         >>> @compile(backend="replay")
@@ -109,6 +110,7 @@ def compile(
         raise TransformError(
             f"torchlayers: compile: static_argnums must be an int or ints, got {static_argnums!r}."
         )
+    check_options(options or {})
     settings = Settings(backend, options, check)
 
     def compiled(f: Callable[..., Any]) -> Compiled:
@@ -196,6 +198,12 @@ class Compiled(_C.CompiledCall):
         """A call that C++ has no entry for."""
         places = call.static_places(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the function has: of a module its parameters(), its weight."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._func, name)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)

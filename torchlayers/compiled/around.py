@@ -1,14 +1,21 @@
 """What is in place while a function is recorded, so that the recording is of the function alone."""
 
 import contextlib
+import functools
 import logging
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 
+from torchlayers.compiled.refused import SeedError
+
 _torch: Any = torch  # what it keeps for its own use has no types
+
+_SEEDS = ("manual_seed", "seed", "set_rng_state")
 
 
 @contextlib.contextmanager
@@ -65,6 +72,45 @@ def distributions_not_validated() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
+    """Nothing is drawn from torch's generators meanwhile, so that what is set here is for nothing.
+
+    torch's checkpoint sets states so that what is recomputed draws again; that is recorded.
+    """
+    thread = threading.get_ident()
+    modules: tuple[Any, ...] = torch, torch.random
+
+    def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_told = isinstance(sys.exc_info()[1], SeedError)  # and a block puts back what it set
+            if threading.get_ident() == thread and not is_told and not _is_in_checkpoint():
+                raise SeedError(func, name)
+            return function(*args, **kwargs)
+
+        return call
+
+    before = {name: getattr(torch.random, name) for name in _SEEDS}
+    for name, function in before.items():
+        instead = refusing(name, function)
+        for module in modules:
+            setattr(module, name, instead)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            for module in modules:
+                setattr(module, name, function)
+
+
+def _is_in_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextlib.contextmanager
 def fakes_not_logged() -> Iterator[None]:
     """torch logs what an operator raises on fake tensors, with a stack; the caller gets it too."""
     thread = threading.get_ident()
@@ -78,6 +124,16 @@ def fakes_not_logged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_others)
+
+
+@contextlib.contextmanager
+def nan_not_looked_for() -> Iterator[None]:
+    """detect_anomaly asks each gradient for it; of the calls' it is asked."""
+    if not torch.is_anomaly_enabled():
+        yield
+        return
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        yield
 
 
 @contextlib.contextmanager

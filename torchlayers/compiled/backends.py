@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiled import inductor
 from torchlayers.compiled.compare import Before, compared
-from torchlayers.compiled.graphs import draws, final_copies, is_functional
+from torchlayers.compiled.graphs import draws_from, final_copies, is_functional
 from torchlayers.compiled.replay import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -149,7 +149,7 @@ class Runner:
         """The code's result, and None; or the replayed one, and what is wrong with the code's."""
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
-            before = Before(tensors, written, draws(self.graph))
+            before = Before(tensors, written, draws_from(self.graph))
             result, problem = compared(before, self._replayed, run)
             if problem is not None:
                 before.undo()

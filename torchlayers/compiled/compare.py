@@ -9,6 +9,7 @@ from torch import Tensor
 from torchlayers.device import RandomState, has_numbers
 
 Run = Callable[[list[Tensor]], Sequence[Any]]
+Draws = Sequence[torch.Generator] | None  # what graphs.draws_from gives
 
 # How many units of rounding, of the largest entry, sums in another order may be apart.
 _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
@@ -17,10 +18,11 @@ _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torc
 class Before:
     """A call's inputs and the random generators as they are before it, for another one like it."""
 
-    def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: bool) -> None:
+    def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: Draws) -> None:
         self.tensors = [*tensors]
         self.written = {i: tensors[i].detach().clone() for i in written}
-        self.random = RandomState() if draws else None
+        self.draws = draws
+        self.random = random_state(draws)
 
     def again(self) -> list[Tensor]:
         """The inputs, copies of those that are written; what was drawn since is drawn again."""
@@ -42,6 +44,10 @@ class Before:
                 self.tensors[i].copy_(value)
 
 
+def random_state(draws: Draws) -> RandomState | None:
+    return None if draws is None else RandomState(draws)
+
+
 def compared(
     before: Before, reference: Run, run: Run, written_too: bool = True
 ) -> tuple[Sequence[Any], str | None]:
@@ -54,7 +60,7 @@ def compared(
     with torch.no_grad():
         inputs = before.again()
         expected = [*reference([*inputs]), *(inputs[i] for i in places)]
-        after = None if before.random is None else RandomState()
+        after = random_state(before.draws)
     before.rewind()
     try:
         results = run([*before.tensors])

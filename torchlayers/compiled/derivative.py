@@ -18,8 +18,15 @@ from torch.fx import GraphModule
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Runner, plainly
 from torchlayers.compiled.call import inlined
-from torchlayers.compiled.compare import Before, Run, compared, first_difference, sensitivity
-from torchlayers.compiled.graphs import draws, inputs_of
+from torchlayers.compiled.compare import (
+    Before,
+    Run,
+    compared,
+    first_difference,
+    random_state,
+    sensitivity,
+)
+from torchlayers.compiled.graphs import draws_from, inputs_of
 from torchlayers.compiled.held import Adopt, how_replayed, say_wrong
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.signature import Modes
@@ -53,7 +60,7 @@ class Derivative:
         self.results = recording.computed
         self.halves = split(graph, self.results, len(self.gradients.of_outputs))
         self.saved_inputs = self.halves.saved_inputs
-        self.draws = draws(self.halves.forward)
+        self.draws = draws_from(self.halves.forward)
         self.arguments = arguments
         self.modes = modes
         self.captured = recording.captured
@@ -197,7 +204,7 @@ class _First:
             if derivative.problem is not None:
                 return expected
             found = derivative.pull_back(saved, cotangents, random)
-            if draws(derivative.halves.backward):
+            if draws_from(derivative.halves.backward) is not None:
                 return found  # the recording draws these right after the forward's
             problem = first_difference(expected, found, what="gradient")
             if problem is not None:
@@ -236,7 +243,7 @@ class _Call(torch.autograd.Function):
         ctx: Any, derivative: Derivative | Unsimplified, first: _First | None, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.derivative, ctx.first = derivative, first
-        ctx.random = RandomState() if derivative.draws else None
+        ctx.random = random_state(derivative.draws)
         outputs = derivative.run_forward([*inputs])
         results = outputs[: derivative.results]
         saved = outputs[derivative.results :]

@@ -36,9 +36,17 @@ def operators(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.op == "call_function")
 
 
-def draws(graph: GraphModule) -> bool:
-    """Whether an operator draws random numbers."""
-    return any(is_random(node) for node in operators(graph))
+def draws_from(graph: GraphModule) -> list[torch.Generator] | None:
+    """The generators besides torch's own that random numbers are drawn from; None if none are."""
+    if not any(is_random(node) for node in operators(graph)):
+        return None
+    held = list[Any]()
+    for module in graph.modules():  # branches and bodies, too
+        held += vars(module).values()
+        if isinstance(module, GraphModule):
+            for node in operators(module):
+                held += [*node.args, *node.kwargs.values()]
+    return [each for each in held if isinstance(each, torch.Generator)]
 
 
 def communicates(graph: GraphModule) -> bool:

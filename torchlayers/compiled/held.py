@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiled.backends import Runner
 from torchlayers.compiled.compare import Before, Run, compared
-from torchlayers.compiled.graphs import draws, inputs_of
+from torchlayers.compiled.graphs import draws_from, inputs_of
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.mutations import written_inputs
 
@@ -38,7 +38,7 @@ class Held:
             replay(recorded) if around is None else around(replay(recorded))
         )
         self._written = places_written(recorded)
-        self._draws = draws(recorded)
+        self._draws = draws_from(recorded)
         self._keeps_writes = keeps_writes
         self._name = name
         self._hand_on = adopt

@@ -1,5 +1,6 @@
 """The door to PyTorch's compiler: a graph becomes compiled code."""
 
+import difflib
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.wrapper import program_of
+from torchlayers.errors import TransformError
 from torchlayers.opaque import bernoulli
 from torchlayers.torch_compile import import_whole
 from torchlayers.torch_versions import is_no_compiler
@@ -29,6 +31,22 @@ Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
 
 class NoCompilerError(Exception):
     """This machine has no C++ compiler."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises TransformError where inductor has no such option."""
+    if not options:
+        return
+    import_whole("torch._inductor.config")
+    from torch._inductor import config
+
+    for name in options:
+        if name not in (known := config.get_config_copy()):
+            close = difflib.get_close_matches(str(name), known, 1)
+            raise TransformError(
+                f"torchlayers: compile: torch._inductor.config has no option {name!r}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
 
 
 def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | None = None) -> Run:

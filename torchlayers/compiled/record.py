@@ -22,6 +22,8 @@ from torchlayers.compiled.around import (
     dispatched_as_before,
     distributions_not_validated,
     fakes_not_logged,
+    nan_not_looked_for,
+    seeds_refused,
     without_hooks,
 )
 from torchlayers.compiled.bottom import BelowTheLayers
@@ -40,6 +42,7 @@ from torchlayers.compiled.refused import (
     kind_of,
     refuse_hidden,
 )
+from torchlayers.compiled.subscripts import Subscripts
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
 from torchlayers.compiled.without_values import Checks, rules
@@ -144,7 +147,9 @@ def _record(recorder: "_Recorder") -> Recording:
         torch_compile.run_eagerly(),
         without_hooks(),
         fakes_not_logged(),
+        nan_not_looked_for(),
         distributions_not_validated(),
+        seeds_refused(recorder.func),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
     )
     with recording, contextlib.ExitStack() as stack:
@@ -180,6 +185,7 @@ class _Recorder:
         self.cotangents: list[Node] = []
         self.gradients: Gradients | None = None
         self.watch = Watch(self)
+        self.subscripts = Subscripts(func)
         self.effects = Effects.none()
         self.steps = Steps()
 
@@ -196,10 +202,18 @@ class _Recorder:
             ]
             self.arguments = len(self.inputs)
             args, kwargs = tree.unflatten(given, self.spec)
+            self.spec = tree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
             checks = Checks()
             bottom = BelowTheLayers(self.func, self.capture, recomputations, checks)
-            instead = Instead({**rules(checks), Tensor.item: self.steps.item, **self.watch.rules})
+            instead = Instead(
+                {
+                    **rules(checks),
+                    **self.subscripts.rules,
+                    Tensor.item: self.steps.item,
+                    **self.watch.rules,
+                }
+            )
             with self.steps.noted(), recorded(recomputations), bottom, instead:
                 try:
                     result = self.func(*args, **kwargs)
@@ -351,6 +365,7 @@ class _Recorder:
         return list(found)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+        self.subscripts.refuse_what_differs()
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         ahead = [node for node in self.inputs if node not in self.cotangents]

@@ -67,6 +67,28 @@ class ContainerError(TransformError):
         )
 
 
+class PickError(TransformError):
+    """A function writes where x[i] would be a view, and it is none."""
+
+    def __init__(self, func: Callable[..., Any], line: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} picks x[i] by a tensor, which is a copy in a "
+            f"recording, and writes to it, or writes to x and reads it afterwards.{line} Write "
+            "x[i] = ... to write, and read x[i].clone() to have what was there."
+        )
+
+
+class SeedError(TransformError):
+    """A function seeds a random generator."""
+
+    def __init__(self, func: Callable[..., Any], name: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls torch.{name}, and Python runs once: "
+            f"later calls would draw other numbers.{location()} Seed outside of what is compiled, "
+            "or draw by a key (torchlayers.random)."
+        )
+
+
 class KindError(TransformError):
     """A function captured, or returns, a tensor of a kind that no recording holds."""
 

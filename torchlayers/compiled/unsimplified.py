@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from torchlayers.compiled.backends import plainly
-from torchlayers.compiled.graphs import draws, inputs_of, outputs_of
+from torchlayers.compiled.graphs import draws_from, inputs_of, outputs_of
 from torchlayers.compiled.held import places_written
 from torchlayers.compiled.record import Recording
 from torchlayers.compiled.replay import replay
@@ -28,7 +28,7 @@ class Unsimplified:
         assert recording.gradients is not None
         self.gradients = recording.gradients
         self.results = recording.computed
-        self.draws = draws(recording.graph)
+        self.draws = draws_from(recording.graph)
         self.written = places_written(recording.graph)
         count = len(inputs_of(recording.graph)) - len(self.gradients.of_outputs)
         self.saved_inputs = [None if i in self.written else i for i in range(count)]

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torchlayers import tree
 from torchlayers.errors import DataDependentError
 
+_INDEX_PUT = torch.ops.aten.index_put_.default
+
 
 class Counter:
     """An integer, or what is computed of one and of numbers.
@@ -92,11 +94,11 @@ class Subscripted(TorchFunctionMode):
             x, subscript = args
             several = subscript if isinstance(subscript, tuple) else (subscript,)
             if any(isinstance(each, Counter) for each in several):
-                return _picked(x, several)
+                return picked(x, several)
         return func(*args, **(kwargs or {}))
 
 
-def _picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
+def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
     """Where there is a counter the only element along the dimension is left, and taken."""
     dim = 0
     plain: list[Any] = []
@@ -105,11 +107,42 @@ def _picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
             size = x.size(dim)
             index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
             x = x.index_select(dim, index.reshape(1))
-        elif not (each is None or each is ... or type(each) in (int, slice)):
-            raise IndexError(f"torchlayers: subscript {place} stands beside the number of a step")
+        else:
+            _check(each, place)
         plain.append(0 if isinstance(each, Counter) else each)
         if each is ...:
             dim = x.dim() - sum(other is not None for other in subscript[place + 1 :])
         else:
             dim += each is not None
     return x[tuple(plain)]
+
+
+def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+    """``x[subscript] = value``, as torch's: the value in x's dtype, and broadcast."""
+    plain = tuple(slice(None) if isinstance(each, Counter) else each for each in subscript)
+    for place, each in enumerate(plain):
+        _check(each, place)
+    rows = x[plain]
+    indices: list[Tensor | None] = [None] * rows.dim()
+    dim = 0
+    for place, each in enumerate(subscript):
+        if isinstance(each, Counter):
+            indices[dim] = each.tensor.long()
+        if each is ...:
+            dim = rows.dim() - sum(type(other) is not int for other in subscript[place + 1 :])
+        else:
+            dim += type(each) is not int
+    if not isinstance(value, Tensor):
+        value = rows.new_full((), value)
+    dims = sum(index is None for index in indices)
+    while value.dim() > dims and value.shape[0] == 1:
+        value = value.squeeze(0)
+    _INDEX_PUT(rows, indices, value.to(rows.dtype))
+
+
+def _check(each: Any, place: int) -> None:
+    if not (isinstance(each, Counter) or each is None or each is ... or type(each) in (int, slice)):
+        raise IndexError(
+            f"torchlayers: subscript {place} stands beside an integer that has no value yet: use "
+            "torch.index_select for this one"
+        )

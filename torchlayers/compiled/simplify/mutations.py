@@ -66,7 +66,7 @@ def written_inputs(graph: GraphModule) -> dict[Node, Node]:
     written = {}
     for node in graph.graph.nodes:
         if is_write(node):
-            for target in _written_by(node):
+            for target in written_by(node):
                 if (memory := memory_of(target)).op == "placeholder":
                     written[memory] = node
     return written
@@ -78,12 +78,13 @@ def writes_parts_of_complex(graph: GraphModule) -> bool:
         value(memory_of(target)).is_complex() and not value(target).is_complex()
         for node in graph.graph.nodes
         if is_write(node)
-        for target in _written_by(node)
+        for target in written_by(node)
         if is_tensor(target) and is_tensor(memory_of(target))
     )
 
 
-def _written_by(node: Node) -> list[Node]:
+def written_by(node: Node) -> list[Node]:
+    """The arguments that a write writes to."""
     found = []
     for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -119,4 +120,4 @@ def _is_final_copy(node: Node, targets: list[Node]) -> bool:
 
 
 def _targets(writing: list[Node]) -> list[Node]:
-    return [memory_of(each) for node in writing for each in _written_by(node)]
+    return [memory_of(each) for node in writing for each in written_by(node)]
