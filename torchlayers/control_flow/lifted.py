@@ -16,8 +16,9 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchlayers import _C, tree
+from torchlayers.control_flow.inside import RULES, writes
 from torchlayers.control_flow.rulers import rulers, unseen_sizes
-from torchlayers.control_flow.samples import RULES, base_of, quietly, writes
+from torchlayers.control_flow.samples import base_of, quietly
 from torchlayers.errors import TransformError, location
 from torchlayers.recorded_otherwise import Otherwise
 from torchlayers.surroundings import Around, innermost, seen, seen_by
