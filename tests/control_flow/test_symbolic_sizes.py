@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch._higher_order_ops.scan import scan_op
 
 import torchlayers as tl
-from tests.control_flow.test_rolled import NESTS, STEPS, XS, D, W, total
+from tests.control_flow.rolled_programs import NESTS, STEPS, XS, D, W, recurrent, scans, total
 from torchlayers.compiled.record import record
 
 SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
@@ -17,17 +16,7 @@ def batch(size):
 
 def scans_in(f):
     """Of a recording for many sizes."""
-    graph = record(f, (batch(12),), symbolic=[{0}]).graph
-    return sum(node.target is scan_op for node in graph.graph.nodes)
-
-
-def recurrent(x):
-    def step(state, slope):
-        state = (state @ W + slope * x).tanh()
-        return state, state.sin()
-
-    last, ys = tl.scan(step, x, XS)
-    return last + ys.prod(0)
+    return scans(record(f, (batch(12),), symbolic=[{0}]).graph)
 
 
 def of_a_size_that_no_operand_has(x):
@@ -119,26 +108,17 @@ def test_one_recording_has_scans_for_all_sizes(f, nest):
     one_recording(nested)
 
 
-def of_a_sample(x):
-    def step(state, slope):
-        state = (W @ state + slope * x).tanh()
-        return state, state.sin()
-
-    last, ys = tl.scan(step, x, XS)
-    return last + ys.prod(0)
-
-
 @pytest.mark.parametrize(
     "nested",
     [
-        tl.vmap(of_a_sample),
-        tl.vmap(tl.grad(total(of_a_sample))),
-        tl.vmap(tl.jacrev(of_a_sample)),
-        tl.vmap(tl.hessian(total(of_a_sample))),
-        tl.vmap(NESTS["jvp"](of_a_sample)),
-        tl.grad(total(tl.vmap(of_a_sample))),
-        NESTS["jvp"](tl.vmap(tl.grad(total(of_a_sample)))),
-        tl.vmap(lambda x: tl.vmap(tl.grad(total(of_a_sample)))(torch.stack([x, -x]))),
+        tl.vmap(recurrent),
+        tl.vmap(tl.grad(total(recurrent))),
+        tl.vmap(tl.jacrev(recurrent)),
+        tl.vmap(tl.hessian(total(recurrent))),
+        tl.vmap(NESTS["jvp"](recurrent)),
+        tl.grad(total(tl.vmap(recurrent))),
+        NESTS["jvp"](tl.vmap(tl.grad(total(recurrent)))),
+        tl.vmap(lambda x: tl.vmap(tl.grad(total(recurrent)))(torch.stack([x, -x]))),
     ],
 )
 def test_the_batch_may_be_a_symbol(nested):
