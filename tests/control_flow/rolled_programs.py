@@ -67,6 +67,10 @@ def each(x):
     return tl.map(lambda row: (row * x).sin() @ W, XS).prod(0)
 
 
+def some_at_a_time(x):
+    return tl.map(lambda row: (row * x).sin() @ W, XS.repeat(9, 1)[:-1], batch_size=9).sum(0)
+
+
 def in_each_other(x):
     def outer(c, a):
         inner, ys = tl.scan(lambda d, b: ((d * b + a).sin(), d), c, XS)
@@ -95,6 +99,7 @@ PROGRAMS = [
     of_trips,
     subscripted,
     each,
+    some_at_a_time,
     in_each_other,
     some_steps_at_a_time,
     some_backwards,

@@ -127,6 +127,40 @@ def test_a_body_that_differs_from_step_to_step_is_written_out(f):
         torch.testing.assert_close(compiled(X), expected)
 
 
+def normalized(norm, x):
+    """The statistics change in each step."""
+    return tl.scan(lambda c, y: (norm(c * y + x).tanh(), None), W, XS)[0]
+
+
+def test_statistics_of_a_batch_are_written_in_each_step():
+    norms = [torch.nn.BatchNorm1d(3).double() for _ in range(2)]
+    compiled = tl.compile(lambda x: normalized(norms[0], x), backend="replay")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(X), normalized(norms[1], X))
+    for found, expected in zip(norms[0].buffers(), norms[1].buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert norms[0].num_batches_tracked == 3 * STEPS
+
+
+@pytest.mark.parametrize("nest", ["plain", "grad"])
+def test_statistics_of_a_batch_may_be_carried(nest):
+    """A reverse pass differentiates by all that is carried, which torch refuses of statistics."""
+    apply, params, buffers = tl.functional(torch.nn.BatchNorm1d(3).double())
+
+    def f(x):
+        def step(carry, y):
+            c, buffers = carry
+            c, buffers = apply(params, buffers, c * y + x)
+            return (c.tanh(), buffers), None
+
+        (last, statistics), _ = tl.scan(step, (W, buffers), XS)
+        return last.sum(0) * statistics["running_mean"]
+
+    nested = NESTS[nest](f)
+    assert (scans(tl.make_graph(nested)(X)) > 0) == (nest == "plain")
+    torch.testing.assert_close(tl.compile(nested, backend="replay")(X), nested(X))
+
+
 @pytest.mark.parametrize("f", [lambda c: c.float(), lambda c: c[:2]], ids=["dtype", "shape"])
 def test_a_carry_that_changes_is_refused(f):
     with pytest.raises(tl.errors.StructureError, match="must keep the shape and dtype"):
