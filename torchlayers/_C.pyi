@@ -275,7 +275,7 @@ class ProgramWriter:
         self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int]
     ) -> None: ...
     def call_kernel(
-        self, function: int, tensors: list[RecordedValue | Tensor], description: str
+        self, function: int, given: list[RecordedValue | Tensor | int], description: str
     ) -> None: ...
     def repeat(
         self,
