@@ -33,7 +33,7 @@ def find(
     whole = f"{name}.{overload}" if overload else name
     if function := _DRAWS.get(whole) or _written_out(name, overload):
         return function
-    if _draws_nothing(name, overload, args, kwargs):
+    if draws_nothing(name, overload, args, kwargs):
         return None
     raise TransformError(
         f"torchlayers: {who} can't draw by a key for {whole}, which has no form by keys. Draw with "
@@ -55,7 +55,7 @@ def _written_out(name: str, overload: str) -> Draw | None:
     return written
 
 
-def _draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether dropout is off: attention and recurrent networks count as random all the same."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base)

@@ -11,15 +11,29 @@
 namespace torchlayers::compiled {
 namespace {
 
-// A tensor that a step reads.
+// Kernels take addresses and, after them or between, sizes of 64 bits: by value these go where an
+// address would.
+char* in_place_of_address(int64_t size) {
+  return reinterpret_cast<char*>(size); // NOLINT(performance-no-int-to-ptr)
+}
+
+// A tensor that a step reads, or a size.
 class Read {
  public:
   explicit Read(const Argument& argument) : argument_(argument) {}
+  void* address(const Frame& frame) const {
+    return is_size() ? in_place_of_address(argument_.constant.toInt()) : get(frame).data_ptr();
+  }
   const at::Tensor& get(const Frame& frame) const {
     return argument_.value ? frame.values[*argument_.value].toTensor()
                            : argument_.constant.toTensor();
   }
   Place place(const Plan& plan) const {
+    if (is_size()) {
+      Place place;
+      place.first = in_place_of_address(argument_.constant.toInt());
+      return place;
+    }
     return argument_.value ? plan.of(*argument_.value) : plan.fixed(argument_.constant.toTensor());
   }
   void let_go(Frame& frame) const {
@@ -29,6 +43,10 @@ class Read {
   }
 
  private:
+  bool is_size() const {
+    return !argument_.value && argument_.constant.isInt();
+  }
+
   Argument argument_;
 };
 
@@ -130,30 +148,30 @@ namespace {
 struct KernelCall : TypedCall {
   KernelCall(void* function, const Step& step) : function(function) {
     for (const auto& argument : step.arguments) {
-      tensors.emplace_back(argument);
+      given.emplace_back(argument);
     }
-    TORCH_INTERNAL_ASSERT(tensors.size() <= kMostAddresses);
+    TORCH_INTERNAL_ASSERT(given.size() <= kMostAddresses);
   }
   void run(Frame& frame) const override {
     Addresses addresses;
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      addresses[i] = tensors[i].get(frame).data_ptr();
+    for (size_t i = 0; i < given.size(); ++i) {
+      addresses[i] = given[i].address(frame);
     }
-    call_kernel(function, addresses, tensors.size());
-    for (const auto& tensor : tensors) {
-      tensor.let_go(frame);
+    call_kernel(function, addresses, given.size());
+    for (const auto& each : given) {
+      each.let_go(frame);
     }
   }
   bool plan(Plan& plan) const override {
     std::vector<Place> places;
-    for (const auto& tensor : tensors) {
-      places.push_back(tensor.place(plan));
+    for (const auto& each : given) {
+      places.push_back(each.place(plan));
     }
     plan.call(function, std::move(places));
     return true;
   }
   void* function;
-  std::vector<Read> tensors;
+  std::vector<Read> given;
 };
 
 } // namespace

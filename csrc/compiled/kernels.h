@@ -26,7 +26,7 @@ MakeCall reinterpretation(Layout layout);
 // Throws where a tensor is not laid out so.
 MakeCall layout_check(Layout layout);
 
-// A function in C that takes addresses, of so many tensors' elements.
+// A function in C that takes so many addresses of tensors' elements, and sizes.
 constexpr size_t kMostAddresses = 80;
 using Addresses = std::array<void*, kMostAddresses>;
 void call_kernel(void* function, const Addresses& addresses, size_t count);

@@ -1,10 +1,12 @@
 #include "python/entry.h"
 
+#include "layers/drawn_outside.h"
 #include "layers/functionalize.h"
 #include "layers/grad.h"
 #include "layers/jvp.h"
 #include "layers/seeded.h"
 #include "layers/vmap.h"
+#include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/tree.h"
 
@@ -33,6 +35,28 @@ void adopt_new_functions() {
 void explain(py::handle error, const std::string& layer, const py::object& samples) {
   imported("torchlayers.autograd_function.refused", "explain")(error);
   imported("torchlayers.errors", "explain")(error, layer, samples);
+}
+
+// draw(name, overload, args, kwargs): the operator's results, or None where it draws nothing.
+DrawnOutsideLayer::Draw drawn_by(py::object draw) {
+  const std::shared_ptr<py::object> held(new py::object(std::move(draw)), [](py::object* object) {
+    const py::gil_scoped_acquire gil;
+    delete object;
+  });
+  return [held](const Operator& op, Args& args) {
+    const py::gil_scoped_acquire gil;
+    const Args own = last(args, op.num_args).vec();
+    const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
+    const py::object returned =
+        (*held)(op.schema().name(), op.schema().overload_name(), positional, keywords);
+    if (returned.is_none()) {
+      return false;
+    }
+    Args results = results_from_python(op, returned, "what draws outside for");
+    drop(args, op.num_args);
+    args.insert(args.end(), results.begin(), results.end());
+    return true;
+  };
 }
 
 } // namespace
@@ -100,6 +124,9 @@ void bind_entries(py::module_& m) {
   });
   m.def("seeded_entry", [](const at::Tensor& key) {
     return std::make_shared<Entry>(std::make_shared<SeededLayer>(key));
+  });
+  m.def("drawn_outside_entry", [](const py::object& draw) {
+    return std::make_shared<Entry>(std::make_shared<DrawnOutsideLayer>(drawn_by(draw)));
   });
   m.def("functionalize_entry", [](bool keeps_views) {
     return std::make_shared<Entry>(std::make_shared<FunctionalizeLayer>(keeps_views));

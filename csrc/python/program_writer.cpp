@@ -115,13 +115,16 @@ std::vector<Argument> values_of(const std::vector<RecordedValue>& values) {
   return arguments;
 }
 
+Argument tensor_of(py::handle tensor) {
+  return py::isinstance<RecordedValue>(tensor)
+             ? Argument::of(tensor.cast<RecordedValue>().index)
+             : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr())));
+}
+
 std::vector<Argument> tensors_of(const py::list& tensors) {
   std::vector<Argument> arguments;
   for (const auto& tensor : tensors) {
-    arguments.push_back(
-        py::isinstance<RecordedValue>(tensor)
-            ? Argument::of(tensor.cast<RecordedValue>().index)
-            : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr()))));
+    arguments.push_back(tensor_of(tensor));
   }
   return arguments;
 }
@@ -182,9 +185,14 @@ void check_layout(
 void call_kernel(
     compiled::Recording& recording,
     size_t function,
-    const py::list& tensors,
+    const py::list& given,
     std::string description) {
-  auto arguments = tensors_of(tensors);
+  std::vector<Argument> arguments;
+  for (const auto& each : given) {
+    arguments.push_back(
+        py::isinstance<py::int_>(each) ? Argument::of(c10::IValue(each.cast<int64_t>()))
+                                       : tensor_of(each));
+  }
   TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
   recording.call(
       compiled::kernel_call(reinterpret_cast<void*>(function)), // NOLINT(performance-no-int-to-ptr)

@@ -8,7 +8,7 @@ import torch
 
 import torchlayers as tl
 from torchlayers._C import Program
-from torchlayers.compiled.wrapper import program_of
+from torchlayers.compiled.wrapper import Layout, program_of
 
 X = torch.linspace(0.5, 2, 6).reshape(2, 3)
 Y = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -108,6 +108,26 @@ UNKNOWN = {
     ],
     "no result": ["arg0_1 = arg1_1"],
 }
+
+
+def test_sizes_that_are_symbols_are_read_from_the_inputs(tmp_path):
+    body = [
+        "arg0_1_size = arg0_1.size()",
+        "s0 = arg0_1_size[0]",
+        "s1 = arg1_1.stride()[0]",
+        "buf0 = empty_strided_cpu((max(s0 - 1, 2)*s1 // 2, ), (s1 % 2, ), torch.float32)",
+        "buf1 = torch.ops.aten.cumsum.default(arg0_1, s1 - s0)",
+        "return (reinterpret_tensor(buf1, (s0, ), (s1, ), s1 - 1), buf0, s0 + s1, )",
+    ]
+    code = code_of(tmp_path / "module.py", body)
+    assert program_of(code) is None
+    for x, y in ((X, Y), (torch.randn(2, 4), torch.randn(5, 3))):
+        layouts = [Layout(tuple(given.shape), given.stride()) for given in (x, y)]
+        program = program_of(code, inputs=layouts)
+        found, expected = program([x, y]), code.current_callable([x, y])
+        torch.testing.assert_close(found[0], expected[0])
+        assert (found[1].shape, found[1].stride()) == (expected[1].shape, expected[1].stride())
+        assert found[2] == expected[2]
 
 
 @pytest.mark.parametrize("body", UNKNOWN.values(), ids=UNKNOWN)

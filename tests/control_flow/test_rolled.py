@@ -2,138 +2,23 @@
 
 import pytest
 import torch
-from torch._higher_order_ops.scan import scan_op
 
 import torchlayers as tl
-from torchlayers.compiled import inductor
-
-STEPS = 11  # more than are written out
-D = torch.float64
-torch.manual_seed(0)
-W = torch.randn(3, 3, dtype=D) / 3
-XS = torch.randn(STEPS, 3, dtype=D)
-X = torch.tensor([0.3, -0.5, 0.8], dtype=D)
-
-
-def recurrent(x):
-    def step(state, slope):
-        state = (W @ state + slope * x).tanh()
-        return state, state.sin()
-
-    last, ys = tl.scan(step, x, XS)
-    return last + ys.prod(0)
-
-
-def backwards(x):
-    """A carry of several kinds, ys that are partly None, from the last slice to the first."""
-
-    def step(carry, slices):
-        state, count = carry
-        new = state * slices["a"].cos() + count
-        return (new, count + 1), (new * slices["b"], None)
-
-    start = x, torch.zeros((), dtype=torch.int64)
-    slices = {"a": XS * x, "b": torch.arange(STEPS)}
-    (last, count), (ys, _) = tl.scan(step, start, slices, reverse=True)
-    return last * count + (ys * XS).sum(0)
-
-
-def without_slices(x):
-    return tl.scan(lambda c, _: ((c * x).sin() + W @ c, c[0]), x, None, STEPS)[1].sum() * x
-
-
-def not_all_matters(x):
-    """A carry that isn't differentiated, and one that is thrown away."""
-
-    def step(carry, y):
-        a, b = carry
-        return (a.detach() * y, b + a), b * 2
-
-    return tl.scan(step, (x, x * 2), XS)[1].sum(0)
-
-
-def of_trips(x):
-    return tl.fori_loop(0, STEPS, lambda i, c: (c * x + i / 3).sin() + XS[i] * x, x)
-
-
-def subscripted(x):
-    def body(i, c):
-        return c + W[i % 3] * x[i % 3 - 1] + XS[1:, 0][..., i - 2] * x
-
-    return tl.fori_loop(2, STEPS + 1, body, x)
-
-
-def each(x):
-    return tl.map(lambda row: (row * x).sin() @ W, XS).prod(0)
-
-
-def in_each_other(x):
-    def outer(c, a):
-        inner, ys = tl.scan(lambda d, b: ((d * b + a).sin(), d), c, XS)
-        return inner + x, ys.sum()
-
-    last, ys = tl.scan(outer, x, XS)
-    return last * ys.sum()
-
-
-def some_steps_at_a_time(x):
-    last, ys = tl.scan(lambda c, a: ((c * a + x).sin(), c), x, XS.repeat(9, 1), checkpoint=True)
-    return last + ys.sum(0)
-
-
-def some_backwards(x):
-    xs = XS.repeat(9, 1)
-    last, ys = tl.scan(lambda c, a: ((c * a + x).sin(), c), x, xs[:-1], checkpoint=9, reverse=True)
-    return last + (ys * xs[1:]).sum(0)
-
-
-PROGRAMS = [
-    recurrent,
+from tests.control_flow.rolled_programs import (
+    NESTS,
+    PROGRAMS,
+    STEPS,
+    XS,
+    W,
+    X,
     backwards,
-    without_slices,
     not_all_matters,
     of_trips,
-    subscripted,
-    each,
-    in_each_other,
-    some_steps_at_a_time,
-    some_backwards,
-]
-
-
-def total(f):
-    return lambda x: f(x).sum()
-
-
-def pushed(f):
-    return lambda x: tl.jvp(f, (x,), (x.cos(),))[1]
-
-
-def batched(f):
-    return lambda x: tl.vmap(f)(torch.stack([x, x / 2]))
-
-
-NESTS = {
-    "plain": lambda f: f,
-    "grad": lambda f: tl.grad(total(f)),
-    "jvp": pushed,
-    "vmap": batched,
-    "grad(grad)": lambda f: tl.grad(total(tl.grad(total(f)))),
-    "grad(jvp)": lambda f: tl.grad(total(pushed(f))),
-    "grad(vmap)": lambda f: tl.grad(total(batched(f))),
-    "jvp(grad)": lambda f: pushed(tl.grad(total(f))),
-    "jvp(jvp)": lambda f: pushed(pushed(f)),
-    "jvp(vmap)": lambda f: pushed(batched(f)),
-    "vmap(grad)": lambda f: batched(tl.grad(total(f))),
-    "vmap(jvp)": lambda f: batched(pushed(f)),
-    "vmap(vmap)": lambda f: batched(batched(f)),
-    "vmap(hessian)": lambda f: batched(tl.hessian(total(f))),
-}
-
-
-def scans(graph):
-    return sum(node.target is scan_op for node in graph.graph.nodes)
-
+    recurrent,
+    scans,
+    total,
+)
+from torchlayers.compiled import inductor
 
 # In every nest; the others where both modes meet.
 EVERYWHERE = (backwards, of_trips)
@@ -232,10 +117,6 @@ def writing_outside(x):
     return last + total
 
 
-def drawing(x):
-    return tl.scan(lambda c, y: (c * y * torch.rand(3, dtype=D), c), x, XS)[1].sum(0)
-
-
 @pytest.mark.parametrize("f", [counted, of_some_parameters])
 def test_a_body_that_does_something_else_each_time_is_refused(f):
     with pytest.raises(tl.errors.TransformError, match="scan: a recording has one body for all 11"):
@@ -248,7 +129,6 @@ WRITTEN_OUT = [
     of_a_table,
     carrying_a_number,
     writing_outside,
-    drawing,
 ]
 
 
@@ -264,14 +144,38 @@ def test_a_body_that_differs_from_step_to_step_is_written_out(f):
         torch.testing.assert_close(compiled(X), expected)
 
 
-def test_a_body_draws_anew_in_each_step():
-    compiled = tl.compile(drawing, backend="replay")
-    assert scans(tl.make_graph(drawing)(X)) == 1
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        expected = drawing(X)
-        torch.manual_seed(seed)
-        torch.testing.assert_close(compiled(X), expected)
+def normalized(norm, x):
+    """The statistics change in each step."""
+    return tl.scan(lambda c, y: (norm(c * y + x).tanh(), None), W, XS)[0]
+
+
+def test_statistics_of_a_batch_are_written_in_each_step():
+    norms = [torch.nn.BatchNorm1d(3).double() for _ in range(2)]
+    compiled = tl.compile(lambda x: normalized(norms[0], x), backend="replay")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(X), normalized(norms[1], X))
+    for found, expected in zip(norms[0].buffers(), norms[1].buffers(), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert norms[0].num_batches_tracked == 3 * STEPS
+
+
+@pytest.mark.parametrize("nest", ["plain", "grad"])
+def test_statistics_of_a_batch_may_be_carried(nest):
+    """A reverse pass differentiates by all that is carried, which torch refuses of statistics."""
+    apply, params, buffers = tl.functional(torch.nn.BatchNorm1d(3).double())
+
+    def f(x):
+        def step(carry, y):
+            c, buffers = carry
+            c, buffers = apply(params, buffers, c * y + x)
+            return (c.tanh(), buffers), None
+
+        (last, statistics), _ = tl.scan(step, (W, buffers), XS)
+        return last.sum(0) * statistics["running_mean"]
+
+    nested = NESTS[nest](f)
+    assert (scans(tl.make_graph(nested)(X)) > 0) == (nest == "plain")
+    torch.testing.assert_close(tl.compile(nested, backend="replay")(X), nested(X))
 
 
 @pytest.mark.parametrize("f", [lambda c: c.float(), lambda c: c[:2]], ids=["dtype", "shape"])

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch._higher_order_ops.scan import scan_op
 
 import torchlayers as tl
-from tests.control_flow.test_rolled import NESTS, STEPS, XS, D, W, total
+from tests.control_flow.rolled_programs import NESTS, STEPS, XS, D, W, recurrent, scans, total
+from torchlayers.compiled import loops
 from torchlayers.compiled.record import record
 
 SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
@@ -17,17 +17,7 @@ def batch(size):
 
 def scans_in(f):
     """Of a recording for many sizes."""
-    graph = record(f, (batch(12),), symbolic=[{0}]).graph
-    return sum(node.target is scan_op for node in graph.graph.nodes)
-
-
-def recurrent(x):
-    def step(state, slope):
-        state = (state @ W + slope * x).tanh()
-        return state, state.sin()
-
-    last, ys = tl.scan(step, x, XS)
-    return last + ys.prod(0)
+    return scans(record(f, (batch(12),), symbolic=[{0}]).graph)
 
 
 def of_a_size_that_no_operand_has(x):
@@ -119,26 +109,17 @@ def test_one_recording_has_scans_for_all_sizes(f, nest):
     one_recording(nested)
 
 
-def of_a_sample(x):
-    def step(state, slope):
-        state = (W @ state + slope * x).tanh()
-        return state, state.sin()
-
-    last, ys = tl.scan(step, x, XS)
-    return last + ys.prod(0)
-
-
 @pytest.mark.parametrize(
     "nested",
     [
-        tl.vmap(of_a_sample),
-        tl.vmap(tl.grad(total(of_a_sample))),
-        tl.vmap(tl.jacrev(of_a_sample)),
-        tl.vmap(tl.hessian(total(of_a_sample))),
-        tl.vmap(NESTS["jvp"](of_a_sample)),
-        tl.grad(total(tl.vmap(of_a_sample))),
-        NESTS["jvp"](tl.vmap(tl.grad(total(of_a_sample)))),
-        tl.vmap(lambda x: tl.vmap(tl.grad(total(of_a_sample)))(torch.stack([x, -x]))),
+        tl.vmap(recurrent),
+        tl.vmap(tl.grad(total(recurrent))),
+        tl.vmap(tl.jacrev(recurrent)),
+        tl.vmap(tl.hessian(total(recurrent))),
+        tl.vmap(NESTS["jvp"](recurrent)),
+        tl.grad(total(tl.vmap(recurrent))),
+        NESTS["jvp"](tl.vmap(tl.grad(total(recurrent)))),
+        tl.vmap(lambda x: tl.vmap(tl.grad(total(recurrent)))(torch.stack([x, -x]))),
     ],
 )
 def test_the_batch_may_be_a_symbol(nested):
@@ -153,6 +134,46 @@ def test_inductor_compiles_the_steps_once(f):
     for size in SIZES:
         torch.testing.assert_close(compiled(batch(size)), nested(batch(size)))
     assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]
+
+
+def test_no_step_of_many_sizes_runs_in_python(monkeypatch):
+    def refuse(self, tensors):
+        raise AssertionError("inductor's function is called")
+
+    monkeypatch.setattr(loops.WithBodies, "__call__", refuse)
+    nested = tl.vmap(tl.grad(total(recurrent)))
+    compiled = tl.compile(nested, dynamic=True)
+    for size in SIZES:
+        torch.testing.assert_close(compiled(batch(size)), nested(batch(size)))
+    alone, many = compiled.report().signatures
+    assert (alone.how, many.how, many.calls) == ("inductor", "inductor", len(SIZES) - 1)
+
+
+def in_parts_of_about_the_root(x):
+    return tl.scan(lambda c, a: ((c * a + W[0]).sin(), c), x.mean(0), x, checkpoint=True)[1].sum(0)
+
+
+def in_parts_from_the_end(x):
+    step = lambda c, a: ((c * a + W[0]).sin(), c)  # noqa: E731
+    return tl.scan(step, x.mean(0), x, checkpoint=9, reverse=True)[1].sum(0)
+
+
+def some_at_a_time(x):
+    return tl.map(lambda row: (row * x.mean(0)).sin(), x, batch_size=4).sum(0)
+
+
+@pytest.mark.parametrize("nest", ["plain", "grad"])
+@pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
+def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
+    """Recordings differ in whether none, one or more steps are left over, or there are few."""
+    nested = NESTS[nest](f)
+    compiled = tl.compile(nested, dynamic=True, backend="replay")
+    for size in (102, 111, 120, 129, 138, 174, 3, 1, 0):
+        x = batch(size)
+        torch.testing.assert_close(compiled(x), nested(x), equal_nan=True)
+    symbolic = [entry for entry in compiled.report().signatures if "*" in entry.arguments]
+    assert sum(entry.calls for entry in symbolic) >= 5
+    assert len(symbolic) <= 4
 
 
 def test_sizes_of_0_and_1_and_few_steps_are_recorded_by_themselves():

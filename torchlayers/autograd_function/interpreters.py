@@ -62,5 +62,6 @@ OF_KIND: dict[str, type[Interpreter]] = {
     "jvp": Jvp,
     "vmap": Vmap,
     "seeded": Vmap,  # as a vmap that has batched nothing
+    "drawn outside": Vmap,  # likewise
     "functionalize": Functionalize,
 }

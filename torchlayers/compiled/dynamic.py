@@ -178,9 +178,11 @@ class Family:
             with self._lock:
                 if self._code is None:
                     self._code = inductor.compile_graph(self.recorded.graph, threads, options)
-                if self.fits(given) is None:
+                if (numbers := self.fits(given)) is None:
                     raise NotSymbolicError("what inductor made for other sizes is not for these")
-                return self._code
+                if not isinstance(self._code, inductor.Compiled):
+                    return self._code
+                return self._code.run_for(lambda size: int(_put(size, numbers)))
 
         return compile_graph
 

@@ -18,7 +18,7 @@ from torchlayers.compiled.record import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
-from torchlayers.compiled.wrapper import program_of
+from torchlayers.compiled.wrapper import Layout, program_of
 from torchlayers.errors import TransformError
 from torchlayers.opaque import bernoulli
 from torchlayers.torch_compile import import_whole
@@ -79,14 +79,57 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         if is_no_compiler(error):
             raise NoCompilerError from error
         raise
-    for body, code in zip(bodies, codes, strict=False):
-        body.run = _run_of(code, bodies)
     apart: dict[int, Any] = {
         i: node.target
         for i, node in enumerate(outputs_of(graph))
         if calls(node, aten.alias.default, aten.detach.default)
     }
-    return _run_of(codes[-1], bodies, apart)
+    made = Compiled(graph, bodies, codes, apart)
+    return made if made.is_symbolic else made.run_for(int)
+
+
+class Compiled:
+    """Inductor's code for a graph, and for the bodies of its scans.
+
+    It is called as the code is. Where sizes are symbols to it, a program runs those of a call.
+
+    Attributes:
+        is_symbolic: whether there are such sizes.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        bodies: Sequence[loops.Body],
+        codes: Sequence[Any],
+        apart: Mapping[int, Any],
+    ) -> None:
+        self._graph, self._bodies, self._codes, self._apart = graph, bodies, codes, apart
+        for body, code in zip(bodies, codes, strict=False):
+            body.run = loops.WithBodies(code, bodies)
+        self._run = _apart(loops.WithBodies(codes[-1], bodies), apart)
+        sizes = [size for node in inputs_of(graph) for size in node.meta["val"].shape]
+        self.is_symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        return self._run(tensors)
+
+    def run_for(self, number: Callable[[Any], int]) -> Run:
+        """What runs it where sizes are these numbers."""
+        programs: dict[str, Any] = {}
+        for body, code in zip(self._bodies, self._codes, strict=False):
+            programs[body.name] = program_of(code, programs, {}, _layouts(body.graph, number))
+            if not self.is_symbolic and programs[body.name] is not None:
+                body.run = programs[body.name]
+        inputs = _layouts(self._graph, number)
+        return program_of(self._codes[-1], programs, self._apart, inputs) or self
+
+
+def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
+    return [
+        Layout(tuple(map(number, x.shape)), tuple(map(number, x.stride())))
+        for x in (node.meta["val"] for node in inputs_of(graph))
+    ]
 
 
 def _code_of(graph: GraphModule) -> Any:
@@ -105,11 +148,6 @@ def _code_of(graph: GraphModule) -> Any:
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
         record_original_output_strides(lowered)
         return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
-
-
-def _run_of(code: Any, bodies: Sequence[loops.Body], apart: Mapping[int, Any] | None = None) -> Run:
-    apart = apart or {}
-    return program_of(code, bodies, apart) or _apart(loops.WithBodies(code, bodies), apart)
 
 
 def _apart(run: Run, operators: Mapping[int, Any]) -> Run:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from torchlayers.control_flow.samples import RULES
+from torchlayers.control_flow.inside import RULES
 
 
 class Instead(TorchFunctionMode):

@@ -3,13 +3,16 @@
 For the CPU inductor writes kernels in C++, and a Python function that allocates memory and calls
 them one after the other. At small sizes that function takes longer than the kernels. It is a list
 of few kinds of statements, which are read here and become the steps of a program in C++. Where
-there is another kind, as for another device or sizes that are symbols, inductor's function stays.
+there is another kind, as for another device, inductor's function stays. Sizes that are symbols are
+read from the inputs: such a function is read anew for other sizes.
 """
 
 import ast
 import ctypes
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +20,6 @@ from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiled.kernels import Kernel
-from torchlayers.compiled.loops import Body
 from torchlayers.device import HOST
 
 _aten = torch.ops.aten
@@ -33,39 +35,67 @@ _EXTERN = {
 _LAYOUT_CHECKS = ("assert_size_stride", "assert_tensor_metadata")
 
 
+_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
 class _UnknownError(Exception):
     """The function has something that isn't known here."""
 
 
+class Layout(NamedTuple):
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
 def program_of(
-    code: Any, bodies: Sequence[Body] = (), apart: Mapping[int, OpOverload] | None = None
+    code: Any,
+    bodies: Mapping[str, Any] | None = None,
+    apart: Mapping[int, OpOverload] | None = None,
+    inputs: Sequence[Layout] = (),
 ) -> Program | None:
     """What inductor compiled, as a program; None where it is more than is known here.
 
     Args:
         code: a CompiledFxGraph.
-        bodies: what its scans run.
+        bodies: what its scans run, by name.
         apart: of results that are to be tensors of their own, what makes them that: inductor
             returns one tensor for several.
+        inputs: what it will be given, where sizes are symbols to it.
     """
     try:
         if code.inputs_to_check or set(code.device_types) != {HOST.type}:
             return None
         function = code.current_callable.__func__
-        with open(function.__code__.co_filename, encoding="utf-8") as file:
-            module = ast.parse(file.read())
-        return _Reader(module, function, bodies).program(apart or {})
+        module = _parsed(function.__code__.co_filename)
+        return _Reader(module, function, bodies or {}, inputs).program(apart or {})
     except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
         return None
+
+
+@functools.lru_cache(32)  # read anew for each size
+def _parsed(path: str) -> ast.Module:
+    with open(path, encoding="utf-8") as file:
+        return ast.parse(file.read())
 
 
 class _Reader:
     """Reads the function, and writes the program."""
 
     def __init__(
-        self, module: ast.Module, function: Callable[..., Any], bodies: Sequence[Body]
+        self,
+        module: ast.Module,
+        function: Callable[..., Any],
+        bodies: Mapping[str, Any],
+        inputs: Sequence[Layout],
     ) -> None:
-        self.bodies = {body.name: body.run for body in bodies}
+        self.bodies = bodies
+        self.layouts = inputs
         self.globals: dict[str, Any] = function.__globals__
         functions = [
             node
@@ -77,8 +107,9 @@ class _Reader:
         self.body = functions[0].body
         self.parameter = functions[0].args.args[-1].arg
         self.kernels = _kernels(module)
-        # What each name is: values, several results of an operator, constants.
+        # What each name is: values, several results of an operator, constants, sizes.
         self.values: dict[str, Any] = {}
+        self.known: dict[str, Layout] = {}  # of inputs
 
     def program(self, apart: Mapping[int, OpOverload]) -> Program:
         unpacked, *rest = self.body
@@ -93,6 +124,7 @@ class _Reader:
         for i, name in enumerate(names):
             self.values[name.id] = RecordedValue(i)  # type: ignore[attr-defined]
         self.inputs = {*self.values}
+        self.known = dict(zip(self.values, self.layouts, strict=False))
         for statement in rest:
             match statement:
                 case ast.Delete():  # a value is freed where it is read last
@@ -125,6 +157,8 @@ class _Reader:
                 return tuple(map(self.value, elements))
             case ast.List(elts=elements):
                 return [*map(self.value, elements)]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+                return _ARITHMETIC[type(op)](*_ints(self.value(left), self.value(right)))
             case _:
                 return self.constant(node)
 
@@ -146,6 +180,12 @@ class _Reader:
         match node.func:
             case ast.Attribute(value=ast.Name(id=self.parameter), attr="clear"):
                 return None
+            case ast.Attribute(value=ast.Name(id=name), attr="size" | "stride" as which) if (
+                name in self.inputs and not node.args
+            ):
+                return getattr(self.known[name], which)
+            case ast.Name(id=("min" | "max") as name):
+                return (min if name == "min" else max)(_ints(*map(self.value, node.args)))
             case ast.Name(id=name):
                 return self.call_named(name, node)
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name) if name in _EXTERN:
@@ -176,8 +216,7 @@ class _Reader:
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
             return self.writer.reinterpret(*args)
-        are_tensors = all(isinstance(arg, RecordedValue | Tensor) for arg in args)
-        if self.kernels.get(name) != len(args) or not are_tensors:
+        if self.kernels.get(name) != [*map(_kind, args)]:
             raise _UnknownError
         return self.writer.call_kernel(_address(self.globals[name]), args, name)
 
@@ -207,8 +246,20 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, RecordedValue)
 
 
-def _kernels(module: ast.Module) -> dict[str, int]:
-    """How many tensors each kernel of the module takes, of those that take nothing else."""
+def _ints(*values: Any) -> tuple[int, ...]:
+    if any(type(value) is not int for value in values):
+        raise _UnknownError
+    return values
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, RecordedValue | Tensor):
+        return "tensor"
+    return "size" if type(value) is int else "unknown"
+
+
+def _kernels(module: ast.Module) -> dict[str, list[str]]:
+    """What each kernel of the module takes, of those that take tensors and sizes alone."""
     found = {}
     for statement in module.body:
         match statement:
@@ -219,8 +270,8 @@ def _kernels(module: ast.Module) -> dict[str, int]:
                 ),
             ):
                 names = [ast.literal_eval(kind) for kind in types]
-                if all(kind.endswith("*") for kind in names):
-                    found[name] = len(names)
+                if all(kind.endswith("*") or kind == "const int64_t" for kind in names):
+                    found[name] = ["tensor" if kind.endswith("*") else "size" for kind in names]
     return found
 
 

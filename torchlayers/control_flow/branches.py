@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from torchlayers import tree
-from torchlayers.control_flow.samples import Batch, beside, numbers, quietly, run_inside
+from torchlayers.control_flow.inside import run_inside
+from torchlayers.control_flow.samples import Batch, beside, numbers, quietly
 from torchlayers.control_flow.structure import check_alike
 from torchlayers.seeded import Apart
 

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from torchlayers import torch_compile
 from torchlayers.control_flow import branches, recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
+from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly
 from torchlayers.control_flow.structure import check_choice, check_function, check_predicate
+from torchlayers.surroundings import seen
 
 
 def cond(

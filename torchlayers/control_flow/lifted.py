@@ -16,8 +16,11 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchlayers import _C, tree
+from torchlayers.control_flow.drawn_outside import aside
+from torchlayers.control_flow.draws_around import batched_where_they_differ, counting_again
+from torchlayers.control_flow.inside import RULES, writes
 from torchlayers.control_flow.rulers import rulers, unseen_sizes
-from torchlayers.control_flow.samples import RULES, base_of, quietly, writes
+from torchlayers.control_flow.samples import base_of, quietly
 from torchlayers.errors import TransformError, location
 from torchlayers.recorded_otherwise import Otherwise
 from torchlayers.surroundings import Around, innermost, seen, seen_by
@@ -40,20 +43,29 @@ def is_reversed(tensors: Sequence[Tensor]) -> bool:
     # Autograd outside of a vmap or a jvp sees what is inside their tensors.
     if torch.is_grad_enabled() and any(base_of(x).requires_grad for x in tensors):
         return True
-    return any(layer is None or layer[0] == "grad" for layer in _C.current_stack())
+    return "grad" in _kinds()
 
 
 def is_differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Likewise in reverse mode or forward."""
-    kinds = [layer and layer[0] for layer in _C.current_stack()]
-    return is_reversed(tensors) or "jvp" in kinds
+    """Likewise in reverse mode or forward; and where a function runs in place of another one."""
+    kinds = _kinds()
+    return is_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
+
+
+def _kinds() -> list[str]:
+    """Of the layers, torch.func's too."""
+    entries = _functorch.get_interpreter_stack() or ()
+    return [
+        entry.key().name.lower() if layer is None else layer[0]
+        for layer, entry in zip(_C.current_stack(), entries, strict=True)
+    ]
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """Inside, operators run on tensors without data, and are not recorded."""
     mode: Any = torch._guards.detect_fake_mode()
-    with _disable_current_modes(), mode, Otherwise(), torch.no_grad():  # type: ignore[no-untyped-call]
+    with _disable_current_modes(), mode, Otherwise(), torch.no_grad(), aside():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -208,7 +220,7 @@ class _StandsIn(torch.autograd.Function):
 _stands_in: Any = _StandsIn.apply
 
 
-class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What operators are called inside, with what numbers, and on which tensors by their count.
 
     Attributes:
@@ -230,6 +242,8 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # asked of a tensor when a layer first meets it
+            return func(*args, **kwargs)
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.writes = self.writes or any(
             self._memory(x) not in self._made for x in _written(func, args, kwargs)
@@ -335,6 +349,8 @@ class Lifted:
         functions: the lifted functions.
         results: what each function returned, without data.
         draws: whether one of them draws random numbers.
+        draws_by_key: whether a layer around has drawn for them, by a key: another time it would
+            draw the same.
         writes: whether one of them writes to a tensor from outside, by an operator of another name.
         alike: whether all called the same operators, and captured the same.
     """
@@ -344,16 +360,17 @@ class Lifted:
         depth = _depth()
         captured: dict[int, Tensor] = {}
         self.results: list[Any] = []
-        self.draws = self.writes = False
+        self.draws = self.draws_by_key = self.writes = False
         seen_inside = []
         for func in functions:
-            with unrecorded():
+            with counting_again() as counted, unrecorded():
                 own = [x.view_as(x) for x in operands]  # it may capture the operands themselves
                 noted = _Noted(own, depth, mode and mode.tracer)
-                with noted, _Called() as called:
+                with noted, Called() as called:
                     results = func(own)
                 tree.map_tensors(noted.sample, results)
             self.draws = self.draws or called.draws
+            self.draws_by_key = self.draws_by_key or counted.have_been
             self.writes = self.writes or called.writes
             self.results.append(results)
             seen_inside.append(([*noted.captured], called.all))
@@ -361,11 +378,13 @@ class Lifted:
         self.alike = all(each == seen_inside[0] for each in seen_inside)
         # Functions around these may see others in their place.
         self.tensors = [*operands, *seen([*captured.values()])]
+        if self.draws:
+            self.tensors += batched_where_they_differ(operands)
 
         def lifted(func: OnTensors) -> OnTensors:
             def on_tensors(tensors: Sequence[Tensor]) -> Any:
                 given, others = tensors[: len(operands)], tensors[len(operands) :]
-                by_id = dict(zip(captured, others, strict=True))
+                by_id = dict(zip(captured, others, strict=False))
                 given = [x.view_as(x) if id(x) in captured else x for x in given]
                 swapped = _Swapped([*given, *others], by_id)
                 with torch._C._EnableTorchFunction(), swapped:

@@ -7,7 +7,7 @@ import torch
 
 from torchlayers import tapped_loops, tree
 from torchlayers.control_flow import rolled
-from torchlayers.control_flow.slices import Slices, stacked
+from torchlayers.control_flow.slices import Slices, joined, stacked
 from torchlayers.control_flow.structure import Carry, check_function
 from torchlayers.vmap import vmap
 
@@ -36,7 +36,9 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     check_function("map", "f", f)
     slices = Slices("map", xs, None)
     if batch_size is not None and slices.length:
-        return vmap(f, chunk_size=batch_size)(xs)
+        some = vmap(f, chunk_size=batch_size)
+        found = _rolled(f, slices, batch_size)
+        return some(xs) if found is None else found
     if not slices.length:
         with torch.no_grad():
             y = f(slices.of_zeros())
@@ -53,3 +55,19 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
             loop.begin(i)
             ys.append(f(x))
     return stacked("map", ys)
+
+
+def _rolled(f: Callable[[Any], Any], slices: Slices, batch_size: int) -> Any:
+    """A loop over whole batches, and then the rest; None where that can't be."""
+    count, rest = slices.length // batch_size, slices.length % batch_size
+    if not rolled.may_be_rolled(count):
+        return None
+    whole, others = slices.parts([batch_size * count, rest])
+    each = vmap(f)
+    found = rolled.rolled(
+        Carry("map", (), "f"), lambda _, xs: ((), each(xs)), (), whole.in_rows(count, batch_size)
+    )
+    if found is None:
+        return None
+    ys = tree.map_tensors(lambda y: y.flatten(0, 1), found[1])
+    return joined("map", [ys, each(others.whole())]) if rest else ys

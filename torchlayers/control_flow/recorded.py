@@ -24,6 +24,7 @@ from torchlayers.control_flow.lifted import (
 from torchlayers.control_flow.samples import base_of, quietly
 from torchlayers.control_flow.structure import Carry, check_alike, check_predicate
 from torchlayers.errors import DataDependentError, TransformError, location
+from torchlayers.seeded import Apart
 
 
 def is_recorded(x: Tensor) -> bool:
@@ -76,6 +77,28 @@ def cond(
 ) -> Any:
     if _is_torchs():
         return torch.cond(pred, true_fn, false_fn, tuple(operands))
+    with Apart() as draws:
+        true_fn, false_fn = _each_from(draws, (true_fn, false_fn))
+        return _cond(pred, true_fn, false_fn, operands)
+
+
+def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions, of which only one would draw if there were a value to choose by."""
+    draws.start()
+
+    def starting(func: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*operands: Any) -> Any:
+            draws.start()
+            return func(*operands)
+
+        return started
+
+    return [*map(starting, functions)]
+
+
+def _cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
     if torch_compile.is_exporting():
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not is_written_down():
@@ -84,7 +107,8 @@ def cond(
 
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
-    if lifted.draws and is_differentiated(lifted.tensors):  # no pass may draw once more
+    # No pass may draw once more.
+    if lifted.draws_by_key or (lifted.draws and is_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
@@ -94,14 +118,26 @@ def cond(
 
 
 def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    if _is_torchs():
+        return _switch(cond, index, branches, operands)
+    with Apart() as draws:
+        return _switch(_cond, index, _each_from(draws, branches), operands)
+
+
+def _switch(
+    choose: Callable[..., Any],
+    index: Tensor,
+    branches: Sequence[Callable[..., Any]],
+    operands: Sequence[Any],
+) -> Any:
     if len(branches) == 1:
         return branches[0](*operands)
     middle = len(branches) // 2
     low, high = branches[:middle], branches[middle:]
-    return cond(
+    return choose(
         index < middle,
-        lambda *given: switch(index, low, given),
-        lambda *given: switch(index - middle, high, given),
+        lambda *given: _switch(choose, index, low, given),
+        lambda *given: _switch(choose, index - middle, high, given),
         operands,
     )
 
@@ -141,6 +177,12 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
     if not is_written_down():
         return given.put_in(repeat(Loop(goes_on, body, carried), given.tensors))
     lifted = Lifted([goes_on, body], given.tensors)
+    if lifted.draws_by_key:
+        raise TransformError(
+            "torchlayers: compile: a while_loop draws random numbers, and a seeded or a keyed vmap "
+            "around it would count the trips, whose number nobody knows when it is recorded."
+            f"{location()} Draw by keys (torchlayers.random) that the loop carries."
+        )
     if lifted.draws and is_differentiated(lifted.tensors):
         raise TransformError(
             "torchlayers: compile: a while_loop that draws random numbers is differentiated, for "

@@ -49,7 +49,13 @@ def run(steps: Steps, tensors: Tensors) -> list[Tensor]:
     return results[: len(results) - steps.carried]
 
 
-def _of_first_step(steps: Steps, tensors: Tensors) -> list[Tensor]:
+def run_as_constants(steps: Steps, tensors: Tensors) -> list[Tensor]:
+    """What run returns, without a derivative."""
+    tensors = [x.detach() for x in tensors]
+    return [*_scanned(steps, *tensors)] if is_written_down() else _tried(steps, tensors)
+
+
+def of_first_step(steps: Steps, tensors: Tensors) -> list[Tensor]:
     carry, xs = tensors[: steps.carried], tensors[steps.carried : steps.given]
     return [*carry, *(x.select(0, 0) for x in xs), *tensors[steps.given :]]
 
@@ -66,7 +72,7 @@ def _keeping(steps: Steps) -> Steps:
 def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
     """What comes out, without values: after some steps no more is batched than before."""
     length = tensors[steps.carried].size(0)
-    given = _of_first_step(steps, tensors)
+    given = of_first_step(steps, tensors)
     carry, others = given[: steps.carried], given[steps.carried :]
     either = torch.ones((), dtype=torch.bool, device=tensors[steps.carried].device)
     while True:
@@ -165,7 +171,7 @@ class _Reverse:
 
         with unrecorded():
             cotangents = [results[i].new_empty(shape) for i, shape in self.shapes.items()]
-            examples = [*cotangents, *_of_first_step(steps, tensors)]
+            examples = [*cotangents, *of_first_step(steps, tensors)]
         self.pull = frozen(fixed_as(steps.body, pull), examples)
 
     def pull_back(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -6,8 +6,8 @@ a long one is recorded as a scan (recorded_scan.py), whose body stands for all s
 to see that it may: it has to come to the same operators on the same tensors, with the same numbers.
 One that counts or reads from an iterator is refused. Loops are written out whose body asks Python
 what number a step has, carries numbers that change, writes to tensors from outside, names values
-for taps, or draws where it is differentiated, as a step runs again in reverse mode; and so are
-short ones, whose steps a compiler joins.
+for taps, or draws by keys that a layer around counts; and so are short ones, whose steps a compiler
+joins.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchlayers import tapped_loops, torch_compile, tree
 from torchlayers.control_flow.derived import Tensors
+from torchlayers.control_flow.draws import drawn_first
 from torchlayers.control_flow.lifted import Lifted, is_differentiated, unrecorded
 from torchlayers.control_flow.recorded_scan import run
 from torchlayers.control_flow.slices import Slices
@@ -85,6 +86,8 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
     with unrecorded():
         firsts = [x.select(0, 0) for x in xs]
     lifted = Lifted([body, body], [*carry.tensors, *firsts])
+    if lifted.draws_by_key:
+        raise _DiffersError("each step has a key of its own")
     if not lifted.alike or ys[0].constants != ys[1].constants:
         raise _OtherwiseError(
             f"torchlayers: {kept.api}: a recording has one body for all {slices.length} steps, and "
@@ -96,11 +99,13 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
         raise _DiffersError("it writes to a tensor from outside")
     if any(value is not None for value in ys[0].constants.values()):
         raise _DiffersError("a y is no tensor")
-    if lifted.draws and is_differentiated(lifted.tensors):
-        raise _DiffersError("it draws, and steps run again")
     across = [x.flip(0) if reverse else x for x in xs]
     steps = Steps(lifted.functions[0], carried, len(across))
-    results = run(steps, [*carry.tensors, *across, *lifted.tensors[given:]])
+    captured = lifted.tensors[given:]
+    if lifted.draws and is_differentiated(lifted.tensors):
+        steps, drawn = drawn_first(steps, [*carry.tensors, *across, *captured])
+        across += drawn
+    results = run(steps, [*carry.tensors, *across, *captured])
     stacked = [y.flip(0) if reverse else y for y in results[carried:]]
     return carry.put_in(results[:carried]), ys[0].put_in(stacked)
 

@@ -76,12 +76,17 @@ def scan(
         if snapshots is not None:
             return _binomial(steps, init, slices, 0, snapshots)
         if checkpoint and slices.length:
-            size = math.isqrt(slices.length) if checkpoint is True else checkpoint
+            size = _root(slices.length) if checkpoint is True else checkpoint
             if (found := _nested(steps, init, slices, size)) is not None:
                 return found
-            full, rest = divmod(slices.length, size)
+            full, rest = slices.length // size, slices.length % size
             return _in_parts(steps, init, slices.parts([size] * full + [rest] * (rest > 0)))
         return _run(steps, init, slices, 0)
+
+
+def _root(length: Any) -> int:
+    """About the root; of a symbol that of the number for which the loop is recorded."""
+    return math.isqrt(length.node.hint if isinstance(length, torch.SymInt) else length)
 
 
 class _Steps(NamedTuple):
@@ -97,7 +102,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
 
     The reverse pass of a recorded scan runs its steps again, here so many each.
     """
-    count, rest = divmod(slices.length, size)
+    count, rest = slices.length // size, slices.length % size
     if not rolled.may_be_rolled(count):
         return None
     lengths = [size * count, rest]
@@ -106,9 +111,8 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     def run(carry: Any, xs: Any) -> tuple[Any, Any]:
         return _run(steps, carry, Slices("scan", xs, size), 0)
 
-    rows = tree.map_tensors(lambda x: x.reshape(count, size, *x.shape[1:]), whole.whole())
     found = rolled.rolled(
-        Carry("scan", init, "f"), run, init, Slices("scan", rows, count), reverse=steps.reverse
+        Carry("scan", init, "f"), run, init, whole.in_rows(count, size), reverse=steps.reverse
     )
     if found is None:
         return None

@@ -79,6 +79,11 @@ class Slices:
         rows = zip(*(leaf.split(lengths) for leaf in self.leaves), strict=True)
         return [Slices(self.api, tree.unflatten(list(row), self.spec), None) for row in rows]
 
+    def in_rows(self, count: int, size: int) -> "Slices":
+        """So many rows of so many slices each, which are all there are."""
+        rows = [leaf.reshape(count, size, *leaf.shape[1:]) for leaf in self.leaves]
+        return Slices(self.api, self.of(rows), count)
+
     def of(self, leaves: Sequence[Tensor]) -> Any:
         """A slice that is made of these."""
         return None if self.spec is None else tree.unflatten([*leaves], self.spec)

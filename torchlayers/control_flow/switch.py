@@ -9,9 +9,10 @@ from torch import Tensor
 from torchlayers import torch_compile
 from torchlayers.control_flow import branches as sides
 from torchlayers.control_flow import recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly, seen
+from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly
 from torchlayers.control_flow.structure import check_choice, check_function
 from torchlayers.errors import TransformError
+from torchlayers.surroundings import seen
 
 
 def switch(

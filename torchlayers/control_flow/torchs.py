@@ -28,8 +28,8 @@ from torchlayers import _C, tree
 from torchlayers.autograd_function.front import checkpointed
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.cond import cond
+from torchlayers.control_flow.inside import RULES
 from torchlayers.control_flow.map import map as map_
-from torchlayers.control_flow.samples import RULES
 from torchlayers.control_flow.scan import scan
 from torchlayers.control_flow.while_loop import while_loop
 

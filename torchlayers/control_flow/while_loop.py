@@ -8,16 +8,15 @@ from torch import Tensor
 
 from torchlayers import _C, torch_compile, tree
 from torchlayers.control_flow import recorded
+from torchlayers.control_flow.inside import Inside
 from torchlayers.control_flow.samples import (
     Batch,
-    Inside,
     Rows,
     batch_of,
     first_of,
     in_sight,
     numbers,
     quietly,
-    seen,
 )
 from torchlayers.control_flow.structure import (
     Carry,
@@ -26,6 +25,7 @@ from torchlayers.control_flow.structure import (
     check_predicate,
 )
 from torchlayers.seeded import Apart
+from torchlayers.surroundings import seen
 
 _WAYS = ("hold", "drop")
 
