@@ -26,10 +26,12 @@ from torchlayers.compiled.simplify.copies import drop_copies
 from torchlayers.compiled.simplify.dead import drop_dead, drop_outputs
 from torchlayers.compiled.simplify.factors import share_factors
 from torchlayers.compiled.simplify.identities import fold_constants
+from torchlayers.compiled.simplify.joined import join_sums
 from torchlayers.compiled.simplify.mutations import without_mutations
 from torchlayers.compiled.simplify.nodes import pin
 from torchlayers.compiled.simplify.outer import contract_outer
 from torchlayers.compiled.simplify.returned import keep, promised
+from torchlayers.compiled.simplify.scaled import share_scaled
 from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
@@ -59,6 +61,11 @@ PASSES: tuple[Pass, ...] = (
     merge_views,
     share_common,
     contract_adjoint,
+    share_scaled,
+    join_sums,
+    merge_views,
+    drop_copies,
+    share_common,
 )
 # For a compiler that fuses operators.
 FUSING: tuple[Pass, ...] = (

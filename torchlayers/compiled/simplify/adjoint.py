@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.common import key_of
+from torchlayers.compiled.simplify.linear import ELEMENTWISE, PRODUCTS
 from torchlayers.compiled.simplify.nodes import (
     aten,
     calls,
@@ -25,16 +26,8 @@ from torchlayers.compiled.simplify.nodes import (
 from torchlayers.compiled.simplify.views import RESHAPES, is_transpose, rows_of, with_rows
 from torchlayers.recorded_again import NUMBER
 
-# Elementwise, and linear in the first argument.
-LINEAR = {
-    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default,
-    aten.elu_backward.default, aten.gelu_backward.default, aten.hardtanh_backward.default,
-    aten.leaky_relu_backward.default, aten.sigmoid_backward.default, aten.silu_backward.default,
-    aten.softplus_backward.default, aten.tanh_backward.default, aten.threshold_backward.default,
-}  # fmt: skip
 # Whether the second is subtracted.
 SUMS = {aten.add.Tensor: False, aten.sub.Tensor: True, aten.addcmul.default: False}
-PRODUCTS = {aten.mm.default, aten.bmm.default, aten.mv.default}
 CONTRACTIONS = {
     aten.mv.default, aten.dot.default, aten.sum.default, aten.sum.dim_IntList,
 }  # fmt: skip
@@ -141,7 +134,7 @@ def _linear_in(node: Node) -> list[Any]:
         terms = [*node.args] if len(node.args) == 2 else [node.args[0]]
         if all(is_tensor(term) and same_sizes(value(term).shape, like.shape) for term in terms):
             factors = terms
-    elif node.target in LINEAR:
+    elif node.target in ELEMENTWISE:
         factors = [*node.args[: 2 if calls(node, aten.mul.Tensor) else 1]]
     return [factor for factor in factors if node.args.count(factor) == 1]
 

@@ -26,13 +26,18 @@ def share_common(graph: GraphModule) -> None:
 
 def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
     """Equal for operators that compute the same: the node's, on these arguments."""
-    return node.target, _key(args), _key(tuple(sorted(kwargs.items()))), node.meta.get(NUMBER)
+    return (
+        node.target,
+        hashable(args),
+        hashable(tuple(sorted(kwargs.items()))),
+        node.meta.get(NUMBER),
+    )
 
 
-def _key(argument: Any) -> Hashable:
+def hashable(argument: Any) -> Hashable:
     """Equal for the same arguments only: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if isinstance(argument, (list, tuple)):
-        return (list, *map(_key, argument))
+        return (list, *map(hashable, argument))
     if isinstance(argument, (bool, int, float, complex)):
         return type(argument), repr(argument)
     if isinstance(argument, torch.SymInt):
