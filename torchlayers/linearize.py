@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import forward_in_dynamo, torch_compile, tree
-from torchlayers.compiled.record import recording
+from torchlayers.compiled.recording import recording
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.nodes import is_collective
 from torchlayers.errors import NotTensorError, StructureError

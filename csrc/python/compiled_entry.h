@@ -11,7 +11,7 @@
 
 namespace torchlayers {
 
-// Where a leaf of the result comes from: torchlayers/compiled/record.py.
+// Where a leaf of the result comes from: torchlayers/compiled/recording.py.
 struct ResultLeaf {
   enum class Source { Computed, Argument, Captured, Constant };
   Source source;

@@ -16,7 +16,7 @@ from torchlayers import _C, tree
 from torchlayers.compiled.effects import grad_like
 from torchlayers.compiled.modules_called import Called, are_as_then
 from torchlayers.compiled.optimizers import FirstStepError, Stepped, hold_the_same
-from torchlayers.compiled.record import Output
+from torchlayers.compiled.recording import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
 
 _torch: Any = torch  # what it keeps for its own use has no types

@@ -28,7 +28,7 @@ from torchlayers.compiled.compare import (
 )
 from torchlayers.compiled.graphs import draws_from, inputs_of
 from torchlayers.compiled.held import Adopt, how_replayed, say_wrong
-from torchlayers.compiled.record import Recording
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import Modes
 from torchlayers.compiled.split import split
 from torchlayers.compiled.unsimplified import Unsimplified

@@ -26,7 +26,8 @@ from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.compare import Run
 from torchlayers.compiled.graphs import communicates, inputs_of
 from torchlayers.compiled.modules_called import are_as_then
-from torchlayers.compiled.record import Recording, record
+from torchlayers.compiled.record import record
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import Like, Signature, like, why_new
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import mode_of, value

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torchlayers.compiled import loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
-from torchlayers.compiled.record import recording
+from torchlayers.compiled.recording import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls

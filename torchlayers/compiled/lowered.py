@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from torchlayers import tree
 from torchlayers.compiled import package
 from torchlayers.compiled.costs import Costs, costs
-from torchlayers.compiled.record import Recording
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import like
 from torchlayers.compiled.simplify import simplify
 

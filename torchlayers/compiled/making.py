@@ -20,7 +20,8 @@ from torchlayers.compiled.dynamic import Family, Numbers, concrete
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.graphs import communicates, final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
-from torchlayers.compiled.record import NoReverseError, Recording, record
+from torchlayers.compiled.record import NoReverseError, record
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared

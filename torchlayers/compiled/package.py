@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from torchlayers import _C, tree
 from torchlayers.compiled.graphs import final_copies
-from torchlayers.compiled.record import Recording
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import Like
 from torchlayers.compiled.simplify.nodes import emit, memory_of, value
 from torchlayers.device import HOST

@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchlayers.compiled.graphs import final_copies, inputs_of, operators, outputs_of
-from torchlayers.compiled.record import recording
+from torchlayers.compiled.recording import recording
 from torchlayers.recorded_again import NUMBER
 
 

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Node
 from torchlayers.compiled.backends import plainly
 from torchlayers.compiled.graphs import draws_from, inputs_of, outputs_of
 from torchlayers.compiled.held import places_written
-from torchlayers.compiled.record import Recording
+from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.dead import drop_dead
 from torchlayers.device import RandomState

@@ -8,7 +8,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchlayers.compiled import record
+from torchlayers.compiled.recording import recording
 from torchlayers.compiled.simplify.nodes import (
     aten,
     is_tensor,
@@ -36,7 +36,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
-        with record.recording, mode or nullcontext():
+        with recording, mode or nullcontext():
             functional = make_fx(torch.func.functionalize(graph))(*inputs)
     except (RuntimeError, NotImplementedError):  # a custom operator that writes, set_
         return None

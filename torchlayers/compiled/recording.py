@@ -1,0 +1,65 @@
+"""What there is of a function once it has been recorded."""
+
+import threading
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers import tree
+from torchlayers.compiled.effects import Effects
+from torchlayers.compiled.modules_called import Called
+from torchlayers.compiled.optimizers import Stepped
+
+# torch.fx patches modules for as long as it records, for all threads.
+recording = threading.RLock()
+
+
+class Output(NamedTuple):
+    """Where a leaf of the result comes from.
+
+    ``"computed"``: the graph's output of that index. ``"argument"``: the leaf of that index
+    among the arguments, the same object. ``"captured"``: likewise. ``"constant"``: the value.
+    """
+
+    source: str
+    value: Any
+
+
+class Gradients(NamedTuple):
+    """The reverse pass in a recording: a part of its inputs and outputs.
+
+    The graph's last inputs are cotangents of the computed outputs that are named here; its last
+    outputs are the gradients of the inputs that are named here, None where nothing depends on one.
+    """
+
+    of_outputs: list[int]
+    by_inputs: list[int]
+
+
+class Recording(NamedTuple):
+    """What a function did to tensors of given shapes.
+
+    ``graph`` takes the arguments' tensors, then the captured ones, then cotangents where there are
+    gradients; it returns a list: what the result is made of, and then gradients. Each node has
+    what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
+    the function made of numbers (torch.tensor), which nobody else holds. ``modules`` are those that
+    it called, and whether they were training; ``stepped`` the optimizers that it stepped, and what
+    they held.
+    """
+
+    graph: GraphModule
+    captured: list[Tensor]
+    out_spec: tree.TreeSpec
+    outputs: list[Output]
+    gradients: Gradients | None
+    constants: int  # how many of the captured tensors are the recording's own
+    modules: list[Called]
+    effects: Effects
+    stepped: list[Stepped]
+
+    @property
+    def computed(self) -> int:
+        """How many outputs of the graph are no gradients."""
+        returned = {out.value for out in self.outputs if out.source == "computed"}
+        return len(returned | self.effects.computed)
