@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed._functional_collectives  # defines operators of the tables
 
-from tests.torch_versions import ABSENT
+from tests.torch_versions import ABSENT, UNWRITTEN
 from torchlayers import _C, decompositions
 
 CSRC = Path(__file__).parent.parent / "csrc"
@@ -35,9 +35,9 @@ TABLES = {
     "decompositions": [*decompositions._OURS],
 }
 LENGTHS = {
-    "tangents": 483,
-    "cotangents": 424,
-    "batching": 245,
+    "tangents": 484,
+    "cotangents": 425,
+    "batching": 246,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,
@@ -70,7 +70,7 @@ def test_an_operator_stands_in_a_table_once(table):
 
 @tables
 def test_a_table_has_become_neither_shorter_nor_longer_unnoticed(table):
-    assert len(TABLES[table]) == LENGTHS[table]
+    assert len(TABLES[table]) == LENGTHS[table] - UNWRITTEN.get(table, 0)
 
 
 def test_every_typed_kernel_that_is_written_is_registered():

@@ -14,7 +14,17 @@ HERE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST, NEWEST = (2, 11), (2, 15)
 
 # Operators that stand in a table of rules and are not in this torch, with the reason.
-ABSENT = {"aten::cholesky": "it is torch.linalg's alone"} if HERE >= NEWEST else {}
+ABSENT = (
+    {"aten::cholesky": "it is torch.linalg's alone"}
+    if HERE >= NEWEST
+    else {"_c10d_functional::wait_tensors": "lists are waited for one by one"}
+)
+
+# How many rules are missing with these, of those that go by the names of arguments, by table.
+UNWRITTEN = {} if HERE >= NEWEST else {"cotangents": 1}
+
+# How a functional collective may be told to sum.
+SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 
 # Names of op_db that are not in this torch's.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
@@ -129,8 +139,19 @@ FAILING = [
         until=(2, 11),
     ),
     Failing(
+        "a selective checkpoint can't be told that the user's hooks take what it keeps",
+        r"tests/memory/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
+        until=(2, 14),
+    ),
+    Failing(
         "Dynamo refuses every autograd.Function that has a jvp",
         rf"tests/autograd_function/test_modes.py::test_compiled\[({_WITH_JVP})\]",
+        since=(2, 15),
+    ),
+    Failing(
+        "make_fx can't record a collective that is given a ReduceOp",
+        r"tests/distributed/test_collectives.py::test_a_nest_over_a_collective_is_that_of_all_ranks"
+        r"\[\d+-linearize-all_reduce, by a ReduceOp\]",
         since=(2, 15),
     ),
     Failing(
@@ -184,7 +205,7 @@ FAILING = [
     ),
     Failing(
         "torch makes bfloat16 complex of bfloat16 and complex, and has no kernels to add them",
-        r"tests/test_random_programs.py::test_programs_of_mixed_dtypes\[3\]",
+        r"tests/test_random_programs.py::test_programs_of_mixed_dtypes\[[12]\]",
         since=(2, 15),
     ),
     Failing(

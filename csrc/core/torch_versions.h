@@ -22,6 +22,18 @@ inline const c10::Symbol kNumel = c10::Symbol::fromQualString("aten::numel");
 // what is equal to that gets nothing since 2.14, and before all of it.
 inline constexpr bool kTiesAreShared = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
 
+// Whether y[i] = value, given one number in a tensor, asks for the memory of both.
+inline constexpr bool kWritesAskForMemory = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
+
+// Whether asking for this memory is an error, where torch tells: 2.15 does.
+template <class Memory>
+bool is_closed(const Memory& memory) {
+  if constexpr (requires { memory.throw_on_immutable_data_ptr(); }) {
+    return memory.throw_on_immutable_data_ptr();
+  }
+  return false;
+}
+
 // The place of the argument of this name. 2.15 says grad_output where others say grad.
 inline std::optional<int> place_of_argument(
     const c10::FunctionSchema& schema, const std::string& name) {

@@ -133,6 +133,10 @@ class HooksOfUser : public SavedHooks {
     return THPVariable_Unpack(found.ptr());
   }
 
+  py::object attribute(const std::string& name) const override {
+    return pack_.attr(name.c_str());
+  }
+
  private:
   bool are_checkpoints_; // of torch.utils.checkpoint
   py::object pack_, unpack_;
@@ -161,6 +165,10 @@ at::Tensor unpack(SavedHooks& hooks, const PackedTensor& packed) {
 
 // As Python's hooks are called: by torch.
 struct Pack {
+  py::object attribute(const std::string& name) const {
+    return hooks->attribute(name);
+  }
+
   std::shared_ptr<SavedHooks> hooks;
 };
 struct Unpack {
@@ -216,6 +224,20 @@ void put_on(const std::shared_ptr<SavedHooks>& hooks) {
   Defaults::push_hooks(object(Pack{hooks}), object(Unpack{hooks}));
 }
 
+// The pair that was on when these were put on, or None.
+py::object pair_around(const SavedHooks& hooks) {
+  auto pairs = Defaults::get_tls_state().stack;
+  for (bool is_inside = true; !pairs.empty(); pairs.pop()) {
+    const auto& [pack, unpack] = pairs.top();
+    const py::handle python(pack.ptr(getPyInterpreter()));
+    if (!is_inside) {
+      return py::make_tuple(python, py::handle(unpack.ptr(getPyInterpreter())));
+    }
+    is_inside = !py::isinstance<Pack>(python) || python.cast<const Pack&>().hooks.get() != &hooks;
+  }
+  return py::none();
+}
+
 // Puts hooks of ours in the place of the innermost pair, which call those.
 void adopt() {
   const py::gil_scoped_acquire gil;
@@ -256,6 +278,18 @@ SavedByHooks saved_by_hooks(const at::Tensor& tensor) {
 
 } // namespace
 
+// Since 2.15 torch.utils.checkpoint looks past its own hooks, which it knows by these, for a
+// user's. Ours are none of the user's either.
+py::object SavedHooks::attribute(const std::string& name) const {
+  if (name == "_checkpoint_internal") {
+    return py::bool_(true);
+  }
+  if (name == "_user_hooks") {
+    return pair_around(*this);
+  }
+  throw py::attribute_error(name);
+}
+
 void SavedHooks::look_around() {
   stack_ = std::make_shared<const StackCopy>(stack_of_hooks());
   in_modules_ = modules::put_in_now();
@@ -280,7 +314,8 @@ void bind_saved_hooks(py::module_& m) {
   py::class_<Pack>(m, "Pack", "Calls a user's pack hook at the level that saves a tensor.")
       .def("__call__", torch::wrap_pybind_function([](const Pack& self, const at::Tensor& tensor) {
              return pack(*self.hooks, tensor, static_cast<int64_t>(mirror().size()));
-           }));
+           }))
+      .def("__getattr__", &Pack::attribute);
   py::class_<Unpack>(m, "Unpack", "Calls a user's unpack hook on the stack that it was put on in.")
       .def(
           "__call__",

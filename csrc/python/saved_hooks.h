@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <string>
 
 #include "core/earlier_stack.h"
 #include "python/module_dicts.h"
@@ -31,6 +32,9 @@ class SavedHooks {
   virtual std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t saved_by) = 0;
   // The numbers again. `stack` is the one that the tensor was saved on.
   virtual at::Tensor unpack(Kept& kept, const StackCopy& stack) = 0;
+
+  // An attribute of the pack hook, as who looks at the one that is on finds it.
+  virtual pybind11::object attribute(const std::string& name) const;
 
   // Whether tangents are kept beside what `pack` keeps, as what `unpack` returns has none.
   bool keeps_tangents() const {

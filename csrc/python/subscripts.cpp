@@ -2,15 +2,18 @@
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 
 #include "core/keys.h"
+#include "core/torch_versions.h"
 #include "dispatch/typed/typed.h"
 #include "python/function_modes.h"
 #include "values/batched.h"
 #include "values/copy.h"
 #include "values/inside.h"
+#include "values/places.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -148,6 +151,30 @@ bool write_at_once(PyObject* self, PyObject* const& index, PyObject* given) {
          copy_at_once(*into, narrowed.part, batched->value(), /*in_front=*/1);
 }
 
+// ---- y[i] = v by torch
+
+// A batched tensor has none, and says that it has some; what a vmap has written to has none any
+// more. NOTE [Made inside].
+bool has_no_memory(PyObject* object) {
+  const Tensor& tensor = THPVariable_Unpack(object);
+  const c10::StorageImpl* memory = memory_of(tensor);
+  return at::functorch::isBatchedTensor(tensor) || (memory != nullptr && is_closed(*memory));
+}
+
+// A number with a dimension, which torch takes off again: it is not asked about. It is a copy, for
+// y[i] += 1 ends in y[i] = y[i], and what takes the dimension off may leave it other strides than
+// y's, with which it can't be copied to itself.
+THPObjectPtr as_torch_takes(PyObject* value, PyObject* self) {
+  if (kWritesAskForMemory && THPVariable_CheckExact(value) &&
+      (has_no_memory(value) || has_no_memory(self))) {
+    const Tensor& number = THPVariable_Unpack(value);
+    if (number.dim() == 0) {
+      return THPObjectPtr(THPVariable_Wrap(number.clone().unsqueeze(0)));
+    }
+  }
+  return THPObjectPtr(Py_NewRef(value));
+}
+
 // ---- the slots
 
 PyObject* subscript(PyObject* self, PyObject* index) {
@@ -176,6 +203,7 @@ int set_subscript(PyObject* self, PyObject* index, PyObject* value) {
       Pick(self, indices, torchs_get).set(value);
       return 0;
     }
+    return torchs_set(self, index, as_torch_takes(value, self));
     END_HANDLE_TH_ERRORS_RET(-1)
   }
   return torchs_set(self, index, value);
@@ -195,6 +223,19 @@ void stand_before_torchs(PyTypeObject* type) {
   }
 }
 
+// y.__setitem__(i, v), as function modes call it, is y[i] = v.
+template <class Slot>
+void stand_in_method(const char* name, Slot torchs, Slot ours) {
+  THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, name));
+  if (found && Py_IS_TYPE(found.get(), &PyWrapperDescr_Type)) {
+    auto& called = reinterpret_cast<PyWrapperDescrObject*>(found.get())->d_wrapped;
+    if (called == reinterpret_cast<void*>(torchs)) {
+      called = reinterpret_cast<void*>(ours);
+    }
+  }
+  PyErr_Clear();
+}
+
 } // namespace
 
 void stand_before_subscripts() {
@@ -202,6 +243,8 @@ void stand_before_subscripts() {
   torchs_get = base->tp_as_mapping->mp_subscript;
   torchs_set = base->tp_as_mapping->mp_ass_subscript;
   stand_before_torchs(base);
+  stand_in_method("__getitem__", torchs_get, &subscript);
+  stand_in_method("__setitem__", torchs_set, &set_subscript);
 }
 
 } // namespace torchlayers

@@ -8,7 +8,12 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#endif
+
 #include <algorithm>
+#include <array>
 #include <cctype>
 
 #include "core/errors.h"
@@ -82,6 +87,13 @@ bool may_be_stacked(const at::Tensor& value, const at::Tensor& tangent) {
 namespace {
 
 std::string name_of_reduction(const IValue& reduction) {
+#if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
+  if (reduction.isCapsule()) { // a ReduceOp, which may stand for its name since 2.15
+    static constexpr std::array names{
+        "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+    return names.at(static_cast<const c10d::ReduceOp&>(*reduction.toCapsule()).op_);
+  }
+#endif
   std::string name = reduction.toStringRef();
   std::transform(
       name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -168,6 +180,16 @@ void reduced_list(JvpCall& call) {
   with_tangents_in_list(call);
 }
 
+// Waiting sends nothing, and may not copy what has not arrived.
+void wait_for_each(JvpCall& call) {
+  call.run();
+  std::vector<at::Tensor> of_tangents;
+  for (const at::Tensor& tangent : call.tangents(0)) {
+    of_tangents.push_back(tangent.defined() ? waited(tangent) : at::Tensor());
+  }
+  call.set_tangents(0, of_tangents);
+}
+
 // ---- cotangents
 
 at::Tensor as_mean(const at::Tensor& g, const IValue& reduction, int64_t group_size) {
@@ -231,6 +253,14 @@ void gather_each(VjpCall& call) {
   give_each(call, "all_gather_into_tensor_coalesced", cotangents, {call.arg(2), call.arg(3)});
 }
 
+void give_back_each(VjpCall& call) {
+  for (size_t i = 0; i < call.cotangents().size(); ++i) {
+    if (call.cotangents()[i].defined()) {
+      call.give(0, call.cotangents()[i], i);
+    }
+  }
+}
+
 std::string named(const char* name) {
   return std::string(kCollectives) + name;
 }
@@ -270,6 +300,7 @@ void add_collectives(Table& rules) {
       .vjp(gather_each, {.by = {"inputs"}});
   // Waiting, and what waits when it is first used.
   LINEAR(named("wait_tensor"), g);
+  rules[named("wait_tensors")].jvp(wait_for_each).vjp(give_back_each, {.by = {"tensors"}});
   LINEAR(named("_wrap_tensor_autograd"), g);
 }
 

@@ -8,6 +8,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import Tensor
 
+from tests.torch_versions import SUM
+
 all_gather = getattr(fc, "all_gather_single", None) or fc.all_gather_tensor
 reduce_scatter = getattr(fc, "reduce_scatter_single", None) or fc.reduce_scatter_tensor
 gather_list = (
@@ -58,6 +60,12 @@ def raw(name: str, *args) -> Callable[[Tensor], Tensor]:
     return call
 
 
+def raw_list(xs: list[Tensor]) -> list[Tensor]:
+    pending = ops().all_reduce_coalesced(xs, "sum", world().group_name)
+    wait_for_all = getattr(ops(), "wait_tensors", lambda xs: [*map(ops().wait_tensor, xs)])
+    return wait_for_all(pending)
+
+
 def to_everybody(x: Tensor) -> Tensor:
     return x.flatten(0, 1).expand(x.shape[0], *x.flatten(0, 1).shape)
 
@@ -74,6 +82,9 @@ COLLECTIVES = {
     ),
     "all_reduce, the operator": Collective(
         raw("all_reduce", "sum"), lambda x: x.sum(0).expand_as(x), shape=(2, 3)
+    ),
+    "all_reduce, by a ReduceOp": Collective(
+        lambda x: fc.all_reduce(x, SUM, world()), lambda x: x.sum(0).expand_as(x)
     ),
     "all_gather": Collective(lambda x: all_gather(x, 0, world()), to_everybody),
     "all_gather in dim 1": Collective(
@@ -122,6 +133,14 @@ COLLECTIVES = {
         lambda x: joined(fc.all_reduce_coalesced([x.sin(), x[0], torch.ones(2)], "sum", world())),
         lambda x: (
             torch.cat([x.sin().flatten(1), x[:, 0].flatten(1), torch.ones(x.shape[0], 2)], 1)
+            .sum(0)
+            .expand(x.shape[0], -1)
+        ),
+    ),
+    "all_reduce of a list, the operators": Collective(
+        lambda x: joined(raw_list([x.sin(), torch.ones(2), x * 2])),
+        lambda x: (
+            torch.cat([x.sin().flatten(1), torch.ones(x.shape[0], 2), x.flatten(1) * 2], 1)
             .sum(0)
             .expand(x.shape[0], -1)
         ),

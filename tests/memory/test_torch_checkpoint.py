@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -112,6 +113,33 @@ def test_selective_checkpointing_changes_nothing(nest, function):
         return checkpoint(function, x, use_reentrant=False, context_fn=KEEPING_PRODUCTS)
 
     compare(NESTS[nest], kept, function, exactly=False)
+
+
+@pytest.mark.parametrize("around", [lambda f: f, tl.checkpoint], ids=["alone", "in ours"])
+@pytest.mark.parametrize("nest", ["grad", "vmap(grad)", "grad(vmap)", "jvp(grad)"])
+def test_a_users_hooks_take_what_is_kept(nest, around):
+    packed = []
+
+    def halves(x):
+        packed.append(x)
+        return x / 2
+
+    def with_hooks(respects):
+        def kept(x):
+            call = functools.partial(checkpoint, respect_saved_tensors_hooks=respects)
+            return call(layers, x, use_reentrant=False, context_fn=KEEPING_PRODUCTS)
+
+        def f(x):
+            with saved_tensors_hooks(halves, lambda x: x * 2):
+                return around(kept)(x * 1)
+
+        return f
+
+    NESTS[nest](with_hooks(False))
+    count = len(packed)
+    packed.clear()
+    compare(NESTS[nest], with_hooks(True), layers, exactly=False)
+    assert len(packed) > count
 
 
 def test_a_policy_is_asked_about_operators_at_the_bottom():

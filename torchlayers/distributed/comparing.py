@@ -14,7 +14,14 @@ from torchlayers.errors import TransformError
 _groups: Any = torch.distributed.distributed_c10d
 _SPACES = ("_c10d_functional", "_c10d_functional_autograd")
 # They send nothing, or between two ranks.
-_OTHERS = ("wait_tensor", "_wrap_tensor_autograd", "isend", "irecv", "batch_p2p_ops")
+_OTHERS = (
+    "wait_tensor",
+    "wait_tensors",
+    "_wrap_tensor_autograd",
+    "isend",
+    "irecv",
+    "batch_p2p_ops",
+)
 
 
 class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -13,6 +13,7 @@ _SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers
 # These send nothing.
 _LOCAL = (
     "wait_tensor",
+    "wait_tensors",
     "_wrap_tensor_autograd",
     "axis_index",
     "from_local",

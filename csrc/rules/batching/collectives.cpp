@@ -44,8 +44,21 @@ bool along_first(BatchedCall& call, size_t) {
   });
 }
 
+// How a list's values are laid out for an operator: those that it sends are contiguous, and those
+// that it waits for may not be copied before they are there.
+enum class Layout { AsItIs, Contiguous, BatchBehind };
+
+at::Tensor laid_out(const at::Tensor& value, bool is_batched, Layout layout) {
+  if (layout == Layout::AsItIs) {
+    return value;
+  }
+  return is_batched && layout == Layout::BatchBehind ? behind(value) : value.contiguous();
+}
+
 // op(xs, ...), of which some are batched. Those that aren't are sent once.
-bool list(BatchedCall& call, bool is_along_first) {
+template <Layout layout>
+bool list(BatchedCall& call, size_t) {
+  constexpr bool is_along_first = layout == Layout::BatchBehind;
   std::vector<bool> is_batched;
   for (const c10::IValue& each : call[0].toListRef()) {
     const at::Tensor& x = each.toTensor();
@@ -57,9 +70,7 @@ bool list(BatchedCall& call, bool is_along_first) {
   return call.give_list(is_batched, [&] {
     std::vector<at::Tensor> values;
     for (const c10::IValue& each : call[0].toListRef()) {
-      const at::Tensor value = call.value(each.toTensor());
-      values.push_back(
-          is_along_first && is_batched[values.size()] ? behind(value) : value.contiguous());
+      values.push_back(laid_out(call.value(each.toTensor()), is_batched[values.size()], layout));
     }
     Args args = call.args_with([](size_t) { return at::Tensor(); });
     args[0] = values;
@@ -71,14 +82,6 @@ bool list(BatchedCall& call, bool is_along_first) {
     }
     return results;
   });
-}
-
-bool list_of_elements(BatchedCall& call, size_t) {
-  return list(call, /*is_along_first=*/false);
-}
-
-bool list_along_first(BatchedCall& call, size_t) {
-  return list(call, /*is_along_first=*/true);
 }
 
 // An in-place collective: its functional one and a copy.
@@ -108,11 +111,12 @@ void add_batched_collectives(BatchingTable& rules) {
        "torchlayers::pvary_each",
        "torchlayers::psum_each",
        "torchlayers::psum_invariant_each"},
-      {list_of_elements});
+      {list<Layout::Contiguous>});
   rules.add(
       {"_c10d_functional::all_gather_into_tensor_coalesced",
        "_c10d_functional::reduce_scatter_tensor_coalesced"},
-      {list_along_first});
+      {list<Layout::BatchBehind>});
+  rules.add({"_c10d_functional::wait_tensors"}, {list<Layout::AsItIs>});
   rules.add(
       {"c10d::allreduce_",
        "c10d::allreduce_coalesced_",
