@@ -121,6 +121,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.over_ranks
 	$(BIN)/python -m benchmarks.scaling
 	$(BIN)/python -m benchmarks.compiled_passes
+	$(BIN)/python -m benchmarks.pinn_training
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all
 	$(BIN)/python -m benchmarks.first_calls

@@ -16,6 +16,7 @@ from benchmarks import (
     modules,
     norms,
     over_ranks,
+    pinn_training,
     scaling,
     timing,
     writes,
@@ -151,6 +152,24 @@ def test_what_passes_save_is_counted():
     assert left.operators < recorded.operators
     assert "| `drop_copies` | " in compiled_passes.by_pass(each)
     assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
+
+
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # of inductor's trace
+@pytest.mark.parametrize("way", pinn_training.WAYS)
+def test_a_training_step_is_the_same_by_hand_and_by_transforms(way, monkeypatch):
+    monkeypatch.setattr(pinn_training, "compiled_by_torch", refuse)
+    monkeypatch.setattr(pinn_training, "jax_work", refuse)
+    step = pinn_training.training(way, layers=3, width=4, points=5)
+    works = pinn_training.works(step)
+    assert works.keys() == {FUNC, RAW, OURS, OURS_COMPILED}
+    timings = {**{name: Timing(2e-6, 0.0) for name in works}, JIT: Timing(4e-6, 1e-6)}
+    assert f"| {step} | 2 (0) | 2 (0) |  | 4 (1) | 2 (0) | 2 (0) | 0.50 |  |" in (
+        pinn_training.table([step], [timings])
+    )
+
+
+def refuse(*_, **__):
+    raise NotImplementedError
 
 
 @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])

@@ -264,8 +264,7 @@ def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
         made.append(emit(node, node.target, rest, *given))  # type: ignore[arg-type]
         contracted = emit(node, aten.add.Tensor, made[-1], contracted)
     if replace(node, contracted):
-        rows = found.path[-1].all_input_nodes
-        for each in (node, *found.path, *rows):
+        for each in (node, *found.path, *found.path[-1].all_input_nodes):
             if not each.users and each.op == "call_function":
                 node.graph.erase_node(each)
     return made
