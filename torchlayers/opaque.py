@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from torchlayers.device import is_on_host
+
 
 @torch.library.custom_op(
     "torchlayers::bernoulli", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
@@ -83,7 +85,7 @@ def _(
     wide = b.unsqueeze(-1) if is_vector else b
     batch = torch.broadcast_shapes(a.shape[:-2], wide.shape[:-2])  # type: ignore[no-untyped-call]
     sides = wide.shape[-1]
-    has_ranks = (driver or ("gelsy" if a.is_cpu else "gels")) != "gels"
+    has_ranks = (driver or ("gelsy" if is_on_host(a) else "gels")) != "gels"
     has_singular = driver in ("gelsd", "gelss")
     real = a.real.dtype
     return (
