@@ -220,3 +220,17 @@ def test_sizes_that_are_symbols():
         given = torch.randn(points, DIMS).double(), torch.randn(points).double()
         torch.testing.assert_close(step(*given), step.__wrapped__(*given))
     assert [entry.calls for entry in step.report().signatures] == [1, 3]
+
+
+@pytest.mark.parametrize("left", [(4, 2, 3, 3), (2, 3, 3), (3, 3)])
+@pytest.mark.parametrize("right", [(4, 2, 3, 3), (1, 3, 3), (3, 3)])
+def test_an_identity_may_stand_for_batches_of_batches(left, right):
+    """What jacrev passes back through a trace: a product's batches are the left factor's."""
+
+    def traces(x, y):
+        return (x @ y.mT).diagonal(0, -1, -2).sum(-1).flatten()
+
+    torch.manual_seed(0)
+    x, y = torch.randn(left).double(), torch.randn(right).double()
+    for argnum in (0, 1):
+        same(tl.jacrev(traces, argnum), x, y)

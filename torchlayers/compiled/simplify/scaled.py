@@ -130,7 +130,10 @@ class _Sharing:
         ]
         if self.expressions.factors[rest[0]].key != of_identity(*units):
             return None
-        right = emit(node, aten.expand.default, node.args[1], product.sizes)
+        given: Any = node.args[1]
+        if value(given).dim() not in (2, len(product.sizes)):
+            return None  # its batches are those of the left one, in one dimension
+        right = emit(node, aten.expand.default, given, product.sizes)
         return right, product._replace(number=Fraction(1), factors=Counter())
 
     def split(
