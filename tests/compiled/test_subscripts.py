@@ -101,6 +101,18 @@ def test_by_inductor_and_under_plain_autograd(name):
     assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
 
 
+def test_arguments_by_name():
+    def f(x, i):
+        return (
+            torch.select(input=x, dim=1, index=i % 3),
+            x.select(dim=0, index=1),
+            torch.narrow(input=x, dim=0, start=i % 2, length=2),
+            x.narrow(dim=1, start=0, length=1),
+        )
+
+    torch.testing.assert_close(replayed(f)(X, PLACES[0]), f(X, PLACES[0]))
+
+
 def test_values_are_cast_and_broadcast_as_uncompiled():
     def f(x, i, v):
         y = x.clone()

@@ -185,3 +185,20 @@ def test_what_depends_on_values_is_refused(name):
     f, said = REFUSED[name]
     with pytest.raises(tl.errors.TransformError, match=said):
         tl.compile(f, backend="replay")(X)
+
+
+def test_arguments_by_name():
+    def f(x, number):
+        return (
+            torch.add(input=x, other=x),
+            torch.add(input=x, other=x, alpha=number),
+            x.sub(other=x, alpha=number),
+            torch.addcmul(input=x, tensor1=x, tensor2=x, value=number),
+            torch.addcdiv(x, x, tensor2=x + 2, value=number),
+            torch.full_like(input=x, fill_value=number),
+            torch.full(size=(2,), fill_value=number),
+        )
+
+    x, number = torch.rand(3), torch.tensor(0.5)
+    expected = f(x, number)
+    torch.testing.assert_close(tl.compile(f, backend="replay")(x, number), expected)

@@ -40,8 +40,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     import_whole("torch._inductor.config")
     from torch._inductor import config
 
+    known = config.get_config_copy()
     for name in options:
-        if name not in (known := config.get_config_copy()):
+        if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
             raise TransformError(
                 f"torchlayers: compile: torch._inductor.config has no option {name!r}."

@@ -64,10 +64,10 @@ class Subscripts:
         return found
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        def select(x: Any, dim: Any, index: Any) -> Any:
+        def select(input: Any, dim: Any, index: Any) -> Any:
             if not _is_number(index) or not isinstance(dim, int):
-                return func(x, dim, index)
-            return self._get(x, (*[slice(None)] * (dim % x.dim()), index))
+                return func(input, dim, index)
+            return self._get(input, (*[slice(None)] * (dim % input.dim()), index))
 
         return select
 
@@ -107,11 +107,11 @@ def _set(x: Any, subscript: Any, value: Any) -> None:
 
 
 def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
-    def narrow(x: Any, dim: Any, start: Any, length: Any) -> Any:
+    def narrow(input: Any, dim: Any, start: Any, length: Any) -> Any:
         if not _is_number(start) or not isinstance(dim, int):
-            return func(x, dim, start, length)
-        first = torch.where(start < 0, start + x.shape[dim], start)
-        return x.index_select(dim, first + torch.arange(length, device=x.device))
+            return func(input, dim, start, length)
+        first = torch.where(start < 0, start + input.shape[dim], start)
+        return input.index_select(dim, first + torch.arange(length, device=input.device))
 
     return narrow
 

@@ -141,10 +141,10 @@ def _of_its_kind(x: Tensor) -> complex:
     return 0.5 if x.is_floating_point() else False if x.dtype is torch.bool else 1
 
 
-def _full_like(x: Tensor, fill_value: Any, **kwargs: Any) -> Tensor:
+def _full_like(input: Tensor, fill_value: Any, **kwargs: Any) -> Tensor:
     if not isinstance(fill_value, Tensor):
-        return torch.full_like(x, fill_value, **kwargs)
-    return torch.empty_like(x, **kwargs).fill_(fill_value.detach())
+        return torch.full_like(input, fill_value, **kwargs)
+    return torch.empty_like(input, **kwargs).fill_(fill_value.detach())
 
 
 def _new_full(x: Tensor, size: Any, fill_value: Any, **kwargs: Any) -> Tensor:
@@ -169,13 +169,16 @@ def _scaling(func: Callable[..., Any]) -> Callable[..., Any]:
     """Of func(x, y, …), which adds y to x, or a product or quotient by y, a number of times."""
 
     @functools.wraps(func)
-    def call(x: Any, y: Any = None, *rest: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         named = "alpha" if "alpha" in kwargs else "value"
-        number = kwargs.get(named, rest[1] if len(rest) > 1 else None)
+        number = kwargs.get(named, args[3] if len(args) > 3 else None)
         if not isinstance(number, Tensor):
-            return func(x, *(() if y is None else (y,)), *rest, **kwargs)
+            return func(*args, **kwargs)
         kwargs.pop(named, None)
-        return func(x, y * number.detach(), *rest[:1], **kwargs)
+        if len(args) > 1:
+            return func(args[0], args[1] * number.detach(), *args[2:3], **kwargs)
+        name = "other" if "other" in kwargs else "tensor1"
+        return func(*args, **{**kwargs, name: kwargs[name] * number.detach()})
 
     return call
 
