@@ -103,6 +103,37 @@ def test_batched_products_with_a_shared_factor(sizes, shared, bias):
             assert "mm" in operators(graph)
 
 
+# Which factor, in which of its dimensions, and the product that is left.
+REPEATED = {
+    "rows": (0, 1, ["bmm"]),
+    "columns": (1, 2, ["bmm"]),
+    "terms of one": (0, 2, ["sum", "mul"]),
+    "terms of other": (1, 1, ["sum", "mul"]),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+@pytest.mark.parametrize("sizes", [(2, 3, 5, 4), (1, 3, 5, 4), (2, 1, 5, 4), (2, 3, 1, 4),
+                                   (2, 3, 5, 1), (2, 3, 0, 4), (2, 0, 5, 4)], ids=str)  # fmt: skip
+def test_products_of_factors_that_repeat_themselves(name, sizes):
+    which, dim, expected = REPEATED[name]
+    batch, rows, inner, columns = sizes
+    shapes = [(batch, rows, inner), (batch, inner, columns)]
+
+    def func(*factors: Tensor) -> Tensor:
+        repeated = factors[which].expand(shapes[which])
+        return torch.bmm(*factors[:which], repeated, *factors[which + 1 :])
+
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.complex64, torch.int64):
+        given = [torch.randn(shape).mul(5).to(dtype) for shape in shapes]
+        given[which] = given[which].narrow(dim, 0, min(1, shapes[which][dim]))
+        graph = same(func, *given, exact=dtype == torch.int64)
+        if sizes == (2, 3, 5, 4) and dtype == torch.float32:
+            assert [op for op in operators(graph) if op in ("bmm", "mm", "sum", "mul")] == expected
+        if sizes == (2, 3, 5, 4) and dtype == torch.float16:
+            assert "sum" not in operators(graph)  # it may be out of range
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.complex64, torch.int64], ids=str
 )

@@ -1,4 +1,7 @@
-"""Batched products whose factors do not all depend on the batch are fewer, larger products."""
+"""Products of factors that repeat themselves, in a batch, in rows or in what is summed over.
+
+Those whose factors do not all depend on the batch are fewer, larger products.
+"""
 
 from typing import Any
 
@@ -65,6 +68,8 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
     if 0 in (batch, rows, inner, columns):
         return None
     sizes = [batch, rows, columns]
+    if (product := _of_repeated(node, one, other)) is not None:
+        return emit(node, aten.expand.default, product, sizes)
     of_one, of_other = _shared(node, one), _shared(node, other)
     if of_one is not None and of_other is not None:
         product = emit(node, aten.mm.default, of_one, of_other)
@@ -83,6 +88,37 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
             product = emit(node, aten.view.default, product, [batch, columns, rows])
             return emit(node, aten.permute.default, product, [0, 2, 1])
     return None
+
+
+def _of_repeated(node: Node, one: Node, other: Node) -> Node | None:
+    """With the rows that are different, as a mean's cotangent has one for all that it is of."""
+    if _repeats(one, 1):
+        return _multiplied(node, _first(node, one, 1), other)
+    if _repeats(other, 2):
+        return _multiplied(node, one, _first(node, other, 2))
+    told = value(node)
+    if not told.is_floating_point() or told.itemsize < 4:
+        return None  # the sum may be out of range
+    if _repeats(one, 2):
+        total = emit(node, aten.sum.dim_IntList, other, [1], True)
+        return emit(node, aten.mul.Tensor, _first(node, one, 2), total)
+    if _repeats(other, 1):
+        total = emit(node, aten.sum.dim_IntList, one, [2], True)
+        return emit(node, aten.mul.Tensor, total, _first(node, other, 1))
+    return None
+
+
+def _repeats(factor: Node, dim: int) -> bool:
+    told = value(factor)
+    return certainly(told.stride(dim) == 0) and not certainly(told.shape[dim] == 1)
+
+
+def _first(node: Node, factor: Node, dim: int) -> Node:
+    return emit(node, aten.slice.Tensor, factor, dim, 0, 1)
+
+
+def _multiplied(node: Node, one: Node, other: Node) -> Node:
+    return _batched(node, one, other) or emit(node, aten.bmm.default, one, other)
 
 
 def _shared(node: Node, factor: Node) -> Node | None:
