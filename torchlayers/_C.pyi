@@ -248,6 +248,13 @@ def operators_with_rules() -> list[str]: ...
 def may_require_grad(value: Value) -> bool: ...
 def set_inputs_requiring_grad(graph: Graph, required: list[bool]) -> None: ...
 
+class OneDnn:
+    WHERE_FASTER: OneDnn
+    ALWAYS: OneDnn
+    NEVER: OneDnn
+
+def multiply_with(when: OneDnn) -> OneDnn: ...
+
 class RecordedValue:
     def __init__(self, input: int) -> None: ...
 
@@ -273,6 +280,13 @@ class ProgramWriter:
     ) -> RecordedValue: ...
     def check_layout(
         self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int]
+    ) -> None: ...
+    def multiply(
+        self,
+        tensors: list[RecordedValue | Tensor],
+        beta: float,
+        alpha: float,
+        description: str,
     ) -> None: ...
     def call_kernel(
         self, function: int, given: list[RecordedValue | Tensor | int], description: str

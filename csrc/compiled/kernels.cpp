@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "compiled/plan.h"
+#include "compiled/products.h"
 
 namespace torchlayers::compiled {
 namespace {
@@ -118,6 +119,26 @@ struct LayoutCheck : TypedCall {
   Read tensor;
 };
 
+struct Product : TypedCall {
+  Product(at::Scalar beta, at::Scalar alpha, const Step& step) : beta(beta), alpha(alpha) {
+    for (const auto& argument : step.arguments) {
+      given.emplace_back(argument);
+    }
+  }
+  void run(Frame& frame) const override {
+    std::optional<at::Tensor> added;
+    if (given.size() > 3) {
+      added = given[3].get(frame);
+    }
+    multiply(given[0].get(frame), given[1].get(frame), given[2].get(frame), added, beta, alpha);
+    for (const auto& each : given) {
+      each.let_go(frame);
+    }
+  }
+  at::Scalar beta, alpha;
+  std::vector<Read> given;
+};
+
 using CallWith = void (*)(void* function, const Addresses& addresses);
 
 template <size_t>
@@ -186,6 +207,10 @@ MakeCall reinterpretation(Layout layout) {
 
 MakeCall layout_check(Layout layout) {
   return [=](const Step& step) { return std::make_shared<const LayoutCheck>(layout, step); };
+}
+
+MakeCall product(at::Scalar beta, at::Scalar alpha) {
+  return [=](const Step& step) { return std::make_shared<const Product>(beta, alpha, step); };
 }
 
 MakeCall kernel_call(void* function) {

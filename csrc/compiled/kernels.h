@@ -26,6 +26,10 @@ MakeCall reinterpretation(Layout layout);
 // Throws where a tensor is not laid out so.
 MakeCall layout_check(Layout layout);
 
+// Of the step's tensors: writes the product of the second and the third to the first, and adds the
+// fourth where there is one; products.h.
+MakeCall product(at::Scalar beta, at::Scalar alpha);
+
 // A function in C that takes so many addresses of tensors' elements, and sizes.
 constexpr size_t kMostAddresses = 80;
 using Addresses = std::array<void*, kMostAddresses>;

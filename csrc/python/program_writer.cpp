@@ -10,6 +10,7 @@
 
 #include "compiled/kernels.h"
 #include "compiled/loop.h"
+#include "compiled/products.h"
 #include "python/program.h"
 
 namespace torchlayers {
@@ -182,6 +183,15 @@ void check_layout(
       "assert_size_stride");
 }
 
+void multiply(
+    compiled::Recording& recording,
+    const py::list& tensors,
+    double beta,
+    double alpha,
+    std::string description) {
+  recording.call(compiled::product(beta, alpha), tensors_of(tensors), std::move(description));
+}
+
 void call_kernel(
     compiled::Recording& recording,
     size_t function,
@@ -232,6 +242,11 @@ py::object finish_program(compiled::Recording& recording, const py::list& output
 
 void bind_program_writer(py::module_& m) {
   using torch::wrap_pybind_function;
+  py::enum_<compiled::OneDnn>(m, "OneDnn", "When oneDNN multiplies in compiled code.")
+      .value("WHERE_FASTER", compiled::OneDnn::kWhereFaster)
+      .value("ALWAYS", compiled::OneDnn::kAlways)
+      .value("NEVER", compiled::OneDnn::kNever);
+  m.def("multiply_with", &compiled::multiply_with, "What was in place before.");
   py::class_<RecordedValue>(m, "RecordedValue", "A value of a program, while that is written.")
       .def(
           py::init([](size_t input) { return RecordedValue{input}; }), "The input of this number.");
@@ -247,6 +262,7 @@ void bind_program_writer(py::module_& m) {
       .def("allocate", wrap_pybind_function(&allocate))
       .def("reinterpret", wrap_pybind_function(&reinterpret))
       .def("check_layout", wrap_pybind_function(&check_layout))
+      .def("multiply", wrap_pybind_function(&multiply))
       .def("call_kernel", wrap_pybind_function(&call_kernel))
       .def("repeat", wrap_pybind_function(&repeat))
       .def("finish", wrap_pybind_function(&finish_program));

@@ -23,13 +23,7 @@ from torchlayers.compiled.kernels import Kernel
 from torchlayers.device import HOST
 
 _aten = torch.ops.aten
-_EXTERN = {
-    "mm": _aten.mm.out,
-    "addmm": _aten.addmm.out,
-    "bmm": _aten.bmm.out,
-    "baddbmm": _aten.baddbmm.out,
-    "convolution": _aten.convolution.default,
-}
+_PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 # Of one tensor. The second, since 2.15, has a dtype too: where an operator's is another than it
 # says, the first call's results show it.
 _LAYOUT_CHECKS = ("assert_size_stride", "assert_tensor_metadata")
@@ -188,8 +182,10 @@ class _Reader:
                 return (min if name == "min" else max)(_ints(*map(self.value, node.args)))
             case ast.Name(id=name):
                 return self.call_named(name, node)
-            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name) if name in _EXTERN:
-                return self.call_operator(_EXTERN[name], node)
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr="convolution"):
+                return self.call_operator(_aten.convolution.default, node)
+            case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name) if name in _PRODUCTS:
+                return self.multiply(name, node)
             case _:
                 function = self.constant(node.func)
                 if not isinstance(function, OpOverload):
@@ -224,6 +220,15 @@ class _Reader:
         if isinstance(tensor, ast.Name) and tensor.id in self.inputs:
             return  # the call's signature has those of the inputs
         self.writer.check_layout(self.value(tensor), size, stride)
+
+    def multiply(self, name: str, node: ast.Call) -> None:
+        *added, one, other = map(self.value, node.args)
+        named = {str(keyword.arg): self.value(keyword.value) for keyword in node.keywords}
+        tensors = [named.pop("out"), one, other, *added]
+        beta, alpha = named.pop("beta", 1), named.pop("alpha", 1)
+        if named or len(added) != ("add" in name):
+            raise _UnknownError
+        self.writer.multiply(tensors, beta, alpha, f"aten.{name}.out")
 
     def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
         args = tuple(map(self.value, node.args))
