@@ -1,6 +1,4 @@
-"""What is written for a compiler that fuses operators: convolutions, tanh, what is shared."""
-
-import math
+"""What is written for a compiler that fuses operators: convolutions, what is shared."""
 
 import pytest
 import torch
@@ -84,27 +82,6 @@ def test_large_convolutions_stay_convolutions():
     assert operators(graph) == ["convolution"]
     half = [torch.randn(shape).half() for shape in ((1, 2, 4, 4), (2, 2, 3, 3))]
     assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
-
-
-def test_tanh_within_a_few_units_in_the_last_place():
-    numbers = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
-    graph = same(torch.tanh, numbers, exact=False, fuse_small=True)
-    assert "tanh" not in operators(graph)
-    (result,), expected = graph(numbers), numbers.double().tanh()
-    unit = torch.nextafter(expected.float().abs(), torch.tensor(math.inf)) - expected.float().abs()
-    assert ((result - expected).abs() <= 7 * unit).all()
-    assert result.abs().max() <= 1
-
-
-def test_tanh_of_what_is_no_number():
-    given = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
-    (result,) = same(torch.tanh, given, fuse_small=True)(given)
-    assert result[3:].signbit().tolist() == [False, True]
-
-
-def test_tanh_in_double_precision_is_the_librarys():
-    graph = same(torch.tanh, torch.randn(3, dtype=torch.float64), fuse_small=True)
-    assert operators(graph) == ["tanh"]
 
 
 def test_what_no_sample_changes_has_memory_of_its_own():

@@ -18,6 +18,7 @@ from torchlayers.compiled.recording import recording
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
+from torchlayers.compiled.tanh import tanh_as_quotient
 from torchlayers.compiled.wrapper import Layout, program_of
 from torchlayers.errors import TransformError
 from torchlayers.opaque import bernoulli
@@ -74,7 +75,13 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         **(options or {}),
     }
     try:
-        with config.patch(settings), torch.no_grad(), compiled_together(), shortcuts():
+        with (
+            config.patch(settings),
+            torch.no_grad(),
+            compiled_together(),
+            shortcuts(),
+            tanh_as_quotient(),
+        ):
             codes = [_code_of(each) for each in (*(body.graph for body in bodies), graph)]
     except Exception as error:
         if is_no_compiler(error):

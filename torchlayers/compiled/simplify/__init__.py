@@ -35,7 +35,6 @@ from torchlayers.compiled.simplify.scaled import share_scaled
 from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
 from torchlayers.compiled.simplify.small import expand_small
-from torchlayers.compiled.simplify.tanh import approximate_tanh
 from torchlayers.compiled.simplify.traces import contract_traces
 from torchlayers.compiled.simplify.turned import turn_products
 from torchlayers.compiled.simplify.views import merge_views
@@ -77,7 +76,6 @@ FUSING: tuple[Pass, ...] = (
     share_common,
     compute_once,
     lay_batches_innermost,
-    approximate_tanh,
 )
 
 

@@ -1,0 +1,84 @@
+"""tanh as inductor writes it for us: by vectors and one by one, close to the library's."""
+
+import math
+import threading
+
+import pytest
+import torch
+from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
+
+import torchlayers as tl
+from torchlayers.compiled.tanh import tanh_as_quotient
+
+NUMBERS = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
+# By vectors; one by one, as where no vectors are allowed.
+OPTIONS = {"vectors": None, "numbers": {"cpp.simdlen": 1}}
+
+
+def units_apart(result, numbers):
+    expected = numbers.double().tanh()
+    size = expected.float().abs()
+    unit = torch.nextafter(size, torch.tensor(math.inf)) - size
+    return ((result - expected).abs() / unit).max()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_within_a_few_units_in_the_last_place(name):
+    compiled = tl.compile(torch.tanh, check=False, options=OPTIONS[name])
+    result = compiled(NUMBERS)
+    assert units_apart(result, NUMBERS) <= 7
+    assert result.abs().max() <= 1
+    assert not torch.equal(result, NUMBERS.tanh())  # it is not the library's
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0])
+    result = compiled(special)
+    torch.testing.assert_close(result, special.tanh(), rtol=0, atol=0, equal_nan=True)
+    assert result[3:].signbit().tolist() == [False, True]
+
+
+def test_beside_other_dtypes():
+    x, i = torch.randn(40, 33), torch.randint(0, 5, (40, 33))
+    for func, args in (
+        (lambda x, i: x.tanh() * i, (x, i)),
+        (lambda x, y: x.tanh() * y, (x, x.double())),
+        (lambda x: x.bfloat16().tanh(), (x,)),
+        (lambda x, i: torch.where(i > 2, x.tanh(), i), (x, i)),
+        (lambda x: x.half().tanh(), (x,)),
+        (lambda x: x.t().tanh().sum(0), (x,)),
+    ):
+        torch.testing.assert_close(tl.compile(func)(*args), func(*args))
+
+
+def test_double_precision_is_the_librarys():
+    x = torch.randn(1000, dtype=torch.float64)
+    torch.testing.assert_close(tl.compile(torch.tanh)(x), x.tanh(), rtol=1e-15, atol=0)
+
+
+def test_other_threads_and_later_compilations_have_the_librarys():
+    class Number:
+        dtype = torch.float32
+
+        def __str__(self):
+            return "x"
+
+    def written():
+        return [CppOverrides.tanh(Number()), CppVecOverrides.tanh(Number())]
+
+    plain, seen = written(), []
+    with tanh_as_quotient():
+        inside = written()
+        other = threading.Thread(target=lambda: seen.append(written()))
+        other.start()
+        other.join()
+    assert seen == [plain]
+    assert written() == plain
+    assert not {*inside} & {*plain}
+
+
+def test_the_cache_on_disk_keeps_them_apart():
+    def func(x):
+        return x.tanh()
+
+    theirs = torch.compile(func, options={"fallback_random": True})
+    ours = tl.compile(func)(NUMBERS)
+    assert units_apart(theirs(NUMBERS), NUMBERS) <= 1.1
+    assert not torch.equal(ours, theirs(NUMBERS))
