@@ -9,6 +9,8 @@
 
 #include <atomic>
 
+#include "core/device.h"
+
 namespace at::native {
 
 // torch's own door to oneDNN's products, which no header declares. Null where a torch has none.
@@ -50,8 +52,8 @@ bool is_for_onednn(const at::Tensor& out, const at::Tensor& one, const at::Tenso
     return false;
   }
   const auto is_plain = [](const at::Tensor& x) {
-    return x.is_cpu() && x.scalar_type() == at::kFloat && !x.is_neg() && x.numel() > 0 &&
-           is_dense(x);
+    return is_in_host_memory(*x.unsafeGetTensorImpl()) && x.scalar_type() == at::kFloat &&
+           !x.is_neg() && x.numel() > 0 && is_dense(x);
   };
   return at::native::mkldnn_matmul != nullptr && at::globalContext().userEnabledMkldnn() &&
          (when == OneDnn::kAlways || is_large(out, one)) && is_plain(out) && is_plain(one) &&

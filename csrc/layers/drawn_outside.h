@@ -2,36 +2,27 @@
 #pragma once
 
 #include <functional>
+#include <utility>
 
-#include "core/layer.h"
+#include "layers/random.h"
 
 namespace torchlayers {
 
-// It wraps no tensor. Random operators it hands over; all others go to the layers below as they
-// are. Who records a loop learns by it what a step draws, and has another step draw the same.
-class DrawnOutsideLayer final : public Layer {
+// Who records a loop learns by it what a step draws, and has another step draw the same.
+class DrawnOutsideLayer final : public RandomLayer {
  public:
-  // Called below the layer. Puts the operator's results in the place of its arguments; false where
-  // with these it draws nothing.
+  // RandomLayer::draw, called below the layer.
   using Draw = std::function<bool(const Operator& op, Args& args)>;
 
-  explicit DrawnOutsideLayer(Draw draw) : Layer(/*is_autograd=*/false), draw_(std::move(draw)) {}
+  explicit DrawnOutsideLayer(Draw draw) : draw_(std::move(draw)) {}
 
   const char* kind() const override {
     return "drawn outside";
   }
-  void process(const Operator& op, Args& args) override;
-  void send_down(const Operator& op, Args& args) override;
-  bool follows(const at::Tensor& /*tensor*/) const override {
-    return false;
-  }
-  // Or what it is made of would draw below the layer.
-  bool decomposes(const Operator& op) const override {
-    return op.is_composite;
-  }
-  at::functorch::DynamicLayer mirrored(int64_t level) const override;
 
  private:
+  bool draw(const Operator& op, Args& args) override;
+
   Draw draw_;
 };
 

@@ -1,4 +1,4 @@
-#include "layers/seeded.h"
+#include "layers/random.h"
 
 #include "core/args.h"
 #include "core/recording.h"
@@ -8,7 +8,7 @@
 namespace torchlayers {
 
 // torch.func knows no such transform: to it this is a vmap that batched nothing.
-at::functorch::DynamicLayer SeededLayer::mirrored(int64_t level) const {
+at::functorch::DynamicLayer RandomLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
       at::functorch::TransformType::Vmap,
       level,
@@ -16,14 +16,14 @@ at::functorch::DynamicLayer SeededLayer::mirrored(int64_t level) const {
       at::functorch::RandomnessType::Error);
 }
 
-void SeededLayer::process(const Operator& op, Args& args) {
+void RandomLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
-  if (!op.is_random || !draws_.run(op, args, *this)) {
+  if (!op.is_random || !draw(op, args)) {
     send_down(op, args);
   }
 }
 
-void SeededLayer::send_down(const Operator& op, Args& args) {
+void RandomLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
   const auto is_not_plain = [](const at::Tensor& value) { return !is_plain(value); };
   call_below(op, args, !any_tensor(args, op.num_args, is_not_plain));
