@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "compiled/program.h"
 #include "compiled/typed_call.h"
@@ -39,6 +40,33 @@ class Slots {
   std::vector<Value> free_;
   size_t size_ = 0;
 };
+
+bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
+  if (tensor.layout() != at::kStrided || tensor.numel() == 0) {
+    return true; // nothing to lay out
+  }
+  const auto sizes = tensor.sizes();
+  const auto found = tensor.strides();
+  for (size_t dim = 0; dim < strides.size(); ++dim) {
+    if (found[dim] != strides[dim] && sizes[dim] != 1) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A copy, dense, whose dimensions lie in memory in the order that the strides say.
+at::Tensor with_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
+  std::vector<int64_t> order(strides.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(
+      order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
+  std::vector<int64_t> back(order.size());
+  for (size_t i = 0; i < order.size(); ++i) {
+    back[order[i]] = static_cast<int64_t>(i);
+  }
+  return tensor.permute(order).clone(at::MemoryFormat::Contiguous).permute(back);
+}
 
 } // namespace
 
@@ -121,6 +149,22 @@ Value Recording::item(Value list, int64_t index) {
     last = std::move(member);
   };
   return call(take, {Argument::of(list)}, "getitem");
+}
+
+Value Recording::lay_out(Value tensor, std::vector<int64_t> strides) {
+  const bool is_tensor = are_tensors_[tensor];
+  const auto lay_out = [strides = std::move(strides)](torch::jit::Stack& stack) {
+    if (!stack.back().isTensor()) {
+      return;
+    }
+    const at::Tensor& given = stack.back().toTensor();
+    if (given.defined() && !has_strides(given, strides)) {
+      stack.back() = with_strides(given, strides);
+    }
+  };
+  const Value result = call(lay_out, {Argument::of(tensor)}, "lay_out");
+  are_tensors_[result] = is_tensor;
+  return result;
 }
 
 // What ADInplaceOrView has to see, of what eager code would show it: writes to memory that

@@ -259,6 +259,12 @@ void bind_program_writer(py::module_& m) {
           wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
             return RecordedValue{recording.item(list.index, i)};
           }))
+      .def(
+          "lay_out",
+          wrap_pybind_function(
+              [](compiled::Recording& recording, RecordedValue tensor, Sizes strides) {
+                return RecordedValue{recording.lay_out(tensor.index, std::move(strides))};
+              }))
       .def("allocate", wrap_pybind_function(&allocate))
       .def("reinterpret", wrap_pybind_function(&reinterpret))
       .def("check_layout", wrap_pybind_function(&check_layout))

@@ -43,3 +43,26 @@ def test_gradients_are_those_of_plain_autograd(choose: Choice) -> None:
     x = SAMPLES.clone().requires_grad_()
     ours = torch.autograd.grad(tl.vmap(choose)(x).sum(), x)[0]
     torch.testing.assert_close(ours, torch.stack([gradient(row) for row in SAMPLES]))
+
+
+MEDIANS: dict[str, Choice] = {
+    "median": torch.median,
+    "nanmedian": torch.nanmedian,
+    "median along": lambda x: x.median(0).values,
+    "median along, kept": lambda x: x.median(-2, keepdim=True).values,
+    "nanmedian along": lambda x: x.nanmedian(0).values,
+    "where the median is": lambda x: x.gather(0, x.median(0, keepdim=True).indices),
+}
+
+
+@pytest.mark.parametrize("choose", MEDIANS.values(), ids=MEDIANS)
+def test_a_median_is_of_a_sample_that_is_expanded(choose: Choice) -> None:
+    """torch's kernels read what is behind it in memory."""
+    rows = torch.randn(4, 3, dtype=torch.float64)
+    expected = choose(torch.zeros(5, 3)).shape
+    for samples in (rows[:, None].expand(4, 5, 3), rows[:, :1, None].expand(4, 5, 3)):
+        found = tl.vmap(choose)(samples)
+        assert found.shape == (4, *expected)
+        assert torch.equal(found, torch.stack([choose(x.contiguous()) for x in samples]))
+        nested = tl.vmap(tl.vmap(choose))(samples.expand(2, 4, 5, 3))
+        assert torch.equal(nested, found.expand_as(nested))

@@ -36,7 +36,7 @@ class Runner:
     """A graph and what runs it, which may become something else.
 
     ``adopt`` is called with what runs it, and again whenever that is replaced; before that it is
-    changed by ``around``.
+    changed by ``around``. ``replayed`` runs it in any case, by whatever layers there are.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class Runner:
         self._settings = settings
         self._name = name
         self._adopt = adopt if around is None else lambda run: adopt(around(run))
-        self._replayed: Run = replay(graph)
+        self.replayed: Run = replay(graph)
         self._code: Run | None = None
         self._settled = False
         self._lock = threading.RLock()
         self._threads = torch.get_num_threads()
-        self._adopt(self._replayed)
+        self._adopt(self.replayed)
         if settings.backend == "replay":
             return
         if settings.replayed:
@@ -87,7 +87,7 @@ class Runner:
                 if self._code is None:
                     self._compile()
                 return self._first_result(tensors)
-        return (self._code or self._replayed)(tensors)
+        return (self._code or self.replayed)(tensors)
 
     def _compile_aside(self) -> None:
         self._compile()
@@ -121,7 +121,7 @@ class Runner:
     def _first_result(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         run = self._code
         if run is None:
-            result = self._replayed(tensors)
+            result = self.replayed(tensors)
         elif not self._settings.check:
             result = run(tensors)
         else:
@@ -143,17 +143,17 @@ class Runner:
         self._code = None
         self._settled = True
         self.how = f"replay ({why})"
-        self._adopt(self._replayed)
+        self._adopt(self.replayed)
 
     def _checked(self, run: Run, tensors: list[Tensor]) -> tuple[Sequence[Tensor], str | None]:
         """The code's result, and None; or the replayed one, and what is wrong with the code's."""
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
             before = Before(tensors, written, draws_from(self.graph))
-            result, problem = compared(before, self._replayed, run)
+            result, problem = compared(before, self.replayed, run)
             if problem is not None:
                 before.undo()
-                result = self._replayed([*tensors])
+                result = self.replayed([*tensors])
         return result, problem
 
 

@@ -132,15 +132,21 @@ def sensitivity(
     What would be zero without rounding has no scale but this one: a sum that cancels. Outputs are
     what run returns, and then the inputs that are written.
     """
-    moved = []
-    for tensor in inputs:
-        if tensor.is_floating_point():
-            signs = torch.where(torch.arange(tensor.numel(), device=tensor.device) % 2 == 0, 1, -1)
-            eps = 4 * torch.finfo(tensor.dtype).eps
-            tensor = tensor * (1 + eps * signs.reshape(tensor.shape)).to(tensor.dtype)
-        moved.append(tensor)
+    moved = [_nudged(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
     found = [*run([*moved]), *(moved[i] for i in written)]
     return [_moved(one, other) for one, other in zip(outputs, found, strict=True)]
+
+
+def _nudged(tensor: Tensor) -> Tensor:
+    """Every number moved by some units of rounding, in memory that is laid out the same."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    memory = tensor.as_strided([1 + sum((size - 1) * stride for size, stride in pairs)], [1])
+    signs = torch.where(torch.arange(len(memory), device=tensor.device) % 2 == 0, 1, -1)
+    eps = 4 * torch.finfo(tensor.dtype).eps
+    nudged = memory * (1 + eps * signs).to(tensor.dtype)
+    return nudged.as_strided(tensor.shape, tensor.stride())
 
 
 def _moved(one: Any, other: Any) -> float:

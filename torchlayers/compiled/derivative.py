@@ -148,8 +148,8 @@ class Derivative:
         """The gradients, as tensors without a history."""
         if any(cotangent.is_conj() or cotangent.is_neg() for cotangent in cotangents):
             cotangents = [cotangent.resolve_conj().resolve_neg() for cotangent in cotangents]
-        if inlined(cotangents):  # a vmap over cotangents
-            return self.halves.backward(*saved, *cotangents)  # type: ignore[no-any-return]
+        if _any_batched(cotangents):
+            return self.backward.replayed([*saved, *cotangents])
         return self.run_backward([*saved, *self.laid_out(cotangents)])
 
     def laid_out(self, cotangents: list[Tensor]) -> list[Tensor]:

@@ -25,6 +25,7 @@ from torchlayers.compiled import inductor
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.compare import Run
 from torchlayers.compiled.graphs import communicates, inputs_of
+from torchlayers.compiled.layouts import STRIDES, strides_of
 from torchlayers.compiled.modules_called import are_as_then
 from torchlayers.compiled.record import record
 from torchlayers.compiled.recording import Recording
@@ -221,6 +222,8 @@ def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
         args, kwargs = map_aggregate((node.args, node.kwargs), fill)
         known[node] = made.create_node(node.op, node.target, args, kwargs, node.name)
         known[node].meta = {"stack_trace": node.meta.get("stack_trace")}
+        if (strides := strides_of(node)) is not None:
+            known[node].meta[STRIDES] = tuple(_put(stride, numbers) for stride in strides)
     filled = GraphModule(graph, made)
     for name, held in graph.named_children():  # branches, and bodies of loops
         if isinstance(held, GraphModule):

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torchlayers import errors
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.compiled.layouts import relied_on
 
 
 def replay(graph: GraphModule) -> Program:
@@ -34,6 +35,7 @@ def replay(graph: GraphModule) -> Program:
     writer = ProgramWriter(len(inputs))
     # What each node is: a value of the program, several, or a constant.
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
+    strides = relied_on(graph)  # NOTE [Recorded strides]
     for node in nodes:
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(graph)
@@ -47,6 +49,8 @@ def replay(graph: GraphModule) -> Program:
             return writer.finish([*map_arg(some, env.__getitem__)])
         elif node.op != "placeholder":
             env[node] = _step(writer, graph, node, env)
+        if node in strides and isinstance(env[node], RecordedValue):
+            env[node] = writer.lay_out(env[node], strides[node])
     raise ValueError("torchlayers: replay: the graph has no output")
 
 

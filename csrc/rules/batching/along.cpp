@@ -69,7 +69,7 @@ void add_batched_along(BatchingTable& rules) {
   rules.add({"softmax.int", "log_softmax.int", "_softmax", "_log_softmax"}, {along_dim, 1});
   rules.add({"_softmax_backward_data", "_log_softmax_backward_data"}, {along_dim, 2});
   rules.add({"cumsum", "cumprod", "logcumsumexp", "cummax", "cummin"}, {along_dim, 1});
-  rules.add({"sort", "max.dim", "min.dim", "median.dim"}, {along_dim, 1});
+  rules.add({"sort", "max.dim", "min.dim"}, {along_dim, 1});
   rules.add({"argmax", "argmin", "glu"}, {along_dim, 1});
   rules.add({"sort.stable", "topk"}, {along_dim, 2});
   rules.add({"flip"}, {along_dims, 1});

@@ -81,12 +81,30 @@ bool smallest(BatchedCall& call, size_t) {
   return chosen(call, [](const Tensor& x) { return x.amin(1); });
 }
 
+// torch's kernels (2.13) of both medians read memory behind a dimension that is expanded.
+Tensor not_expanded(const Tensor& x, int64_t dim) {
+  return x.sym_stride(dim).maybe_as_int() == 0 ? x.contiguous() : x;
+}
+
 bool median(BatchedCall& call, size_t) {
-  return chosen(call, [](const Tensor& x) { return std::get<0>(x.median(1)); });
+  return chosen(call, [](const Tensor& x) { return std::get<0>(not_expanded(x, 1).median(1)); });
 }
 
 bool nanmedian(BatchedCall& call, size_t) {
-  return chosen(call, [](const Tensor& x) { return std::get<0>(x.nanmedian(1)); });
+  return chosen(call, [](const Tensor& x) { return std::get<0>(not_expanded(x, 1).nanmedian(1)); });
+}
+
+// op(x, dim, keepdim)
+bool median_along(BatchedCall& call, size_t arg) {
+  if (!call.only(0)) {
+    return false;
+  }
+  const auto dim = BatchedCall::physical(call[arg].toInt(), call.rank(0));
+  return dim && call.give([&] {
+    call.set(arg, *dim);
+    return call.call_all(
+        call.args_with([&](size_t i) { return not_expanded(call.value(i), *dim); }));
+  });
 }
 
 } // namespace
@@ -104,6 +122,7 @@ void add_batched_reductions(BatchingTable& rules) {
   rules.add({"min"}, {smallest});
   rules.add({"median"}, {median});
   rules.add({"nanmedian"}, {nanmedian});
+  rules.add({"median.dim", "nanmedian.dim"}, {median_along, 1});
 }
 
 } // namespace torchlayers

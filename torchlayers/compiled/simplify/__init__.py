@@ -3,7 +3,8 @@
 A recording has what the layers did, one operator after the other: copies that guarded against
 writes, views of views, derivatives computed twice. mutations.py comes first: after it an operator
 writes nothing, so that a value may stand for another. Each pass is a function of a graph that
-changes it; nodes.py has what they share; returned.py gives the caller what was recorded.
+changes it; nodes.py has what they share; operands.py gives control flow, and returned.py the
+caller, what was recorded.
 docs/compile-passes.md draws them.
 """
 
@@ -29,6 +30,7 @@ from torchlayers.compiled.simplify.identities import fold_constants
 from torchlayers.compiled.simplify.joined import join_sums
 from torchlayers.compiled.simplify.mutations import without_mutations
 from torchlayers.compiled.simplify.nodes import pin
+from torchlayers.compiled.simplify.operands import lay_out_operands
 from torchlayers.compiled.simplify.outer import contract_outer
 from torchlayers.compiled.simplify.returned import keep, promised
 from torchlayers.compiled.simplify.scaled import share_scaled
@@ -146,6 +148,7 @@ def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModu
             simplification(simplified)
             drop_dead(simplified)
             yield simplification.__name__, simplified
+        lay_out_operands(simplified)
         keep(simplified, promise)
         drop_dead(simplified)
         yield keep.__name__, simplified

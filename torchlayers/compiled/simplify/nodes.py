@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
@@ -216,6 +216,8 @@ def _refresh(graph: Graph) -> None:
     """Computes the values that a replacement left in doubt, before a pass reads them."""
     for node in graph.nodes:
         if not node.meta.pop(_STALE, False) or node.op != "call_function":
+            continue
+        if isinstance(node.target, HigherOrderOperator):  # operands.py sees to their strides
             continue
         told = value(node)
         node.meta["val"] = true = _computed_with_copies(node)
