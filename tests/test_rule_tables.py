@@ -37,7 +37,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 484,
     "cotangents": 425,
-    "batching": 246,
+    "batching": 249,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,
