@@ -1,10 +1,13 @@
 """Operators that are recorded by other names, or as others."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.errors import DataDependentError, TransformError, location
@@ -72,9 +75,13 @@ def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
 def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     """A tangent laid out as its primal. torch takes the memory's size for a number here."""
     if not _has_symbols(x, other):
-        return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
-            x, other, self_num_batch_dims=self_num_batch_dims
-        )
+        # Fake tensors that are made anew, of a call like an earlier one, have no memory past their
+        # elements. But a part of a tensor has a tangent in as much memory.
+        uncached = disable_fake_tensor_cache(x.fake_mode) if isinstance(x, FakeTensor) else None
+        with uncached or contextlib.nullcontext():
+            return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
+                x, other, self_num_batch_dims=self_num_batch_dims
+            )
     batch = x.shape[:self_num_batch_dims]
     if other.is_contiguous():
         return x.new_zeros([*batch, *other.shape])

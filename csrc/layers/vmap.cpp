@@ -179,10 +179,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
   call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
-    if (has_escaped(result, *this)) {       // by the size of its batch
-      if (holder_of(result).numel() == 0) { // what torch's rule for lu_unpack was not asked for
-        return result;
-      }
+    if (has_escaped(result, *this)) { // by the size of its batch
       raise(
           "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
           "batch for one of them.",

@@ -21,6 +21,7 @@ V, W = values(3), values(3) + 1
 X, Y = values(2, 3), values(2, 3) + 1
 SQUARE, CUBE = values(3, 3) + 3 * torch.eye(3), values(2, 3, 4)
 CUBES = values(2, 3, 3) + 3 * torch.eye(3)
+PIVOTED = CUBES.flip(1)
 IMAGE, IMAGES = values(2, 5, 5), values(2, 2, 5, 5)
 PLACES, ROWS = torch.tensor([2, 0]), torch.tensor([[0, 1, 1], [1, 0, 1]])
 MASK = torch.tensor([[True, False, True], [False, True, True]])
@@ -70,6 +71,28 @@ def _layer_norm_backward(g: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> 
         for result in A.native_layer_norm_backward(g, x, [3], mean, rstd, w, w, which)
         if result is not None
     ]
+
+
+def _distances_backward(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    found: Tensor = A._cdist_backward(g, x, y, 1.5, torch.cdist(x, y, 1.5))
+    return found
+
+
+def _lu_solve(**options: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    def solve(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b, **options)
+
+    return solve
+
+
+def _lu_unpack(*flags: bool) -> Callable[[Tensor], Any]:
+    """What is not asked for is empty, and has no batch."""
+
+    def unpack(a: Tensor) -> list[Tensor]:
+        factors = A.lu_unpack(*torch.linalg.lu_factor(a), *flags)
+        return [factor for factor in factors if factor.numel()]
+
+    return unpack
 
 
 def _resized_backward(name: str) -> Callable[[Tensor], Any]:
@@ -295,6 +318,23 @@ SAMPLES: dict[str, list[Sample]] = {
     "_cdist_forward": [
         (lambda x, y: A._cdist_forward(x, y, 2.0, None), [values(*left), values(*right) + 1])
         for left, right in [((2, 3), (4, 3)), ((5, 2, 3), (4, 3)), ((2, 3), (5, 4, 3))]
+    ],
+    "_cdist_backward": [
+        (_distances_backward, [values(2, 4), values(2, 3), values(4, 3) + 1]),
+        (_distances_backward, [values(5, 2, 4), values(5, 2, 3), values(4, 3) + 1]),
+        (_distances_backward, [values(5, 2, 4), values(2, 3), values(5, 4, 3) + 1]),
+    ],
+    "linalg_lu_solve": [
+        (_lu_solve(), [PIVOTED[0], values(3, 2)]),
+        (_lu_solve(adjoint=True), [PIVOTED[0], values(4, 3, 2)]),
+        (_lu_solve(left=False), [PIVOTED[0], values(4, 2, 3)]),
+        (_lu_solve(), [PIVOTED, values(3, 2)]),
+        (_lu_solve(left=False, adjoint=True), [PIVOTED[:, None], values(4, 2, 3)]),
+    ],
+    "lu_unpack": [
+        (_lu_unpack(True, True), [PIVOTED]),
+        (_lu_unpack(True, False), [X]),
+        (_lu_unpack(False, True), [PIVOTED[0]]),
     ],
     "linalg_solve": [
         (torch.linalg.solve, [SQUARE, V]),

@@ -86,6 +86,9 @@ WRONG_IN_TORCH = {
     "index_put_",
     "_index_put_impl_",
     "_pack_padded_sequence",
+    "_cdist_backward",
+    "linalg_lu_solve",
+    "lu_unpack",
 }
 
 

@@ -146,6 +146,19 @@ def test_an_interpolation_in_place_below_a_jvp():
     ] * 2
 
 
+def test_jvps_of_a_part_of_memory_are_recorded_again():
+    """What torch remembers of a fake tensor says nothing of the memory that it is a part of."""
+
+    def slope(x):
+        return tl.jvp(lambda x: tl.jvp(torch.sin, (x,), (x.sin(),))[1], (x[1:],), (x[1:].cos(),))[1]
+
+    curvature = tl.grad(lambda x: tl.grad(lambda x: slope(x).sum())(x).sum())
+    x = torch.rand(3, 4, dtype=torch.float64)
+    for _ in range(2):
+        (found,) = record(curvature, (x,)).graph(x)
+        torch.testing.assert_close(found, curvature(x))
+
+
 @pytest.mark.parametrize("is_on", [True, False])
 def test_pythons_collector_waits_for_a_recording(is_on):
     seen = []

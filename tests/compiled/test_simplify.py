@@ -185,6 +185,17 @@ def test_memory_read_by_strides_stays_where_it_is():
     same(lambda x: (x[1:].clone()).as_strided((2,), (1,), 1) + 1, torch.randn(5))
 
 
+def test_zeros_that_are_written_to_by_strides_keep_the_layout_that_a_pass_gave_them():
+    """A tangent of the Cholesky factor lies in memory as the factor does, by columns."""
+    weights, tangent = torch.rand(2, 3, 3, dtype=torch.float64)
+
+    def columns(x):
+        return tl.vmap(tl.jacfwd(lambda x: (torch.linalg.cholesky(x) * weights).sum()))(x)
+
+    x = torch.stack([tangent @ tangent.mT + torch.eye(3), torch.eye(3) * 2])
+    same(lambda x: tl.jvp(columns, (x,), (tangent.expand(2, 3, 3).clone(),))[1], x, exact=False)
+
+
 def test_as_strided_reads_a_tangent_that_lies_as_its_primal_does_with_holes():
     def energy(x):
         return x.as_strided(x.shape, x.stride()).sin().sum()

@@ -30,6 +30,8 @@ void add_batched_shapes(BatchingTable& rules);
 void add_batched_along(BatchingTable& rules);
 void add_batched_reductions(BatchingTable& rules);
 void add_batched_products(BatchingTable& rules);
+void add_batched_solutions(BatchingTable& rules);
+void add_batched_distances(BatchingTable& rules);
 void add_batched_images(BatchingTable& rules);
 void add_batched_losses(BatchingTable& rules);
 void add_batched_norms(BatchingTable& rules);

@@ -1,4 +1,4 @@
-// The matmul family, einsum, and what takes matrices two by two: distances and solutions.
+// The matmul family and einsum.
 #include <ATen/ATen.h>
 
 #include <algorithm>
@@ -315,52 +315,6 @@ bool einsum(BatchedCall& call, size_t) {
   return call.run();
 }
 
-// _cdist_forward(x, y, ...): the pairs of their rows.
-bool distances(BatchedCall& call, size_t) {
-  const int64_t m = call.rank(0);
-  const int64_t n = call.rank(1);
-  const bool of_x = call.is_batched(0);
-  const bool of_y = call.is_batched(1);
-  const bool lined_up = of_x && of_y ? m == n : (of_x && n <= m) || (of_y && m <= n);
-  return m >= 2 && n >= 2 && lined_up && call.run();
-}
-
-// linalg_solve(A, b, *, left): a vector is a matrix of one column, and both have as many dimensions
-// below, or torch might see the batch of matrices as one of vectors.
-bool solve(BatchedCall& call, size_t) {
-  const Tensor& a = call.tensor(0);
-  const Tensor& b = call.tensor(1);
-  const bool is_left = call.flag(2);
-  const int64_t m = a.dim();
-  if (m < 2 || b.dim() < 1 || !(call.is_batched(0) || call.is_batched(1)) ||
-      a.scalar_type() != b.scalar_type()) {
-    return false;
-  }
-  const bool is_vector =
-      b.dim() == 1 || (b.dim() == m - 1 && b.sizes() == a.sizes().slice(0, m - 1));
-  const int64_t n = b.dim() + (is_vector ? 1 : 0);
-  const int64_t rows = is_vector || !is_left ? b.size(-1) : b.size(-2);
-  if (a.size(-1) != a.size(-2) || a.size(-1) != rows || (is_vector && !is_left)) {
-    return false;
-  }
-  const bool lines_up =
-      m == 2 || n == 2 || (m == n && a.sizes().slice(0, m - 2) == b.sizes().slice(0, m - 2));
-  return lines_up && call.give([&] {
-    const auto raised = [&](Tensor value) {
-      while (value.dim() < std::max(m, n) + 1) {
-        value = value.unsqueeze(1);
-      }
-      return value;
-    };
-    const Tensor given = call.expanded(1);
-    const Tensor x = at::linalg_solve(
-        call.is_batched(0) ? raised(call.value(0)) : a,
-        raised(is_vector ? given.unsqueeze(-1) : given),
-        is_left);
-    return is_vector ? x.squeeze(-1) : x;
-  });
-}
-
 } // namespace
 
 void add_batched_products(BatchingTable& rules) {
@@ -373,8 +327,6 @@ void add_batched_products(BatchingTable& rules) {
   rules.add({"linear"}, {linear});
   rules.add({"addmm"}, {addmm});
   rules.add({"einsum"}, {einsum});
-  rules.add({"_cdist_forward"}, {distances});
-  rules.add({"linalg_solve"}, {solve});
 }
 
 } // namespace torchlayers

@@ -19,6 +19,8 @@ const BatchingTable& BatchingTable::instance() {
     add_batched_along(*all);
     add_batched_reductions(*all);
     add_batched_products(*all);
+    add_batched_solutions(*all);
+    add_batched_distances(*all);
     add_batched_images(*all);
     add_batched_losses(*all);
     add_batched_norms(*all);

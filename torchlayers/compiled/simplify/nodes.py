@@ -233,10 +233,13 @@ def pin(graph: Graph) -> None:
     """Marks the nodes whose memory is read by strides: they stay as they are."""
     for node in graph.nodes:
         if calls(node, *BY_STRIDES):
-            read: Any = node.args[0]
-            while read is not None:
-                read.meta[_PINNED] = True
-                read = _as_node(read.args[0]) if calls(read, *_LIKE_FIRST) else viewed_by(read)
+            _pin(node.args[0])
+
+
+def _pin(read: Any) -> None:
+    while read is not None:
+        read.meta[_PINNED] = True
+        read = _as_node(read.args[0]) if calls(read, *_LIKE_FIRST) else viewed_by(read)
 
 
 def viewed_by(node: Node) -> Node | None:
@@ -337,5 +340,6 @@ def _computed_with_copies(node: Node) -> Any:
 def _lay_out_after(node: Node, like: Tensor) -> None:
     users = list(node.users)
     copy = laid_out(node.next, node, like)
+    _pin(copy)
     for user in users:
         user.replace_input_with(node, copy)
