@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 
 import pytest
@@ -180,6 +181,19 @@ def test_a_static_argument_is_a_constant_as_a_whole(places):
     assert compiled(ONES, (0,)).tolist() == [4, 4]
     assert compiled(ONES, (0, 1)).item() == 8
     assert compiled.report().signatures[-1].why == "a static argument is (0, 1), was (0,)"
+
+
+def test_more_static_arguments_than_before_are_another_signature():
+    f = tl.compile(lambda x, n=1, m=1: x * n * m, static_argnums=(1, 2), backend="replay")
+    x = torch.ones(2)
+    for args in ((), (2,), (2, 3)):
+        torch.testing.assert_close(f(x, *args), x * math.prod(args))
+    why = [entry.why for entry in f.report().signatures]
+    assert why == [
+        "",
+        "1 of the arguments are static, 0 were",
+        "2 of the arguments are static, 1 were",
+    ]
 
 
 def test_report_says_what_was_done():
