@@ -139,7 +139,7 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tensors, rest = args[:7], args[7:]
     x, hidden, cell = args[0], args[5], args[6]
     shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
-    kept = _kept_by_lstm(shapes, x.dtype, rest)
+    kept = _kept_by_lstm(shapes, x.dtype, x.device, rest)
     return (
         x.new_empty(*x.shape[:-1], hidden.shape[-1]),
         hidden.new_empty(hidden.shape),
@@ -150,10 +150,13 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @functools.lru_cache
 def _kept_by_lstm(
-    shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype, rest: tuple[Any, ...]
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    rest: tuple[Any, ...],
 ) -> int:
     """How many bytes: the library decides, and tells in a result alone."""
     with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
-        zeros = (torch.zeros(shape, dtype=dtype, device="cpu") for shape in shapes)
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         kept: Tensor = lstm_layer(*zeros, *rest)[3]
     return kept.numel()
