@@ -94,7 +94,8 @@ class Compiled(_C.CompiledCall):
         Raises:
             DataDependentError: the function needs a value that only a call's data has.
         Example:
-            >>> lowered = compile(lambda a, b: (a @ b).sin()).lower(torch.ones(2, 3), torch.ones(3))
+            >>> compiled = torchlayers.compile(lambda a, b: (a @ b).sin())
+            >>> lowered = compiled.lower(torch.ones(2, 3), torch.ones(3))
             >>> lowered.operators, lowered.flops
             (2, 14)
 
