@@ -37,7 +37,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 484,
     "cotangents": 425,
-    "batching": 251,
+    "batching": 250,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,

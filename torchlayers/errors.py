@@ -5,6 +5,7 @@ that programs written for torch.func catch them too.
 """
 
 import contextlib
+import copy
 import linecache
 import os
 import sys
@@ -38,6 +39,7 @@ _LIBRARIES = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(__file__) + os.sep,
     contextlib.__file__,  # decorators and blocks
+    copy.__file__,
 )
 
 
@@ -361,7 +363,7 @@ def _is_users(frame: types.FrameType) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Whether the file is neither torch's nor ours."""
+    """Whether the file is neither torch's nor ours, nor one of Python's that stands between."""
     return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 

@@ -1,7 +1,11 @@
 """Operators that a recording has in another's place, and that inductor calls as they are."""
 
+import functools
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.device import is_on_host
 
@@ -94,3 +98,65 @@ def _(
         a.new_empty(a.shape[:-2] if has_ranks else (0,), dtype=torch.int64),
         a.new_empty((*a.shape[:-2], min(rows, columns)) if has_singular else (0,), dtype=real),
     )
+
+
+@torch.library.custom_op("torchlayers::lstm_layer", mutates_args=())
+def lstm_layer(
+    x: Tensor,
+    input_weight: Tensor,
+    hidden_weight: Tensor,
+    input_bias: Tensor,
+    hidden_bias: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    is_reversed: bool,
+    mode: int,
+    size: int,
+    layers: int,
+    has_biases: bool,
+    is_bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """aten.mkldnn_rnn_layer with what its backward needs, which it keeps where autograd is on."""
+    tensors = (x, input_weight, hidden_weight, input_bias, hidden_bias, hidden, cell)
+    with torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(  # type: ignore[no-any-return]
+            *(tensor.contiguous() for tensor in tensors),
+            is_reversed,
+            [],
+            mode,
+            size,
+            layers,
+            has_biases,
+            is_bidirectional,
+            batch_first,
+            True,
+        )
+
+
+@lstm_layer.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tensors, rest = args[:7], args[7:]
+    x, hidden, cell = args[0], args[5], args[6]
+    shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
+    kept = _kept_by_lstm(shapes, x.dtype, x.device, rest)
+    return (
+        x.new_empty(*x.shape[:-1], hidden.shape[-1]),
+        hidden.new_empty(hidden.shape),
+        cell.new_empty(cell.shape),
+        x.new_empty(kept, dtype=torch.uint8),
+    )
+
+
+@functools.lru_cache
+def _kept_by_lstm(
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    rest: tuple[Any, ...],
+) -> int:
+    """How many bytes: the library decides, and tells in a result alone."""
+    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        kept: Tensor = lstm_layer(*zeros, *rest)[3]
+    return kept.numel()

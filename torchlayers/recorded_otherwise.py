@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.errors import DataDependentError, TransformError, location
-from torchlayers.opaque import ctc_loss, least_squares, random_from
+from torchlayers.opaque import ctc_loss, least_squares, lstm_layer, random_from
 
 aten = torch.ops.aten
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
@@ -129,6 +129,14 @@ def _least_squares(
     return least_squares(a, b, rcond, driver)
 
 
+def _lstm_layer(*args: Any) -> Any:
+    """With what its backward needs: a recording runs where autograd is off."""
+    *rest, is_training = args
+    if not (is_training and torch.is_grad_enabled()):
+        return aten.mkldnn_rnn_layer.default(*args)
+    return lstm_layer(*rest[:8], *rest[9:])
+
+
 OTHERWISE: dict[Any, Callable[..., Any]] = {
     aten.addcmul.default: _add_product,
     aten.constant_pad_nd.default: _pad,
@@ -139,6 +147,7 @@ OTHERWISE: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten.linalg_lstsq.default: _least_squares,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
     _RANDOM_BETWEEN: _draw_between,
 }
 

@@ -122,7 +122,7 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::reinterpret_borrow<py::dict>(keywords),
       py::handle(places).cast<std::vector<bool>>(),
       captured,
-      py::handle(entry).attr("modules"));
+      py::handle(entry).attr("held_by_modules"));
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);

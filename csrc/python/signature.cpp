@@ -18,12 +18,6 @@ namespace py = pybind11;
 
 namespace {
 
-// Borrowed; null where a module keeps it elsewhere.
-PyObject* training_in(const py::object& attributes) {
-  static PyObject* const name = PyUnicode_InternFromString("training");
-  return PyDict_GetItem(attributes.ptr(), name);
-}
-
 // As a dict asks it before it compares: what holds tensors goes by which they are, and == by
 // values.
 bool have_same_hash(PyObject* one, PyObject* other) {
@@ -149,14 +143,17 @@ std::optional<Signature> Signature::of(
   for (const auto& tensor : captured) {
     signature.captured_.emplace_back(tensor);
   }
-  for (const auto& called : modules) {
-    const auto module = py::reinterpret_borrow<py::tuple>(called);
-    const auto& mode = signature.modules_.emplace_back(module[0].attr("__dict__"), module[1]);
-    if (training_in(mode.attributes) != mode.training.ptr()) {
-      return std::nullopt;
-    }
+  for (const auto& held : modules) {
+    const auto [table, key, value] = held.cast<std::tuple<py::dict, py::object, py::object>>();
+    const auto count = key.is_none() ? value.cast<Py_ssize_t>() : 0;
+    signature.modules_.push_back({table, key, value, count});
   }
   return signature;
+}
+
+bool Signature::Held::is() const {
+  return key.is_none() ? PyDict_GET_SIZE(table.ptr()) == count
+                       : PyDict_GetItem(table.ptr(), key.ptr()) == value.ptr();
 }
 
 bool Signature::fits(
@@ -207,9 +204,7 @@ bool Signature::fits(const std::vector<at::Tensor>& captured) const {
       return false;
     }
   }
-  return std::all_of(modules_.begin(), modules_.end(), [](const Mode& module) {
-    return training_in(module.attributes) == module.training.ptr();
-  });
+  return std::all_of(modules_.begin(), modules_.end(), [](const Held& held) { return held.is(); });
 }
 
 int Signature::visit(visitproc visit, void* arg) const {
@@ -219,8 +214,9 @@ int Signature::visit(visitproc visit, void* arg) const {
   for (const auto& value : static_) {
     Py_VISIT(value.ptr());
   }
-  for (const auto& module : modules_) {
-    Py_VISIT(module.attributes.ptr());
+  for (const auto& held : modules_) {
+    Py_VISIT(held.table.ptr());
+    Py_VISIT(held.value.ptr());
   }
   return structure_.visit(visit, arg);
 }

@@ -51,7 +51,7 @@ class Signature {
  public:
   // Nothing where C++ can't tell it: there is a tensor of another kind, or a container that
   // torch.utils._pytree takes apart. `is_static`: the positional arguments that are constants as a
-  // whole. `modules`: pairs of a module and whether it was training.
+  // whole. `modules`: what they hold, as torchlayers/compiled/modules_called.py tells it.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
@@ -67,7 +67,7 @@ class Signature {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const;
 
-  // Whether the captured tensors are what they were, and modules in training that were.
+  // Whether the captured tensors are what they were, and modules hold what they held.
   bool fits(const std::vector<at::Tensor>& captured) const;
 
   int visit(visitproc visit, void* arg) const;
@@ -88,11 +88,15 @@ class Signature {
   std::vector<Leaf> leaves_;
   Leaves static_;
   std::vector<Like> captured_;
-  // What was under "training" in its attributes, of each module.
-  struct Mode {
-    pybind11::object attributes, training;
+  // A dict of a module's, a key, and what was there; without a key, how many there were.
+  struct Held {
+    bool is() const;
+
+    pybind11::dict table;
+    pybind11::object key, value;
+    Py_ssize_t count;
   };
-  std::vector<Mode> modules_;
+  std::vector<Held> modules_;
 };
 
 } // namespace torchlayers

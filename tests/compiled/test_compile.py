@@ -119,7 +119,7 @@ def test_a_module_compiled_has_what_the_module_has():
     assert compiled.weight is net.weight
     assert [*compiled.parameters()] == [*net.parameters()]
     assert compiled.state_dict().keys() == net.state_dict().keys()
-    assert compiled.eval() is net
+    assert compiled.eval() is compiled
     assert not net.training
     with pytest.raises(AttributeError, match="nothing"):
         _ = compiled.nothing

@@ -1,5 +1,7 @@
 """What a compiled function does to tensors besides writing numbers: .data, .grad, requires_grad."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -277,6 +279,7 @@ REFUSED = {
     "memory written": (lambda x: x.untyped_storage().fill_(0), "Write to the tensor"),
     "an address": (lambda x: x + x.data_ptr(), "asks for the address"),
     "memory for others": (lambda x: x.share_memory_(), "do that outside"),
+    "copied": (lambda x: copy.copy(x), r"write x.detach\(\) .* In test_effects.py:"),
     "swapped": (lambda x: torch.utils.swap_tensors(x, x.clone()), "Swap them outside"),
     "an attribute": (lambda x: setattr(x, "note", 3), "sets an attribute, 'note', of argument x"),
     "backward": (lambda x: x.requires_grad_().sum().backward(), r"calls backward\(\)"),

@@ -54,6 +54,24 @@ def test_training_with_dropout_and_batch_norm():
     assert how(compiled) == ["inductor"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_is_no_difference(dtype):
+    """Inductor's code does not round to half precision where the operators do."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    compiled = tl.compile(lambda x: net(x).float().square().mean())
+    x = torch.randn(16, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with torch.autocast("cpu", dtype):
+            loss = compiled(x)
+        gradients = torch.autograd.grad(loss, [*net.parameters()])
+    assert how(compiled) == ["inductor"]
+    exact = torch.autograd.grad(net(x).square().mean(), [*net.parameters()])
+    for one, other in zip(gradients, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
+
+
 def test_second_derivatives():
     f = lambda x: (x @ x.t()).tanh().sum(0)  # noqa: E731
 

@@ -154,3 +154,67 @@ def test_a_module_goes_with_its_function():
     del net
     gc.collect()
     assert gone() is None
+
+
+def another_parameter(net):
+    net[0].weight = nn.Parameter(torch.zeros(4, 3))
+
+
+def loaded(net):
+    net.load_state_dict({k: v * 2 for k, v in net.state_dict().items()}, assign=True)
+
+
+def another_child(net):
+    net[1] = nn.ReLU()
+
+
+def one_more_child(net):
+    net.append(nn.Tanh())
+
+
+def a_hook(net):
+    net[1].register_forward_hook(lambda module, args, result: result * 2)
+
+
+CHANGES = {
+    another_parameter: "weight of Linear is another",
+    loaded: "weight of Linear is another",
+    another_child: "1 of Sequential is another",
+    one_more_child: "Sequential has 4 children, had 3",
+    a_hook: "Sigmoid has 1 hooks, had 0",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_module_that_was_changed_is_recorded_anew(change):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 1))
+    f = captured(net)
+    f(X)
+    change(net)
+    torch.testing.assert_close(f(X), net(X))
+    f(X)
+    assert [entry.why for entry in f.report().signatures] == ["", CHANGES[change]]
+
+
+def test_a_compiled_forward_reads_what_functional_call_puts_in():
+    class Scaled(nn.Linear):
+        @tl.compile(backend="replay")
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    net = Scaled(3, 1)
+    expected = net(X)
+    given = {name: value.detach() * 3 for name, value in net.named_parameters()}
+    torch.testing.assert_close(tl.functional_call(net, given, (X,)), expected.detach() * 3)
+    torch.testing.assert_close(net(X), expected)
+
+
+def test_a_compiled_forward_knows_its_modules_mode():
+    class Net(nn.Module):
+        @tl.compile(backend="replay")
+        def forward(self, x):
+            return F.dropout(x, 0.5, self.training) + 1
+
+    net = Net()
+    assert set(net(X).unique().tolist()) <= {1.0, 3.0}
+    assert torch.equal(net.eval()(X), X + 1)

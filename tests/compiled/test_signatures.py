@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import warnings
 
 import pytest
@@ -182,6 +183,19 @@ def test_a_static_argument_is_a_constant_as_a_whole(places):
     assert compiled.report().signatures[-1].why == "a static argument is (0, 1), was (0,)"
 
 
+def test_more_static_arguments_than_before_are_another_signature():
+    f = tl.compile(lambda x, n=1, m=1: x * n * m, static_argnums=(1, 2), backend="replay")
+    x = torch.ones(2)
+    for args in ((), (2,), (2, 3)):
+        torch.testing.assert_close(f(x, *args), x * math.prod(args))
+    why = [entry.why for entry in f.report().signatures]
+    assert why == [
+        "",
+        "1 of the arguments are static, 0 were",
+        "2 of the arguments are static, 1 were",
+    ]
+
+
 def test_report_says_what_was_done():
     compiled = replayed(torch.sin)
     for size in (8, 9, 8):
@@ -212,10 +226,21 @@ def test_a_function_that_is_recorded_over_and_over_is_warned_of_once():
 # Refused
 
 
+class Unhashable:
+    __hash__ = None
+
+
+@dataclasses.dataclass
+class Thawed:
+    x: torch.Tensor
+
+
 @pytest.mark.parametrize(
     "value, message",
     [
-        (set(), r"argument 1 is set, which has no hash: .* Give its class __hash__"),
+        (set(), r"argument 1 is set, which has no hash: .* Make it a frozenset"),
+        (Unhashable(), r"argument 1 is Unhashable, .* Give its class __hash__"),
+        (Thawed(torch.ones(2)), r"argument 1 is Thawed, .* Make it frozen \(@dataclass"),
         (torch.ones(2).numpy(), r"argument 1 is ndarray, .* Make it a tensor \(torch.as_tensor\)"),
     ],
 )
@@ -224,7 +249,16 @@ def test_what_has_no_hash_is_refused(value, message):
         replayed(first)(ONES, value)
 
 
+@pytest.mark.parametrize("value", [{}, []])
+def test_a_static_argument_needs_a_hash(value):
+    with pytest.raises(tl.errors.TransformError, match=r"Make it .*no static argument"):
+        replayed(first, static_argnums=1)(ONES, value)
+
+
 DATA_DEPENDENT = {
+    "a format": lambda x: f"{x.sum():.2f}",
+    "an assertion of torch's": lambda x: torch.testing.assert_close(x, x),
+    "an array": lambda x: x * x.new_ones(3).numpy(),
     "a branch": lambda x: x if x.sum() > 0 else -x,
     "item": lambda x: x * x.sum().item(),
     "float": lambda x: x * float(x.sum()),
@@ -244,7 +278,7 @@ def test_what_depends_on_data_is_refused(name):
         compiled(ONES)
     message = str(caught.value)
     assert "In test_signatures.py:" in message and f'"{name}": lambda' in message
-    assert "torch.where or torch.cond" in message
+    assert ("torch.as_tensor" if ".numpy()" in message else "torch.where or torch.cond") in message
     assert tl.current_stack() == ()
 
 

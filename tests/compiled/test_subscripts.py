@@ -45,6 +45,19 @@ def moved(x, i, v):
     return y
 
 
+def put_among(x, i, v):
+    y = x.clone()
+    y[i, [0, 2]] = v[:2]
+    y[[1, 3], i % 3, None] = v[:1]
+    y[..., [0, 2], i % 2] = v[0, 0]
+    return y
+
+
+def picked_and_written(x, i, v):
+    y = x[i, [0, 2]]  # a copy, uncompiled too
+    return y.mul_(v[:2]) + x[i, :2]
+
+
 PROGRAMS = {
     "x[i]": lambda x, i, v: x[i],
     "x[i, 1]": lambda x, i, v: x[i, 1] * v,
@@ -62,6 +75,13 @@ PROGRAMS = {
     "x[..., i] = v": put_last,
     "x[i, i] = 5": put_twice,
     "x[i] = x[i].clone() * v": moved,
+    "x[i, [0, 2]]": lambda x, i, v: x[i, [0, 2]] * v[:2],
+    "x[i, mask]": lambda x, i, v: x[i, torch.tensor([True, False, True])] * v[:2],
+    "x[[0, 2], i]": lambda x, i, v: x[[0, 2], i % 3] + x[:2, torch.tensor([0, 0]), i % 2][:, 0],
+    "x[..., [1, 0], i]": lambda x, i, v: x[..., [1, 0], i % 2],
+    "x[i, :, [1, 0]]": lambda x, i, v: x[i, :, [1, 0]] + x[i, None, :, [1]],
+    "x[i, [0, 2]] = v": put_among,
+    "x[i, [0, 2]].mul_": picked_and_written,
     "captured": lambda x, i, v: x[PLACES[0]] + X[i],
 }
 V = torch.linspace(1, 2, 6, dtype=torch.float64).reshape(3, 2)
@@ -189,13 +209,13 @@ def test_a_clone_is_what_was_there():
     torch.testing.assert_close(replayed(f)(X, torch.tensor(1)), f(X, torch.tensor(1)))
 
 
-def test_a_mask_and_a_list_are_asked_for():
+def test_a_truth_value_and_a_place_in_a_list_are_asked_for():
     with pytest.raises(tl.errors.DataDependentError):
         replayed(lambda x, i: x[i])(X, torch.tensor(True))
     with pytest.raises(tl.errors.DataDependentError):
         replayed(lambda x, i: [1, 2, 3][i])(X, PLACES[0])
     with pytest.raises(IndexError, match="index_select"):
-        replayed(lambda x, i: x[i, [0, 1]])(X, PLACES[0])
+        replayed(lambda x, i: x[i, True])(X, PLACES[0])
 
 
 def test_sizes_may_be_symbols():

@@ -12,7 +12,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiled import inductor
 from torchlayers.compiled.compare import Before, compared
-from torchlayers.compiled.graphs import draws_from, final_copies, is_functional
+from torchlayers.compiled.graphs import draws_from, final_copies, half_precision, is_functional
 from torchlayers.compiled.replay import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -60,6 +60,7 @@ class Runner:
         self._settled = False
         self._lock = threading.RLock()
         self._threads = torch.get_num_threads()
+        self._half = half_precision(graph)
         self._adopt(self.replayed)
         if settings.backend == "replay":
             return
@@ -150,7 +151,7 @@ class Runner:
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
             before = Before(tensors, written, draws_from(self.graph))
-            result, problem = compared(before, self.replayed, run)
+            result, problem = compared(before, self.replayed, run, self._half)
             if problem is not None:
                 before.undo()
                 result = self.replayed([*tensors])

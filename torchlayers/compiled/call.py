@@ -3,7 +3,7 @@
 Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
 that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
 for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
-(api.py).
+(function.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchlayers import _C, tree
 from torchlayers.compiled.effects import grad_like
-from torchlayers.compiled.modules_called import Called, are_as_then
+from torchlayers.compiled.modules_called import Called
 from torchlayers.compiled.optimizers import FirstStepError, Stepped, hold_the_same
 from torchlayers.compiled.recording import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
@@ -42,6 +42,7 @@ class Entry(_C.CompiledEntry):
         self.signature = signature
         self.captured = captured
         self.modules = modules
+        self.held_by_modules = [held for each in modules for held in each.held]
         self.stepped = stepped
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
@@ -52,7 +53,7 @@ class Entry(_C.CompiledEntry):
         """Whether captured tensors, modules and optimizers are what they were when recorded."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
-            and are_as_then(self.modules)
+            and all(held.is_as_then() for held in self.held_by_modules)
             and hold_the_same(self.stepped)
             and (not self.grads_like or self._has_such_grads(leaves))
         )

@@ -49,12 +49,16 @@ def random_state(draws: Draws) -> RandomState | None:
 
 
 def compared(
-    before: Before, reference: Run, run: Run, written_too: bool = True
+    before: Before,
+    reference: Run,
+    run: Run,
+    half: torch.dtype | None,
+    written_too: bool = True,
 ) -> tuple[Sequence[Any], str | None]:
     """run's results, and how they differ from the reference's by more than rounding, or None.
 
     Both start from the same inputs and generators; what run writes and draws has happened. Where
-    ``written_too``, the written inputs are results, too.
+    ``written_too``, the written inputs are results, too. ``half`` is for first_difference.
     """
     places = [*before.written] if written_too else []
     with torch.no_grad():
@@ -70,10 +74,10 @@ def compared(
         return results, "result comes of another number of random numbers"
     with torch.no_grad():
         found = [*results, *(before.tensors[i] for i in places)]
-        problem = first_difference(expected, found)
+        problem = first_difference(expected, found, half)
         if problem is not None:
             allowed = sensitivity(reference, before.again(), places, expected)
-            problem = first_difference(expected, found, allowed)
+            problem = first_difference(expected, found, half, allowed)
             if after is not None:
                 after.restore()
     return results, problem
@@ -82,21 +86,27 @@ def compared(
 def first_difference(
     expected: Sequence[Any],
     found: Sequence[Any],
+    half: torch.dtype | None,
     allowed: Sequence[float] | None = None,
     what: str = "result",
 ) -> str | None:
-    """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``."""
+    """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``.
+
+    ``half`` is what graphs.half_precision says: results of any dtype are rounded as such are.
+    """
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
             return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'one too many'}"
         if isinstance(one, Tensor):
-            problem = difference(one, other, allowed[i] if allowed else 0.0)
+            problem = difference(one, other, half, allowed[i] if allowed else 0.0)
             if problem is not None:
                 return f"{what} {i} {problem}"
     return None
 
 
-def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None:
+def difference(
+    ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
+) -> str | None:
     """How two tensors differ by more than rounding and what else is allowed, or None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
@@ -117,7 +127,8 @@ def difference(ours: Tensor, theirs: Tensor, allowed: float = 0.0) -> str | None
         return "has other infinities or nans"
     scale = float(ours[finite].abs().max()) if bool(finite.any()) else 0.0
     real = exact.to_real() if exact.is_complex else exact
-    bound = torch.finfo(real).eps * _UNITS.get(real, 2**4) * scale + allowed
+    rounding = max(_rounding(dtype) for dtype in (real, half) if dtype is not None)
+    bound = rounding * scale + allowed
     apart = torch.where(same, torch.zeros_like(ours), ours - theirs).abs()
     if bool((apart <= bound).all()):
         return None
@@ -155,6 +166,10 @@ def _moved(one: Any, other: Any) -> float:
     if not (one.is_floating_point() or one.is_complex()):
         return 0.0 if torch.equal(one, other) else float("inf")
     return 64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps * _UNITS.get(dtype, 2**4)
 
 
 def _wide(tensor: Tensor) -> Tensor:

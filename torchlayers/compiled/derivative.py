@@ -115,7 +115,9 @@ class Derivative:
 
         with self.lock:
             if self.problem is None and not self._results_checked:
-                results, problem = compared(call.before, recorded.forward, run, self._keeps_writes)
+                results, problem = compared(
+                    call.before, recorded.forward, run, recorded.half, self._keeps_writes
+                )
                 if problem is None:
                     self._results_checked = True
                     return results
@@ -206,10 +208,11 @@ class _First:
             found = derivative.pull_back(saved, cotangents, random)
             if draws_from(derivative.halves.backward) is not None:
                 return found  # the recording draws these right after the forward's
-            problem = first_difference(expected, found, what="gradient")
+            half = self._recorded.half
+            problem = first_difference(expected, found, half, what="gradient")
             if problem is not None:
                 allowed = sensitivity(self._reverse, inputs, (), expected)
-                problem = first_difference(expected, found, allowed, "gradient")
+                problem = first_difference(expected, found, half, allowed, "gradient")
             if problem is not None:
                 derivative.is_wrong(problem)
                 return expected

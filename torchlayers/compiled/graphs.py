@@ -54,6 +54,18 @@ def communicates(graph: GraphModule) -> bool:
     return any(is_collective(node) for node in operators(graph))
 
 
+def half_precision(graph: GraphModule) -> torch.dtype | None:
+    """What some of it is computed in, if it is of half precision: mixed precision."""
+    found = {tensor.dtype for node in operators(graph) for tensor in _results(node)}
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
+
+
+def _results(node: Node) -> Iterator[torch.Tensor]:
+    held = node.meta.get("val")
+    several = held if isinstance(held, (list, tuple)) else [held]
+    return (each for each in several if isinstance(each, torch.Tensor))
+
+
 def is_functional(graph: GraphModule) -> bool:
     """Whether no operator writes to an argument, but for the copies that end the graph."""
     copies = final_copies(graph)

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiled.backends import Runner
 from torchlayers.compiled.compare import Before, Run, compared
-from torchlayers.compiled.graphs import draws_from, inputs_of
+from torchlayers.compiled.graphs import draws_from, half_precision, inputs_of
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.mutations import written_inputs
 
@@ -39,6 +39,7 @@ class Held:
         )
         self._written = places_written(recorded)
         self._draws = draws_from(recorded)
+        self._half = half_precision(recorded)
         self._keeps_writes = keeps_writes
         self._name = name
         self._hand_on = adopt
@@ -68,7 +69,11 @@ class Held:
             if replayed is not None and self.problem is None:
                 before = Before(tensors, self._written, self._draws)
                 result, problem = compared(
-                    before, replayed, lambda given: self._run(given), self._keeps_writes
+                    before,
+                    replayed,
+                    lambda given: self._run(given),
+                    self._half,
+                    self._keeps_writes,
                 )
                 if problem is None:
                     self._replayed = None

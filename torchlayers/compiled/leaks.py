@@ -20,6 +20,7 @@ from torch.nn import Module
 
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
+_REMADE = ("_flat_weights",)  # which a recurrent module makes of its parameters at each call
 _FAR = 6  # how many steps from the function things are looked for
 _MANY = 20_000  # and how many things
 
@@ -105,7 +106,7 @@ class Surroundings:
 
     def leaks(self) -> Iterator[Leak]:
         """What is there now of a recording."""
-        return (leak for kept in self._kept for leak in kept.leaks())
+        return (leak for kept in self._kept for leak in kept.leaks() if leak.key not in _REMADE)
 
     def put_back(self) -> None:
         """What was left there of the recording is not there any more."""

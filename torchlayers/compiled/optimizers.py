@@ -2,12 +2,14 @@
 
 What an optimizer keeps is written at each call as other captured tensors are. Its first step makes
 that, so that one runs as it is. Its counters are tensors that Python makes numbers of; in a
-recording they stay tensors, of double precision as Python's numbers are. A learning rate, and
-whatever else its groups hold, is a constant of the recording: another one is another signature, and
-so is a state that was loaded.
+recording they stay tensors, of double precision as Python's numbers are. Where it decides by them,
+it steps as it does in a CUDA graph, which decides nothing. A learning rate, and whatever else its
+groups hold, is a constant of the recording: another one is another signature, and so is a state
+that was loaded.
 """
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,6 +21,9 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from torchlayers.errors import DataDependentError, TransformError, location, location_of
+
+# They decide by counters, unless their groups are "capturable".
+_DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
 
 # An optimizer, and what it held before its step: of each group and each parameter.
 Stepped = tuple[Optimizer, list[Any]]
@@ -41,7 +46,8 @@ class Steps:
         self.stepped: list[Stepped] = []
         self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._is_stepping = False
-        self._in_one_go: list[dict[str, Any]] = []  # groups that have foreach
+        self._groups: list[tuple[dict[str, Any], str, bool]] = []  # with flags as they were
+        self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # and where they are
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
@@ -52,7 +58,8 @@ class Steps:
             optimizers.register_optimizer_step_post_hook(self._after),
         ]
         try:
-            yield
+            with _capturable_anywhere():
+                yield
         except DataDependentError as error:
             if not self._is_stepping:
                 raise
@@ -64,7 +71,7 @@ class Steps:
         finally:
             for handle in handles:
                 handle.remove()
-            self._step_in_one_go()
+            self._put_flags_back()
             for optimizer, state in self._states:
                 _put_back(optimizer, state)
 
@@ -82,15 +89,21 @@ class Steps:
             self._states.append((optimizer, _copied(optimizer)))
         self._is_stepping = True
         for group in optimizer.param_groups:
-            if group.get("foreach"):  # which takes no tensors for numbers
-                group["foreach"] = False
-                self._in_one_go.append(group)
+            self._set(group, "foreach", False)  # which takes no tensors for numbers
+            if isinstance(optimizer, _DECIDING):
+                self._set(group, "capturable", True)
+                for parameter in group["params"]:
+                    self._count_in_double(optimizer.state.get(parameter, {}))
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
         self._is_stepping = False
-        self._step_in_one_go()
+        self._put_flags_back()
+        while self._counters:
+            counter, state, name = self._counters.pop()
+            counter.copy_(state[name])
+            state[name] = counter
         before = next(state for known, state in self._states if known is optimizer)
         for parameter, held in optimizer.state.items():
             for name, value in held.items():
@@ -104,9 +117,36 @@ class Steps:
                         "outside."
                     )
 
-    def _step_in_one_go(self) -> None:
-        while self._in_one_go:
-            self._in_one_go.pop()["foreach"] = True
+    def _set(self, group: dict[str, Any], name: str, flag: bool) -> None:
+        if bool(group.get(name)) is not flag:
+            self._groups.append((group, name, group[name]))
+            group[name] = flag
+
+    def _put_flags_back(self) -> None:
+        while self._groups:
+            group, name, before = self._groups.pop()
+            group[name] = before
+
+    def _count_in_double(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() == 0 and not value.is_complex():
+                self._counters.append((value, state, name))
+                state[name] = value.to(torch.float64, copy=True)
+
+
+@contextlib.contextmanager
+def _capturable_anywhere() -> Iterator[None]:
+    """On a CPU there are no CUDA graphs, and torch refuses to be prepared for one."""
+    modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
+    name = "_get_capturable_supported_devices"
+    before = [getattr(module, name) for module in modules]
+    for module, devices in zip(modules, before, strict=True):
+        setattr(module, name, lambda *args, _of=devices, **named: [*_of(*args, **named), "cpu"])
+    try:
+        yield
+    finally:
+        for module, devices in zip(modules, before, strict=True):
+            setattr(module, name, devices)
 
 
 def hold_the_same(stepped: Sequence[Stepped]) -> bool:

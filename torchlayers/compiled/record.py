@@ -28,7 +28,7 @@ from torchlayers.compiled.around import (
 from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.fakes import fake_like, memory_of, symbolic_like, symbols
-from torchlayers.compiled.modules_called import Called, noted
+from torchlayers.compiled.modules_called import Called, modules_given, noted
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.optimizers import Steps
 from torchlayers.compiled.recording import Gradients, Output, Recording, recording
@@ -103,7 +103,8 @@ def _record(recorder: "_Recorder") -> Recording:
         for each in around:
             stack.enter_context(each)
         try:
-            with dispatched_as_before(), noted() as modules:
+            known = modules_given(recorder.func, recorder.leaves)
+            with dispatched_as_before(), noted(known) as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
         except Exception as error:
             explain(error, recorder.func)

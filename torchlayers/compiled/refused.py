@@ -1,5 +1,6 @@
 """What a recording can't hold, said in words."""
 
+import dataclasses
 import gc
 import re
 from collections.abc import Callable, Coroutine, Iterator
@@ -22,6 +23,12 @@ _LOOKED_AT = 10_000
 _WAYS_OUT = (
     "Use torch.where or torch.cond in place of a branch, name an argument that decides in "
     "static_argnums, or leave that part outside."
+)
+
+
+_WITHOUT_NUMPY = (
+    "Write it with torch's functions, of arrays that are tensors (torch.as_tensor), or leave that "
+    "part outside."
 )
 
 
@@ -118,21 +125,32 @@ def kind_of(tensor: Tensor) -> str | None:
 
 def explain(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises DataDependentError where the function asked for what only a call's data has."""
-    name = name_of(func)
+    name, ways_out = name_of(func), _WAYS_OUT
+    if isinstance(found := _cause(error), DataDependentError):
+        raise found
     if isinstance(error, DynamicOutputShapeException):
         what = f"has a result whose shape depends on data ({error.func})"
     elif isinstance(error, DataDependentOutputException):
         what = f"asks for the value of a tensor ({error.func})"
     elif "get value out of a tracing tensor" in str(error) or _reads_memory(error):
         what = f"asks for the value of a tensor ({str(error).splitlines()[0]})"
+        if ".numpy()" in what:
+            ways_out = _WITHOUT_NUMPY
     else:
         _explain_by_text(error, name)
         _explain_torch_func(error, name)
         return
     raise DataDependentError(
         f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
-        f"one.{location_of(error) or location()} {_WAYS_OUT}"
+        f"one.{location_of(error) or location()} {ways_out}"
     ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What an error was raised from, as torch.testing's are."""
+    while error.__cause__ is not None and not isinstance(error, DataDependentError):
+        error = error.__cause__
+    return error
 
 
 _JAGGED = (
@@ -230,14 +248,21 @@ def _hides_any(result: Any) -> bool:
     return False
 
 
+_HASHED = {
+    "ndarray": "Make it a tensor (torch.as_tensor)",
+    "set": "Make it a frozenset",
+    "list": "Make it a tuple, or no static argument: what lists hold are constants by themselves",
+    "dict": "Make it no static argument: what dicts hold are constants by themselves",
+}
+
+
 def unhashable(where: str, value: Any) -> TransformError:
     """An argument that can't be a part of a signature."""
     kind = type(value).__name__
-    advice = (
-        "Make it a tensor (torch.as_tensor)"
-        if kind == "ndarray"
-        else "Give its class __hash__ and __eq__, or register it as a pytree"
-    )
+    if dataclasses.is_dataclass(value):
+        advice = "Make it frozen (@dataclass(frozen=True)), or register it as a pytree"
+    else:
+        advice = _HASHED.get(kind, "Give its class __hash__ and __eq__, or register it as a pytree")
     return TransformError(
         f"torchlayers: compile: {where} is {kind}, which has no hash: what is no tensor is a "
         f"constant, by which calls are told apart. {advice}, or capture it."
@@ -246,4 +271,4 @@ def unhashable(where: str, value: Any) -> TransformError:
 
 def name_of(func: Callable[..., Any]) -> str:
     """What messages call a function or module."""
-    return type(func).__name__ if isinstance(func, Module) else tree.name_of(func)
+    return func.__class__.__name__ if isinstance(func, Module) else tree.name_of(func)

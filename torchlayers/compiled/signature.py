@@ -152,6 +152,8 @@ def why_new(now: Signature, before: Signature) -> str:
     for i, (one, other) in enumerate(zip(now.leaves, before.leaves, strict=True)):
         if one != other:
             return f"{_name(now.spec, i)} {differing(one, other)}"
+    if len(now.static) != len(before.static):
+        return f"{len(now.static)} of the arguments are static, {len(before.static)} were"
     for one, other in zip(now.static, before.static, strict=True):
         if one != other:
             return f"a static argument {differing(one, other)}"
@@ -173,7 +175,7 @@ def distance(now: Signature, before: Signature) -> int:
     """In how many places they differ."""
     if now.spec != before.spec:
         return 1 + len(now.leaves) + len(before.leaves)
-    pairs = zip(now.leaves + now.static, before.leaves + before.static, strict=True)
+    pairs = zip(now.leaves + now.static, before.leaves + before.static, strict=False)
     return (now.modes != before.modes) + sum(one != other for one, other in pairs)
 
 

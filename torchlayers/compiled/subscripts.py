@@ -16,7 +16,7 @@ from torch.fx.experimental import proxy_tensor
 from torchlayers.compiled.refused import PickError
 from torchlayers.compiled.simplify.mutations import is_write, written_by
 from torchlayers.compiled.simplify.nodes import aten, is_tensor, memory_of
-from torchlayers.control_flow.counter import Counter, picked, put
+from torchlayers.control_flow.counter import Counter, is_advanced, picked, put
 from torchlayers.errors import DataDependentError, location
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -60,7 +60,8 @@ class Subscripts:
         nodes = _nodes()
         before = nodes.prev
         found = picked(x, several)
-        self._picks.append(_Pick(before, nodes.prev, location()))
+        if not any(map(is_advanced, several)):  # of which torch's result is a copy, too
+            self._picks.append(_Pick(before, nodes.prev, location()))
         return found
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:

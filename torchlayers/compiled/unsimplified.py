@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from torchlayers.compiled.backends import plainly
-from torchlayers.compiled.graphs import draws_from, inputs_of, outputs_of
+from torchlayers.compiled.graphs import draws_from, half_precision, inputs_of, outputs_of
 from torchlayers.compiled.held import places_written
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.replay import replay
@@ -29,6 +29,7 @@ class Unsimplified:
         self.gradients = recording.gradients
         self.results = recording.computed
         self.draws = draws_from(recording.graph)
+        self.half = half_precision(recording.graph)
         self.written = places_written(recording.graph)
         count = len(inputs_of(recording.graph)) - len(self.gradients.of_outputs)
         self.saved_inputs = [None if i in self.written else i for i in range(count)]

@@ -51,6 +51,8 @@ _OF_INPUTS: dict[Any, str] = {
 _OF_ALL: dict[Any, str] = {
     Tensor.retain_grad: "asks for the gradient of a tensor of the recording to be kept: return the "
     "tensor, and call retain_grad() on the result",
+    Tensor.__reduce_ex__: "copies a tensor of the recording by copy.copy, or pickles it: write "
+    "x.detach() for a tensor that shares its memory, x.clone() for one that does not",
     Tensor.share_memory_: "moves a tensor to shared memory: do that outside",
     Tensor.data_ptr: "asks for the address of a tensor, which differs from call to call: leave "
     "that outside",

@@ -153,7 +153,15 @@ def _new_full(x: Tensor, size: Any, fill_value: Any, **kwargs: Any) -> Tensor:
     return x.new_empty(size, **kwargs).fill_(fill_value.detach())
 
 
+def _format(x: Tensor, spec: str) -> str:
+    """As of a plain tensor, by its value."""
+    if spec and x.dim() == 0:
+        return format(x.item(), spec)
+    return Tensor.__format__(x, spec)  # type: ignore[no-any-return, no-untyped-call]
+
+
 _RULES: dict[Any, Callable[..., Any]] = {
+    Tensor.__format__: _format,
     F.one_hot: _one_hot,
     torch.cov: _cov,
     Tensor.cov: _cov,

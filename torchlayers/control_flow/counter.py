@@ -107,21 +107,22 @@ def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
             size = x.size(dim)
             index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
             x = x.index_select(dim, index.reshape(1))
-        else:
-            _check(each, place)
         plain.append(0 if isinstance(each, Counter) else each)
         if each is ...:
-            dim = x.dim() - sum(other is not None for other in subscript[place + 1 :])
+            dim = x.dim() - sum(_dims(other, place) for other in subscript[place + 1 :])
         else:
-            dim += each is not None
+            dim += _dims(each, place)
     return x[tuple(plain)]
 
 
 def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     """``x[subscript] = value``, as torch's: the value in x's dtype, and broadcast."""
+    if any(map(is_advanced, subscript)):
+        _put_among(x, subscript, value)
+        return
     plain = tuple(slice(None) if isinstance(each, Counter) else each for each in subscript)
     for place, each in enumerate(plain):
-        _check(each, place)
+        _dims(each, place)
     rows = x[plain]
     indices: list[Tensor | None] = [None] * rows.dim()
     dim = 0
@@ -140,9 +141,39 @@ def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     _INDEX_PUT(rows, indices, value.to(rows.dtype))
 
 
-def _check(each: Any, place: int) -> None:
-    if not (isinstance(each, Counter) or each is None or each is ... or type(each) in (int, slice)):
-        raise IndexError(
-            f"torchlayers: subscript {place} stands beside an integer that has no value yet: use "
-            "torch.index_select for this one"
-        )
+def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+    """``x[subscript] = value`` where masks or lists stand beside counters: a row at a time."""
+    place = next((i for i, each in enumerate(subscript) if isinstance(each, Counter)), None)
+    if place is None:
+        x[subscript] = value
+        return
+    before, after = subscript[:place], subscript[place + 1 :]
+    if any(each is ... for each in before):
+        dim = x.dim() - 1 - sum(_dims(each, place) for each in after)
+    else:
+        dim = sum(_dims(each, place) for each in before)
+    size, index = x.size(dim), subscript[place].tensor
+    index = torch.where(index < 0, index + size, index).long().reshape(1)
+    row = x.index_select(dim, index)
+    _put_among(row, (*before, 0, *after), value)
+    _INDEX_PUT(x, [*[None] * dim, index], row)
+
+
+def is_advanced(each: Any) -> bool:
+    """Whether it picks several places, so that what it gives is a copy."""
+    return isinstance(each, (list, Tensor))
+
+
+def _dims(each: Any, place: int) -> int:
+    """How many dimensions of the tensor a subscript is for."""
+    if each is None or each is ...:
+        return 0
+    if isinstance(each, Counter) or type(each) in (int, slice):
+        return 1
+    if is_advanced(each):
+        index = each if isinstance(each, Tensor) else torch.tensor(each)
+        return index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
+    raise IndexError(
+        f"torchlayers: subscript {place} stands beside an integer that has no value yet: use "
+        "torch.index_select for this one"
+    )
