@@ -200,3 +200,64 @@ def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, req
         y.sum().backward()
     gc.collect()
     assert [graph() for graph in graphs] == [None]
+
+
+def broken(graph):
+    """It changes the graph before it ends in an error."""
+    swapped(aten.sin.default, aten.cos.default)(graph)
+    raise ZeroDivisionError("no such pass\nreally")
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requires_grad):
+    simplified_by(broken)
+    compiled = tl.compile(lambda x: (x * 1).sin(), backend=backend)
+    x = torch.rand(3, requires_grad=requires_grad)
+    said = r"\(broken: ZeroDivisionError: no such pass\)\. That pass is left out"
+    with pytest.warns(UserWarning, match=said):
+        torch.testing.assert_close(compiled(x), x.sin())
+    assert backend in how(compiled)[0] and "unsimplified" not in how(compiled)[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(compiled(x), x.sin())
+
+
+def test_the_other_passes_are_not_left_out(simplified_by):
+    simplified_by(broken)
+    compiled = tl.compile(lambda x: (x * 1).sin(), backend="replay")
+    with pytest.warns(UserWarning, match="broken: ZeroDivisionError"):
+        compiled(torch.rand(3))
+    assert compiled.report().signatures[0].operators == 1
+
+
+def test_a_pass_is_left_out_of_a_body(simplified_by):
+    simplified_by(broken)
+    compiled = tl.compile(
+        lambda x: tl.while_loop(lambda c: c.sum() < 9, lambda c: c + (x * 1).sin(), x),
+        backend="replay",
+    )
+    with pytest.warns(UserWarning, match="broken: ZeroDivisionError"):
+        assert compiled(torch.ones(3)).sum() > 9
+
+
+def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monkeypatch):
+    def end(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(simplify, "keep", end)
+    compiled = tl.compile(lambda x: (x * 1).sin().add_(1), backend=backend)
+    x = torch.rand(3)
+    with pytest.warns(
+        UserWarning, match=r"\(simplify: ZeroDivisionError: \). The recording is taken"
+    ):
+        torch.testing.assert_close(compiled(x), x.sin() + 1)
+    assert compiled.report().signatures[0].operators == 3
+
+
+def test_an_interrupted_pass_is_not_left_out(simplified_by):
+    def interrupted(graph):
+        raise KeyboardInterrupt
+
+    simplified_by(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tl.compile(torch.sin, backend="replay")(torch.ones(()))

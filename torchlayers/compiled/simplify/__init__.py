@@ -8,7 +8,7 @@ caller, what was recorded.
 docs/compile-passes.md draws them.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from torchlayers.compiled.simplify.convolutions import expand_convolutions
 from torchlayers.compiled.simplify.copies import drop_copies
 from torchlayers.compiled.simplify.dead import drop_dead, drop_outputs
 from torchlayers.compiled.simplify.factors import share_factors
+from torchlayers.compiled.simplify.failed import FailedError, named
 from torchlayers.compiled.simplify.identities import fold_constants
 from torchlayers.compiled.simplify.joined import join_sums
 from torchlayers.compiled.simplify.mutations import without_mutations
@@ -94,12 +95,27 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
         fuse_small: for a compiler that fuses operators: small products as multiplications and
             sums. One after the other they take longer.
     Returns:
-        A graph of the same signature. Where writes can't be removed, a copy of the graph.
+        A graph of the same signature. Where writes can't be removed, a copy of the graph. A pass
+        that ends in an error is left out, with a warning.
     """
-    *_, (last, simplified) = steps(graph, fuse_small)
+    left_out = set[str]()
+    while True:
+        try:
+            with named(simplify.__name__, is_needed=True):
+                return _simplified(graph, fuse_small, left_out)
+        except FailedError as failed:
+            if failed.is_needed:
+                failed.say("The recording is taken as it was made.")
+                return _copied(graph)
+            failed.say("That pass is left out.")
+            left_out.add(failed.name)
+
+
+def _simplified(graph: GraphModule, fuse_small: bool, left_out: Collection[str]) -> GraphModule:
+    *_, (last, simplified) = steps(graph, fuse_small, left_out)
     _simplify_inside(simplified, fuse_small=False)
-    if last == keep.__name__:  # else writes remain, and what two scans read may differ
-        _share_steps(simplified)
+    if last == keep.__name__ and share_steps.__name__ not in left_out:
+        _share_steps(simplified)  # where writes remain, what two scans read may differ
     if fuse_small:
         _simplify_inside(simplified, fuse_small=True)
     simplified.graph.lint()
@@ -128,12 +144,23 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
 
 def _share_steps(graph: GraphModule) -> None:
     if any(graph.graph.find_nodes(op="call_function", target=scan_op)):
-        with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+        with (
+            named(share_steps.__name__),
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+            _disable_current_modes(),
+        ):
             share_steps(graph)
 
 
-def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModule]]:
-    """What a pass is called, and the graph after it; one graph, which the next pass changes."""
+def steps(
+    graph: GraphModule, fuse_small: bool, left_out: Collection[str] = ()
+) -> Iterator[tuple[str, GraphModule]]:
+    """What a pass is called, and the graph after it; one graph, which the next pass changes.
+
+    Raises:
+        FailedError: a pass ended in an error.
+    """
     yield "recorded", graph
     # What torch does to fake values here is no part of the caller's program.
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
@@ -145,8 +172,11 @@ def steps(graph: GraphModule, fuse_small: bool) -> Iterator[tuple[str, GraphModu
             return
         pin(simplified.graph)
         for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
-            simplification(simplified)
-            drop_dead(simplified)
+            if simplification.__name__ in left_out:
+                continue
+            with named(simplification.__name__):
+                simplification(simplified)
+                drop_dead(simplified)
             yield simplification.__name__, simplified
         lay_out_operands(simplified)
         keep(simplified, promise)
