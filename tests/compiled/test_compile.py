@@ -335,6 +335,19 @@ def test_backward_inside_is_refused_and_leaves_no_gradient():
     assert weight.grad.tolist() == [2, 2]
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+def test_what_records_operators_itself_is_refused():
+    def f(x):
+        return torch.func.linearize(torch.sin, x)[1](x).sum()
+
+    with pytest.raises(
+        tl.errors.TransformError, match="calls something that records operators itself"
+    ):
+        replayed(tl.grad(f))(torch.ones(2))
+    ours = tl.grad(lambda x: tl.linearize(torch.sin, x)[1](x).sum())
+    torch.testing.assert_close(replayed(ours)(torch.ones(2)), ours(torch.ones(2)))
+
+
 def test_a_result_that_hides_none_is_returned():
     module = nn.Linear(2, 2)
     result = replayed(lambda x: (x * 2, module, len, {3}, lambda: module))(torch.ones(2))

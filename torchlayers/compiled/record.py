@@ -36,6 +36,7 @@ from torchlayers.compiled.refused import (
     BackwardInsideError,
     ConjugatedError,
     ContainerError,
+    HiddenError,
     KindError,
     NonLeafError,
     explain,
@@ -314,6 +315,8 @@ class _Recorder:
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         self.subscripts.refuse_what_differs()
+        if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
+            raise HiddenError(self.func)
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         ahead = [node for node in self.inputs if node not in self.cotangents]
@@ -336,6 +339,10 @@ class _Recorder:
             self.effects,
             self.steps.stepped,
         )
+
+
+def _held_by(module: torch.nn.Module) -> list[Any]:
+    return [*vars(module).values(), *module.buffers(recurse=False)]
 
 
 def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:

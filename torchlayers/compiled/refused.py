@@ -74,6 +74,17 @@ class ContainerError(TransformError):
         )
 
 
+class HiddenError(TransformError):
+    """A function computed with tensors of the recording where nobody recorded it."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls something that records operators itself, "
+            "as torch.func.linearize does, and this recording would lack them. Call torchlayers' "
+            "function of that name, or leave that part outside."
+        )
+
+
 class PickError(TransformError):
     """A function writes where x[i] would be a view, and it is none."""
 

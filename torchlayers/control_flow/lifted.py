@@ -61,6 +61,12 @@ def _kinds() -> list[str]:
     ]
 
 
+def is_in_torchs_own() -> bool:
+    """Whether torch.func's own grad or functionalize is under way, which loses what a graph is."""
+    layers = zip(_C.current_stack(), _kinds(), strict=True)
+    return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
+
+
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """Inside, operators run on tensors without data, and are not recorded."""

@@ -19,6 +19,7 @@ from torchlayers.control_flow.lifted import (
     Lifted,
     Outside,
     is_differentiated,
+    is_in_torchs_own,
     is_written_down,
 )
 from torchlayers.control_flow.samples import base_of, quietly
@@ -99,7 +100,7 @@ def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Ca
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
-    if torch_compile.is_exporting():
+    if torch_compile.is_exporting() or is_in_torchs_own():
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not is_written_down():
         return _of_both(pred, true_fn, false_fn, operands)
@@ -145,7 +146,7 @@ def _switch(
 def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any) -> Any:
     """
     Raises:
-        DataDependentError: torch.export records under a layer.
+        DataDependentError: torch.export records under a layer, or torch.func's own grad is around.
     """
     if _is_torchs():
         from torch._higher_order_ops import while_loop as torchs
@@ -156,6 +157,12 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             "torchlayers: while_loop: its trips are decided by the value of a tensor, and "
             f"torch.export records a layer before there is one.{location()} Use scan, or fori_loop "
             "with bounds that are ints; or export the function inside the transform."
+        )
+    if is_in_torchs_own():
+        raise DataDependentError(
+            "torchlayers: while_loop: its trips are decided by the value of a tensor, and no grad "
+            f"or functionalize of torch.func's own has a loop in a recording.{location()} Use "
+            "torchlayers' of these names, or install them (torchlayers.install)."
         )
     from torchlayers.control_flow.loop import Loop
     from torchlayers.control_flow.recorded_loop import repeat

@@ -6,8 +6,8 @@ a long one is recorded as a scan (recorded_scan.py), whose body stands for all s
 to see that it may: it has to come to the same operators on the same tensors, with the same numbers.
 One that counts or reads from an iterator is refused. Loops are written out whose body asks Python
 what number a step has, carries numbers that change, writes to tensors from outside, names values
-for taps, or draws by keys that a layer around counts; and so are short ones, whose steps a compiler
-joins.
+for taps, or draws by keys that a layer around counts; and so are those in torch.func's own grad,
+and short ones, whose steps a compiler joins.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,12 @@ from torch import Tensor
 from torchlayers import tapped_loops, torch_compile, tree
 from torchlayers.control_flow.derived import Tensors
 from torchlayers.control_flow.draws import drawn_first
-from torchlayers.control_flow.lifted import Lifted, is_differentiated, unrecorded
+from torchlayers.control_flow.lifted import (
+    Lifted,
+    is_differentiated,
+    is_in_torchs_own,
+    unrecorded,
+)
 from torchlayers.control_flow.recorded_scan import run
 from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.steps import Steps
@@ -48,6 +53,7 @@ def may_be_rolled(length: Any) -> bool:
         and not tapped_loops.thread.listeners
         and not torch_compile.is_tracing()
         and not torch_compile.is_exporting()
+        and not is_in_torchs_own()
     )
 
 
