@@ -171,6 +171,8 @@ class _Sharing:
                 emit(node, aten.mul.Tensor, scales[0], float(number)) if scales else float(number)
             )
             scales[:1] = [first]
+        if not same_sizes(value(product).shape, like.sizes):  # its batches are in one dimension
+            product = with_rows(node, product, like.sizes[:-1])
         return _multiplied(node, product, scales, wanted.sizes)
 
     def scale(self, before: Node, factor: int, sizes: Sequence[Any]) -> Node | None:
@@ -202,8 +204,6 @@ def _multiplied(before: Node, product: Node, scales: list[Any], sizes: list[Any]
     """As large as the node that it is in front of."""
     node, told = product, value(before)
     try:
-        if value(product).dim() == 2 and len(sizes) > 2:
-            node = with_rows(before, product, sizes[:-1])
         for scale in scales:
             node = emit(before, aten.mul.Tensor, node, scale)
         if not same_sizes(value(node).shape, sizes):
