@@ -158,6 +158,27 @@ def test_several_sizes_of_several_arguments():
     assert f.count == 3
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x: x[:, ::2],
+        lambda x: x[..., 1:],
+        lambda x: x.transpose(0, 1)[::2].transpose(0, 1),
+        lambda x: x[:, :1].expand(-1, 5, -1),
+    ],
+    ids=["rows", "columns", "rows, transposed", "expanded"],
+)
+def test_memory_with_holes(part):
+    """Its strides are no products of sizes."""
+    slopes = tl.vmap(tl.grad(lambda x: (x.sin() @ x.mT).sum()))
+    f = counted(slopes)
+    compiled = tl.compile(f, dynamic=True, backend="replay")
+    for size in (3, 4, 6, 9, 4):
+        x = part(torch.rand(size, 8, 4))
+        torch.testing.assert_close(compiled(x), slopes(x))
+    assert f.count == 3
+
+
 def test_sizes_that_are_returned_and_divided_by():
     f = lambda x: (x.sum(0) / x.shape[0], x.shape[0], [2 * x.shape[0] + 1])  # noqa: E731
     compiled = tl.compile(f, dynamic=True, backend="replay")

@@ -117,6 +117,26 @@ def test_export_knows_it(f):
         torch.testing.assert_close(exported(x), f(x))
 
 
+@pytest.mark.parametrize("loops", [False, True], ids=["cond", "while_loop"])
+@pytest.mark.parametrize("derivative", [tl.jacfwd, tl.jacrev, tl.hessian])
+def test_what_has_no_tangent_has_none_inside(derivative, loops):
+    """Of w there would be zeros, which times inf are nan."""
+    w = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
+
+    def f(x):
+        if loops:
+            begin = torch.full_like(x, 0.25)
+            return tl.while_loop(lambda y: y.sum() < 1, lambda y: y + x @ w, begin).sum()
+        return sum(each.sum() for each in tl.cond(x[0] > 0, lambda x: (x @ w, x), _both, x))
+
+    def _both(x):
+        return x @ w * 2, x.cos()
+
+    x = torch.tensor([1.0, torch.inf], dtype=torch.float64)
+    compiled = tl.compile(derivative(f), backend="replay", check=False)
+    torch.testing.assert_close(compiled(x), derivative(f)(x), equal_nan=True)
+
+
 def test_a_recorded_cond_holds_both_branches():
     graph = tl.make_graph(of_what_it_captures)(X)
     assert [str(node.target) for node in graph.graph.nodes].count("cond") == 1

@@ -148,7 +148,9 @@ class Family:
         likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
         numbers: Numbers = {}
         for fake, told in zip(self._inputs, likes, strict=True):
-            for size, number in zip(fake.shape, told.shape, strict=True):
+            # Of memory with holes the strides are no products of sizes, but symbols of their own.
+            given_as = (*told.shape, *(told.stride or ()))
+            for size, number in zip((*fake.shape, *fake.stride()), given_as, strict=False):
                 if isinstance(size, SymInt) and size.node._expr.is_Symbol:
                     numbers[size.node._expr] = sympy.Integer(number)
         for fake, told in zip(self._inputs, likes, strict=True):

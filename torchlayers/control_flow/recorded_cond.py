@@ -51,7 +51,9 @@ class _Chosen(torch.autograd.Function):
         ctx.branches, pred, *tensors = inputs
         ctx.save_for_backward(pred, *tensors)
         ctx.save_for_forward(pred, *tensors)
-        ctx.has_derivative = [*map(differentiable, output)]
+        ctx.set_materialize_grads(False)  # where x is inf, x times no tangent is not nan
+        ctx.shapes = {i: (x.shape, x.dtype) for i, x in enumerate(output) if differentiable(x)}
+        ctx.results = len(output)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
         ctx.wanted = places_of(ctx.needs_input_grad[2:], tensors)
         if ctx.wanted:
@@ -62,7 +64,11 @@ class _Chosen(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         pred, *tensors = ctx.saved_tensors
-        given = [g for g, has in zip(cotangents, ctx.has_derivative, strict=True) if has]
+        some = next(g for g in cotangents if g is not None)
+        given = [
+            some.new_zeros(shape, dtype=dtype) if (g := cotangents[i]) is None else g
+            for i, (shape, dtype) in ctx.shapes.items()
+        ]
         found = choose(pred, (ctx.pull[0], ctx.pull[1]), [*given, *tensors])
         gradients = dict(zip(ctx.wanted, found, strict=True))
         return None, None, *(gradients.get(i) for i in range(len(tensors)))
@@ -80,7 +86,7 @@ class _Chosen(torch.autograd.Function):
             return fixed_as(branch, forth)
 
         found = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
-        return tuple(next(found) if has else None for has in ctx.has_derivative)
+        return tuple(next(found) if i in ctx.shapes else None for i in range(ctx.results))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:

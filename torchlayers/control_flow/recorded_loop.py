@@ -62,6 +62,7 @@ class _Repeated(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.loop, *tensors = inputs
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, output[-1])
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))

@@ -69,7 +69,9 @@ class Reverse:
         start = torch.zeros_like(trips)
         at = torch.zeros(PLACES, dtype=torch.int64, device=trips.device)
         rows = [_put(x.new_zeros(PLACES, *x.shape), start, x) for x in carry]
-        given = [cotangents[i] for i in self.floats]
+        given = [
+            torch.zeros_like(tensors[i]) if (g := cotangents[i]) is None else g for i in self.floats
+        ]
         totals = [torch.zeros_like(tensors[i]) for i in self.others]
         state = [trips - 1, start, at, *rows, *given, *totals]
         backward = Loop(lambda given: given[0] >= 0, Fixed(self._step), len(state), self.counts)
