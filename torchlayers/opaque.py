@@ -116,6 +116,7 @@ def lstm_layer(
     has_biases: bool,
     is_bidirectional: bool,
     batch_first: bool,
+    is_training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aten.mkldnn_rnn_layer with what its backward needs, which it keeps where autograd is on."""
     tensors = (x, input_weight, hidden_weight, input_bias, hidden_bias, hidden, cell)
@@ -130,7 +131,7 @@ def lstm_layer(
             has_biases,
             is_bidirectional,
             batch_first,
-            True,
+            is_training,
         )
 
 

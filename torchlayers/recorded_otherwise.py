@@ -131,10 +131,9 @@ def _least_squares(
 
 def _lstm_layer(*args: Any) -> Any:
     """With what its backward needs: a recording runs where autograd is off."""
-    *rest, is_training = args
-    if not (is_training and torch.is_grad_enabled()):
+    if not torch.is_grad_enabled():
         return aten.mkldnn_rnn_layer.default(*args)
-    return lstm_layer(*rest[:8], *rest[9:])
+    return lstm_layer(*args[:8], *args[9:])
 
 
 OTHERWISE: dict[Any, Callable[..., Any]] = {

@@ -2,6 +2,7 @@
 
 import errno
 import threading
+import time
 import warnings
 
 import pytest
@@ -210,6 +211,39 @@ def test_what_the_compiler_fails_at_is_replayed(compiler, error):
         assert compiled(torch.ones(())) == 2
     assert compiled(torch.ones(())) == 2
     assert how(compiled)[0].startswith(f"replay ({type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("backend", ["inductor", "auto"])
+def test_once_there_is_room_again_it_compiles(compiler, monkeypatch, backend):
+    room, tried = threading.Event(), []
+
+    def compile_in_room(graph):
+        tried.append(graph)
+        if not room.is_set():
+            raise RuntimeError("CppCompileError") from OSError(
+                errno.ENOSPC, "No space left on device"
+            )
+        return lambda tensors: graph(*tensors)
+
+    compiler(compile_in_room)
+    monkeypatch.setattr(backends, "_WAIT", 0.3)
+    compiled = tl.compile(lambda x: x + 1, backend=backend)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compiled(torch.ones(()))
+        called_until(compiled, lambda: how(compiled)[0].startswith("replay (RuntimeError"))
+        assert len(tried) == 1
+        room.set()
+        called_until(compiled, lambda: how(compiled) == ["inductor"])
+    assert "It is tried again when there may be room" in str(caught[-1].message)
+    assert len(tried) == 2
+
+
+def called_until(compiled, condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        assert compiled(torch.ones(())) == 2
 
 
 def test_without_a_compiler_it_is_said_once(compiler):

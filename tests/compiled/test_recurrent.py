@@ -42,8 +42,14 @@ def test_torchs_kernel_runs_an_lstm_that_is_differentiated_once():
     targets = {node.target for node in graph.graph.nodes}
     assert torch.ops.torchlayers.lstm_layer.default in targets
     assert torch.ops.aten.mkldnn_rnn_layer_backward.default in targets
-    with torch.no_grad():
-        graph = tl.make_graph(net)(x)
+    loss = lambda x: net(x)[0].sin().sum()  # noqa: E731
+    compiled = tl.compile(loss, backend="replay")
+    for is_training in (True, False):
+        net.train(is_training)
+        given = x.clone().requires_grad_()
+        slopes = [torch.autograd.grad(f(given), given) for f in (compiled, loss)]
+        torch.testing.assert_close(*slopes)
+    graph = tl.make_graph(net)(x)
     assert torch.ops.aten.mkldnn_rnn_layer.default in {node.target for node in graph.graph.nodes}
 
 

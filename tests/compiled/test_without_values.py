@@ -24,7 +24,16 @@ def ctc(scores, *lengths, targets=TARGETS, **options):
 
 
 LENGTHS = torch.tensor([7, 6]), torch.tensor([3, 2])
+
+
 # Functions of a floating-point tensor and of others.
+def masked(x):
+    scores = x @ x.mT
+    scores[torch.ones(4, 4).triu(1).bool()] = -10.0
+    scores[torch.eye(4).bool()] = x[:, 0]
+    return scores.softmax(-1)
+
+
 PROGRAMS = {
     "one_hot": (lambda x, i: F.one_hot(i, 6) * x, X, PLACES),
     "one_hot of a captured tensor": (lambda x: F.one_hot(PLACES, 6) * x, X),
@@ -82,6 +91,7 @@ PROGRAMS = {
         lambda x: x.masked_select(torch.zeros(4, 6).fill_diagonal_(1) > 0),
         X,
     ),
+    "a mask that is written by": (masked, X),
     "places of shapes": (lambda x: x[torch.eye(4, 6).nonzero(as_tuple=True)], X),
     "repeated": (lambda x: x.repeat_interleave(torch.arange(4), 0), X),
     "an addition's factor": (lambda x, a: torch.add(x, x, alpha=a).sub_(X, alpha=a), X, X[0, 0]),
@@ -202,3 +212,8 @@ def test_arguments_by_name():
     x, number = torch.rand(3), torch.tensor(0.5)
     expected = f(x, number)
     torch.testing.assert_close(tl.compile(f, backend="replay")(x, number), expected)
+
+
+def test_second_derivatives_of_what_is_written_by_a_mask():
+    hessian = tl.hessian(lambda x: masked(x).square().sum())
+    assert_same(tl.compile(hessian, backend="replay")(X), hessian(X), rounded=True)

@@ -68,7 +68,8 @@ def compile(
         check: hold the first results, and the first gradients, against those of the recording as
             it was made. Where they differ by more than rounding, that is replayed, with a warning.
     Returns:
-        A :class:`Compiled`, which is called as f is.
+        A :class:`Compiled`, which is called as f is. Of a module it is a module, too, with that
+        one's parameters, and may be a part of others.
     Raises:
         TransformError: there is no such backend or option, or static_argnums are no integers, or f
             has no such arguments.

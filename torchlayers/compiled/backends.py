@@ -1,5 +1,7 @@
 """How a graph is run: replayed, by inductor's code, or by both in turn."""
 
+import errno
+import os
 import threading
 import time
 import warnings
@@ -21,6 +23,10 @@ BACKENDS = ("inductor", "replay", "auto")
 
 # Inductor is no more than one thread's at a time.
 _compiling = threading.Lock()
+
+
+# So many seconds after the disk was full there may be room.
+_WAIT = 60.0
 
 
 class Settings(NamedTuple):
@@ -58,6 +64,7 @@ class Runner:
         self.replayed: Run = replay(graph)
         self._code: Run | None = None
         self._settled = False
+        self._again_at = 0.0
         self._lock = threading.RLock()
         self._threads = torch.get_num_threads()
         self._half = half_precision(graph)
@@ -73,10 +80,7 @@ class Runner:
             self.how = "not compiled yet"
             self._adopt(self._compile_first)
         else:
-            self.how = "replay, until compiled"
-            threading.Thread(
-                target=self._compile_aside, name=f"torchlayers compiles {name}", daemon=True
-            ).start()
+            self._start_compiling_aside()
 
     def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """The first call: compiles, and holds the result against the replayed one.
@@ -89,6 +93,12 @@ class Runner:
                     self._compile()
                 return self._first_result(tensors)
         return (self._code or self.replayed)(tensors)
+
+    def _start_compiling_aside(self) -> None:
+        self.how = "replay, until compiled"
+        threading.Thread(
+            target=self._compile_aside, name=f"torchlayers compiles {self._name}", daemon=True
+        ).start()
 
     def _compile_aside(self) -> None:
         self._compile()
@@ -111,10 +121,17 @@ class Runner:
             text = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {text[0] if text else ''}"
             self._go_on_replaying(reason)
+            if is_full := _disk_is_full(error):
+                self._again_at = time.monotonic() + _WAIT
+                self._adopt(self._compile_again)
+            advice = (
+                "It is tried again when there may be room."
+                if is_full
+                else "Please report it with what torchlayers.make_graph gives for these arguments."
+            )
             warnings.warn(
                 f"torchlayers: compile: inductor did not compile {self._name}, whose graph is "
-                f"replayed instead ({reason}). Where the cause is no full disk or the like, please "
-                "report it with what torchlayers.make_graph gives for these arguments.",
+                f"replayed instead ({reason}). {advice}",
                 stacklevel=2,
             )
         self.seconds += time.perf_counter() - start
@@ -140,6 +157,16 @@ class Runner:
             self._adopt(self._code)
         return result
 
+    def _compile_again(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """A call after the disk was full."""
+        with self._lock:
+            if self._settled and self._code is None and time.monotonic() >= self._again_at:
+                self._settled = False
+                if self._settings.backend == "inductor":
+                    return self._compile_first(tensors)
+                self._start_compiling_aside()
+        return self._replayed(tensors)
+
     def _go_on_replaying(self, why: str) -> None:
         self._code = None
         self._settled = True
@@ -156,6 +183,15 @@ class Runner:
                 before.undo()
                 result = self.replayed([*tensors])
         return result, problem
+
+
+def _disk_is_full(error: BaseException | None) -> bool:
+    """Whether that is what an error comes of, in this process or in a compiler's."""
+    while error is not None:
+        if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def plainly(run: Run) -> Run:

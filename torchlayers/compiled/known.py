@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import tree
 from torchlayers.compiled.fakes import memory_of
+from torchlayers.compiled.simplify.mutations import is_write, written_by
 
 aten = torch.ops.aten
 _MANY = 1_000_000  # so many numbers are computed, no more
@@ -104,9 +105,8 @@ def _made_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
         return []
     wanted, found, numbers = {*nodes}, list[Node](), 0
     for node in reversed(nodes[0].graph.nodes):
-        writes = node.op == "call_function" and _is_mutable(node.target)
         if node not in wanted and not (
-            writes and any(memory_of(x) in memories for x in _tensors(node.all_input_nodes))
+            is_write(node) and any(memory_of(x) in memories for x in _tensors(written_by(node)))
         ):
             continue
         numbers += sum(x.numel() for x in _tensors([node]))
@@ -125,10 +125,6 @@ def _is_constant(node: Node) -> bool:
     if isinstance(target, torch._ops.OpOverload):
         return torch.Tag.nondeterministic_seeded not in target.tags
     return target is operator.getitem
-
-
-def _is_mutable(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def _tensors(nodes: list[Node]) -> Iterator[Tensor]:

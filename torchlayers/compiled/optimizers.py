@@ -20,6 +20,7 @@ from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
+from torchlayers.device import HOST
 from torchlayers.errors import DataDependentError, TransformError, location, location_of
 
 # They decide by counters, unless their groups are "capturable".
@@ -141,7 +142,7 @@ def _capturable_anywhere() -> Iterator[None]:
     name = "_get_capturable_supported_devices"
     before = [getattr(module, name) for module in modules]
     for module, devices in zip(modules, before, strict=True):
-        setattr(module, name, lambda *args, _of=devices, **named: [*_of(*args, **named), "cpu"])
+        setattr(module, name, lambda *args, _of=devices, **named: [*_of(*args, **named), HOST.type])
     try:
         yield
     finally:

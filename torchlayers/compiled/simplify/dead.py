@@ -6,6 +6,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiled.simplify.nodes import aten, calls, emit, has_effect, update, value
+from torchlayers.opaque import lstm_layer
 
 # Their last argument says which results are wanted.
 MASKED = {
@@ -14,6 +15,7 @@ MASKED = {
     aten.native_group_norm_backward.default,
     aten.native_layer_norm_backward.default,
 }
+_LSTM = lstm_layer._opoverload
 
 
 def drop_dead(graph: GraphModule) -> None:
@@ -26,6 +28,8 @@ def drop_dead(graph: GraphModule) -> None:
 def drop_outputs(graph: GraphModule) -> None:
     """Exact: an operator with several results computes those that are read."""
     for node in graph.graph.nodes:
+        if calls(node, _LSTM):
+            _keep_nothing_unread(node)
         if node.target not in MASKED or node.kwargs:
             continue
         read = {user.args[1] for user in node.users if calls(user, operator.getitem)}
@@ -35,6 +39,13 @@ def drop_outputs(graph: GraphModule) -> None:
             update(node, *node.args[:-1], wanted)
         if calls(node, aten.convolution_backward.default) and not wanted[0]:
             _weight_of_no_value(node)
+
+
+def _keep_nothing_unread(node: Node) -> None:
+    """An LSTM that nothing is pulled back through is torch's operator."""
+    if all(calls(user, operator.getitem) and user.args[1] != 3 for user in node.users):
+        node.target = aten.mkldnn_rnn_layer.default
+        node.args = (*node.args[:8], [], *node.args[8:])
 
 
 def _weight_of_no_value(node: Node) -> None:
