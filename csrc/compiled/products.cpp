@@ -79,7 +79,12 @@ void multiply(
     if (added) {
       written.copy_(*added);
     }
-    at::native::mkldnn_matmul(one, other, out, added ? 1.0F : 0.0F, 1.0F);
+    // Results in columns it writes one number at a time, a hundred times slower.
+    if (out.is_contiguous()) {
+      at::native::mkldnn_matmul(one, other, out, added ? 1.0F : 0.0F, 1.0F);
+    } else {
+      at::native::mkldnn_matmul(other.mT(), one.mT(), out.mT(), added ? 1.0F : 0.0F, 1.0F);
+    }
   } else if (added && out.dim() == 2) {
     at::addmm_out(written, *added, one, other, beta, alpha);
   } else if (added) {
