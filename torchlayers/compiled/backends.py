@@ -165,7 +165,7 @@ class Runner:
                 if self._settings.backend == "inductor":
                     return self._compile_first(tensors)
                 self._start_compiling_aside()
-        return self._replayed(tensors)
+        return self.replayed(tensors)
 
     def _go_on_replaying(self, why: str) -> None:
         self._code = None
