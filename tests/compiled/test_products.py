@@ -44,11 +44,15 @@ def program(tensors, sizes, strides, beta=1, alpha=1):
     return writer.finish([out])
 
 
-def is_onednn_called(capfd, function):
+def said_by_onednn(capfd, function):
     capfd.readouterr()
     with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
         function()
-    return ",matmul," in capfd.readouterr().out
+    return capfd.readouterr().out
+
+
+def is_onednn_called(capfd, function):
+    return ",matmul," in said_by_onednn(capfd, function)
 
 
 def factors(name, dtype=torch.float32):
@@ -144,6 +148,19 @@ def test_who_multiplies(capfd, monkeypatch):
     with multiplied_by_onednn(OneDnn.ALWAYS):
         run = program([small, small], small.shape, small.stride())
         assert not is_onednn_called(capfd, lambda: run([small, small]))
+
+
+@needs_onednn
+@pytest.mark.parametrize("name", ["mm", "bmm"])
+def test_results_in_columns_are_no_reference_implementations(name, capfd):
+    function, _ = PRODUCTS[name]
+    tensors = factors(name)
+    expected = function(*tensors)
+    run = program(tensors, expected.shape, expected.mT.contiguous().mT.stride())
+    with multiplied_by_onednn(OneDnn.ALWAYS):
+        said = said_by_onednn(capfd, lambda: run(tensors))
+    assert ",matmul," in said
+    assert ",ref" not in said
 
 
 @needs_onednn
