@@ -80,6 +80,18 @@ def test_large_convolutions_stay_convolutions():
     graph = same(torch.conv2d, torch.randn(1, 64, 34, 34), torch.randn(64, 64, 3, 3), exact=False,
                  fuse_small=True)  # fmt: skip
     assert operators(graph) == ["convolution"]
+    # Between the two limits: 2 * 32 * 32 places of 64 x 8 x 3 x 3 are 9.4 million.
+    images, kernel = torch.randn(2, 8, 34, 34), torch.randn(64, 8, 3, 3)
+    graph = same(torch.conv2d, images, kernel, exact=False, fuse_small=True)
+    assert operators(graph) == ["convolution"]
+
+    def loss(kernel: Tensor, image: Tensor) -> Tensor:
+        return torch.conv2d(image[None], kernel).sin().sum()
+
+    gradients = tl.vmap(tl.grad(loss), (None, 0))
+    graph = same(gradients, kernel, images, exact=False, fuse_small=True)
+    assert {"convolution", "bmm"} <= {*operators(graph)}
+    assert "convolution_backward" not in operators(graph)
     half = [torch.randn(shape).half() for shape in ((1, 2, 4, 4), (2, 2, 3, 3))]
     assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
 

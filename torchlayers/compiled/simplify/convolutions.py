@@ -24,8 +24,10 @@ from torchlayers.compiled.simplify.nodes import (
 )
 from torchlayers.device import is_on_host
 
-# Multiplications, up to which products were faster; docs/compile-passes.md.
-SMALL = 1 << 24
+# Multiplications, up to which products were faster; docs/compile-passes.md. A library that is given
+# a kernel for each sample begins anew with each.
+SMALL = 1 << 23
+SMALL_WITH_KERNELS = 1 << 24
 
 
 class Windows(NamedTuple):
@@ -71,7 +73,7 @@ def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
 
 def _forward(node: Node, image: Any, weight: Any, bias: Any, *rest: Any) -> None:
     windows = Windows([*value(weight).shape[2:]], *map(list, rest[:3]))
-    if rest[-1] != 1 or not _is_small(value(node), value(weight)):
+    if rest[-1] != 1 or not _is_small(value(node), value(weight), SMALL):
         return
     result = _convolved(node, image, weight, windows)
     if is_tensor(bias):
@@ -83,7 +85,8 @@ def _forward(node: Node, image: Any, weight: Any, bias: Any, *rest: Any) -> None
 def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> None:
     _, stride, padding, dilation, _, _, groups, _ = rest
     windows = Windows([*value(weight).shape[2:]], list(stride), list(padding), list(dilation))
-    if not _is_small(value(given), value(weight)):
+    limit = SMALL if groups == 1 else SMALL_WITH_KERNELS
+    if not _is_small(value(given), value(weight), limit):
         return
     for item in list(node.users):
         if not calls(item, operator.getitem) or not item.users:
@@ -102,8 +105,8 @@ def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> No
             replace(item, result)
 
 
-def _is_small(output: Tensor, weight: Tensor) -> bool:
-    return certainly(output.numel() * weight[0].numel() <= SMALL)
+def _is_small(output: Tensor, weight: Tensor, limit: int) -> bool:
+    return certainly(output.numel() * weight[0].numel() <= limit)
 
 
 def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Node:
