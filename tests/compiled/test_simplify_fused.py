@@ -81,7 +81,7 @@ def test_large_convolutions_stay_convolutions():
                  fuse_small=True)  # fmt: skip
     assert operators(graph) == ["convolution"]
     # Between the two limits: 2 * 32 * 32 places of 64 x 8 x 3 x 3 are 9.4 million.
-    images, kernel = torch.randn(2, 8, 34, 34), torch.randn(64, 8, 3, 3)
+    images, kernel = torch.randn(2, 8, 34, 34).double(), torch.randn(64, 8, 3, 3).double()
     graph = same(torch.conv2d, images, kernel, exact=False, fuse_small=True)
     assert operators(graph) == ["convolution"]
 
