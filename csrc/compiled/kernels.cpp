@@ -8,6 +8,7 @@
 
 #include "compiled/plan.h"
 #include "compiled/products.h"
+#include "compiled/strides.h"
 
 namespace torchlayers::compiled {
 namespace {
@@ -99,12 +100,8 @@ struct LayoutCheck : TypedCall {
       : layout(std::move(layout)), tensor(step.arguments[0]) {}
   void run(Frame& frame) const override {
     const at::Tensor& given = tensor.get(frame);
-    bool is_so = given.sizes() == at::IntArrayRef(layout.sizes);
-    for (int64_t dim = 0; is_so && dim < given.dim(); ++dim) {
-      is_so = given.size(dim) <= 1 || given.stride(dim) == layout.strides[dim];
-    }
     TORCH_CHECK(
-        is_so || (given.numel() == 0 && given.sizes() == at::IntArrayRef(layout.sizes)),
+        given.sizes() == at::IntArrayRef(layout.sizes) && has_strides(given, layout.strides),
         "torchlayers: compiled code got a tensor of sizes ",
         given.sizes(),
         " and strides ",

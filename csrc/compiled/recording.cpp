@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <numeric>
 
 #include "compiled/program.h"
+#include "compiled/strides.h"
 #include "compiled/typed_call.h"
 #include "core/args.h"
 
@@ -40,33 +40,6 @@ class Slots {
   std::vector<Value> free_;
   size_t size_ = 0;
 };
-
-bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
-  if (tensor.layout() != at::kStrided || tensor.numel() == 0) {
-    return true; // nothing to lay out
-  }
-  const auto sizes = tensor.sizes();
-  const auto found = tensor.strides();
-  for (size_t dim = 0; dim < strides.size(); ++dim) {
-    if (found[dim] != strides[dim] && sizes[dim] != 1) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// A copy, dense, whose dimensions lie in memory in the order that the strides say.
-at::Tensor with_strides(const at::Tensor& tensor, at::IntArrayRef strides) {
-  std::vector<int64_t> order(strides.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(
-      order.begin(), order.end(), [&](int64_t a, int64_t b) { return strides[a] > strides[b]; });
-  std::vector<int64_t> back(order.size());
-  for (size_t i = 0; i < order.size(); ++i) {
-    back[order[i]] = static_cast<int64_t>(i);
-  }
-  return tensor.permute(order).clone(at::MemoryFormat::Contiguous).permute(back);
-}
 
 } // namespace
 
@@ -158,7 +131,7 @@ Value Recording::lay_out(Value tensor, std::vector<int64_t> strides) {
       return;
     }
     const at::Tensor& given = stack.back().toTensor();
-    if (given.defined() && !has_strides(given, strides)) {
+    if (given.defined() && given.layout() == at::kStrided && !has_strides(given, strides)) {
       stack.back() = with_strides(given, strides);
     }
   };
