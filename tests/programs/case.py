@@ -5,14 +5,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
-from tests.programs.functions import FUNCTIONS
+from tests.programs.functions import FUNCTIONS, is_called
 from tests.programs.values import APART, Value
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
-FORWARD = ("jvp", "jacfwd", "hessian")
-KINDS = ("grad", "vjp", "jvp", "vmap", *JACOBIANS, "functionalize")
+FORWARD = ("jvp", "linearize", "jacfwd", "hessian")
+# Transforms that leave a function's values and derivatives as they are.
+IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint")
+KINDS = ("grad", "vjp", "jvp", "linearize", "vmap", *JACOBIANS, *IDENTITIES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Level:
     library: str = "tl"
     in_dim: int = 0
     out_dim: int = 0
+    # Of functionalize: whether views are removed, too.
+    remove_views: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Case:
         """f0, a function of x0, and the functions that it calls; the last is the program."""
         names = [f"x{i}" for i in range(len(self.levels) + 1)]
         lines = [
-            source for name, source in FUNCTIONS.items() if f"{name}.apply" in str(self.program)
+            source for name, source in FUNCTIONS.items() if is_called(name, str(self.program))
         ]
         for i, level in enumerate(self.levels):
             inner = f"f{i + 1}({', '.join(names[: i + 2])})"
@@ -85,11 +90,22 @@ class Case:
                 if self.x.special
                 else ("return value + tangent")
             )
+        elif level.kind == "linearize":
+            yield f"value, push_forward = {called}({function}, {x})"
+            yield f"return value + push_forward({direction})"
         elif level.kind == "vmap":
             dims = f"in_dims={level.in_dim}, out_dims={level.out_dim}"
             yield f"return {called}({function}, {dims})({x})"
         elif level.kind == "functionalize":
+            remove = ", remove='mutations_and_views'" if level.remove_views else ""
+            yield f"return {called}({function}{remove})({x})"
+        elif level.kind == "checkpoint":
             yield f"return {called}({function})({x})"
+        elif level.kind == "torch_checkpoint" and level.library == "tl":
+            checkpoint = "torch.utils.checkpoint.checkpoint"
+            yield f"return {checkpoint}({function}, {x}, use_reentrant=False)"
+        elif level.kind == "torch_checkpoint":
+            yield f"return ({function})({x})"
         else:
             # All rows, each with a weight of its own.
             yield f"jacobian = {called}({scalar if level.kind == 'hessian' else function})({x})"
@@ -129,6 +145,7 @@ class Case:
         lines = [
             "import torch",
             "import torch.func as func",
+            "import torch.utils.checkpoint",
             "import torchlayers as tl",
             "from math import inf, nan",
             f"APART = torch.tensor({APART.tolist()}, dtype=torch.float64)",

@@ -1,4 +1,4 @@
-"""autograd.Functions that programs call, as source: of every style, and some that transform inside.
+"""Functions that programs call, as source: autograd.Functions of every style, and TorchScript.
 
 Each is smooth, maps a tensor to one of its shape, and has derivatives of every order.
 """
@@ -154,7 +154,84 @@ class OldWithVmap(torch.autograd.Function):
     def vmap(info, in_dims, x):
         return OldWithVmap.apply(x), in_dims[0]
 """,
+    # Another Function in its backward.
+    "FunctionInside": f"""
+class InnerSquare(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x**2
+{_SAVES_INPUT}
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * ctx.saved_tensors[0] * t
+
+class FunctionInside(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x):
+        return x**3
+{_SAVES_INPUT}
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g * InnerSquare.apply(ctx.saved_tensors[0])
+    @staticmethod
+    def jvp(ctx, t):
+        return 3 * t * InnerSquare.apply(ctx.saved_tensors[0])
+""",
+    # A constant that an object holds: one made where it is called, or a captured one.
+    "Weighted": """
+class Table:
+    def __init__(self, weight):
+        self.weight = weight.to(torch.float64).mean() + torch.arange(2.0).sum()
+
+class Weighted(torch.autograd.Function):
+    generate_vmap_rule = True
+    @staticmethod
+    def forward(x, table):
+        return x * table.weight
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.table = inputs[1]
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.table.weight, None
+    @staticmethod
+    def jvp(ctx, t, _):
+        return t * ctx.table.weight
+""",
+    # TorchScript reads a function's file, and these have none.
+    "scripted": """
+scripted = torch.jit.CompilationUnit(
+    "def scripted(x):\\n"
+    "    y = x * x * x\\n"
+    "    if x.dim() > 0:\\n"
+    "        y = y.sin() + 0.5 * x\\n"
+    "    return y\\n"
+).scripted
+""",
+    "traced": """
+class Wave(torch.nn.Module):
+    def forward(self, x):
+        return x.sin() * x + 0.5 * x
+
+traced = torch.jit.trace(Wave(), torch.ones(2, dtype=torch.float64))
+""",
+    "frozen": """
+class Sines(torch.nn.Module):
+    def forward(self, x):
+        return x.sin() * x.cos() - 0.25 * x
+
+frozen = torch.jit.freeze(torch.jit.trace(Sines().eval(), torch.ones(2, dtype=torch.float64)))
+""",
 }
+
+
+def is_called(name: str, program: str) -> bool:
+    return f"{name}.apply(" in program or f"{name}(" in program
 
 
 def made(name: str) -> type[torch.autograd.Function]:

@@ -66,7 +66,15 @@ class Plain:
         return Plain.jacfwd(Plain.jacrev(func))
 
     @staticmethod
-    def functionalize(func: Function) -> Function:
+    def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:
+        return func(x), lambda tangent: Plain.jvp(func, (x,), (tangent,))[1]
+
+    @staticmethod
+    def functionalize(func: Function, remove: str = "mutations") -> Function:
+        return func
+
+    @staticmethod
+    def checkpoint(func: Function) -> Function:
         return func
 
 
@@ -106,6 +114,10 @@ class Differences:
         slope = (4 * shorter - longer) / 3
         says_nothing = (shorter - longer).abs() > AGREES * (1 + slope.abs())
         return func(x).detach(), slope.masked_fill(says_nothing, torch.nan)
+
+    @staticmethod
+    def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:
+        return func(x).detach(), lambda tangent: Differences.jvp(func, (x,), (tangent,))[1]
 
     @staticmethod
     def jacfwd(func: Function) -> Function:

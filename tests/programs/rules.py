@@ -373,6 +373,17 @@ CALLS = [
 # torch.func refuses them.
 OLD_CALLS = rules("Old.apply({a})", "OldWithVmap.apply({a}.tanh())", first=is_real, seals=True)
 
+# torch.func calls the Function inside for a constant where a jvp is around it.
+OUR_CALLS = rules(
+    "FunctionInside.apply({a})",
+    "Weighted.apply({a}, Table(K))",
+    "Weighted.apply({a}, Table(torch.ones(2)))",
+    first=is_real,
+    seals=True,
+)
+
+SCRIPT_CALLS = rules("scripted({a})", "traced({a})", "frozen({a})", first=is_real, seals=True)
+
 # What changes the dtype.
 CASTS = [
     *rules(

@@ -4,8 +4,16 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from tests.programs.case import FORWARD, JACOBIANS, KINDS, Case, Level
-from tests.programs.rules import AT_SPECIAL_VALUES, CALLS, CASTS, FAMILIES, OLD_CALLS
+from tests.programs.case import FORWARD, IDENTITIES, JACOBIANS, KINDS, Case, Level
+from tests.programs.rules import (
+    AT_SPECIAL_VALUES,
+    CALLS,
+    CASTS,
+    FAMILIES,
+    OLD_CALLS,
+    OUR_CALLS,
+    SCRIPT_CALLS,
+)
 from tests.programs.values import Value, layouts
 from tests.programs.writer import Writer
 
@@ -32,12 +40,20 @@ def cases(
     if kinds is None:
         # Those that real numbers are for, and where an infinity in one row is nan in all others.
         without_jacobians = special or dtype.startswith("complex")
-        fitting = KINDS[:4] if without_jacobians else KINDS
+        fitting = ("grad", "vjp", "jvp", "vmap") if without_jacobians else KINDS
         if "func" in libraries:
-            # What it makes of writes, torch.func can't differentiate, or gets wrong.
-            fitting = tuple(kind for kind in fitting if kind != "functionalize")
+            # torch.func can't differentiate what functionalize makes of writes, or gets it wrong;
+            # it refuses checkpoints, and linearize inside other transforms.
+            fitting = tuple(kind for kind in fitting if kind not in (*IDENTITIES, "linearize"))
         kinds = draw(nests(depth, fitting))
-    levels = [Level(kind, draw(st.sampled_from(libraries))) for kind in kinds]
+    levels = [
+        Level(
+            kind,
+            draw(st.sampled_from(libraries)),
+            remove_views=kind == "functionalize" and draw(st.booleans()),
+        )
+        for kind in kinds
+    ]
     shapes = draw(shapes_of_variables(levels))
     inner = shapes[-1]
 
@@ -56,7 +72,7 @@ def cases(
     if special:
         families = AT_SPECIAL_VALUES
     elif "func" not in libraries:
-        families += [CALLS, OLD_CALLS]
+        families += [CALLS, OLD_CALLS, OUR_CALLS, SCRIPT_CALLS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
         # torch.func takes what a Function's jvp computes for a constant.
         families += [CALLS]
@@ -76,7 +92,7 @@ def cases(
             rank += 1
         elif levels[i].kind == "jvp":
             rank += special
-        elif levels[i].kind != "functionalize":
+        elif levels[i].kind not in ("linearize", *IDENTITIES):
             rank = len(shapes[i])
     return Case(tuple(levels), variables[0], constant, tuple(writer.lines))
 
@@ -88,7 +104,8 @@ def nests(draw: st.DrawFn, depth: int, kinds: tuple[str, ...]) -> tuple[str, ...
     while len(drawn) < depth:
         left = 2 - orders_of_jacobians(drawn)
         fitting = [kind for kind in kinds if orders_of_jacobians([kind]) <= left]
-        if drawn and drawn[-1] == "functionalize":
+        around = [kind for kind in drawn if "checkpoint" not in kind]
+        if around and around[-1] == "functionalize" and "functionalize" in fitting:
             fitting.remove("functionalize")  # it isn't applied directly inside itself
         drawn.append(draw(st.sampled_from(fitting)))
     return tuple(drawn)
