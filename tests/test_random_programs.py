@@ -34,7 +34,7 @@ quietly = pytest.mark.filterwarnings(
 )
 
 SECONDS_IN_FULL = 3600
-TESTS = 4 + 3 + 3 + 2 + 2 + 4 + 1
+TESTS = 4 + 3 + 3 + 3 + 2 + 2 + 4 + 1
 
 
 def check_many(
@@ -83,6 +83,11 @@ def test_random_programs_mixed_with_torch_func(depth: int, full: bool) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), mixed=True), check, 250, full)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_programs_that_draw(depth: int, full: bool) -> None:
+    check_many(cases(depth, ("tl",), draws=True), check, 250, full)
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -8,6 +8,7 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor
 
+import torchlayers
 from tests.programs.functions import FUNCTIONS, is_called
 from tests.programs.values import APART, Value
 
@@ -28,6 +29,8 @@ class Level:
     out_dim: int = 0
     # Of functionalize: whether views are removed, too.
     remove_views: bool = False
+    # Of vmap.
+    randomness: str = "error"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,6 +98,10 @@ class Case:
             yield f"return value + push_forward({direction})"
         elif level.kind == "vmap":
             dims = f"in_dims={level.in_dim}, out_dims={level.out_dim}"
+            if level.randomness != "error":
+                dims += f", randomness={level.randomness!r}"
+            if level.randomness == "keyed":
+                dims += ", key=KEY"
             yield f"return {called}({function}, {dims})({x})"
         elif level.kind == "functionalize":
             remove = ", remove='mutations_and_views'" if level.remove_views else ""
@@ -102,8 +109,10 @@ class Case:
         elif level.kind == "checkpoint":
             yield f"return {called}({function})({x})"
         elif level.kind == "torch_checkpoint" and level.library == "tl":
-            checkpoint = "torch.utils.checkpoint.checkpoint"
-            yield f"return {checkpoint}({function}, {x}, use_reentrant=False)"
+            options = "use_reentrant=False"
+            if any(level.randomness == "keyed" for level in self.levels):
+                options += ", context_fn=tl.recomputation"
+            yield f"return torch.utils.checkpoint.checkpoint({function}, {x}, {options})"
         elif level.kind == "torch_checkpoint":
             yield f"return ({function})({x})"
         else:
@@ -130,13 +139,15 @@ class Case:
     def function(self, **libraries: Any) -> Callable[[Tensor], Tensor]:
         """f0, with these libraries under the names that the levels use."""
         names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **libraries}
+        names["KEY"] = torchlayers.random.key(0)
         names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]
         return function
 
     def run(self, **libraries: Any) -> Tensor:
-        """f0's result."""
+        """f0's result, of the same draws each time."""
+        torch.manual_seed(0)
         return self.function(**libraries)(self.x.tensor())
 
     @property
@@ -148,6 +159,8 @@ class Case:
             "import torch.utils.checkpoint",
             "import torchlayers as tl",
             "from math import inf, nan",
+            "torch.manual_seed(0)",
+            "KEY = tl.random.key(0)",
             f"APART = torch.tensor({APART.tolist()}, dtype=torch.float64)",
             *self.constant.lines("K"),
             *self.x.lines("x"),

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+import torchlayers
+
 Function = Callable[[Tensor], Tensor]
 
 # To how much differences by two steps agree, relatively, where nothing jumps: their own errors,
@@ -16,8 +18,27 @@ class Plain:
     """By loops over samples and plain autograd."""
 
     @staticmethod
-    def vmap(func: Function, in_dims: int = 0, out_dims: int = 0) -> Function:
-        return lambda x: torch.stack([func(sample) for sample in x.unbind(in_dims)], out_dims)
+    def vmap(
+        func: Function,
+        in_dims: int = 0,
+        out_dims: int = 0,
+        randomness: str = "error",
+        key: Tensor | None = None,
+    ) -> Function:
+        def loop(x: Tensor) -> Tensor:
+            state = torch.get_rng_state()
+            results = []
+            for i, sample in enumerate(x.unbind(in_dims)):
+                if randomness == "same":
+                    torch.set_rng_state(state)
+                if key is not None:
+                    own = torchlayers.random.fold_in(key, i)
+                    results.append(torchlayers.seeded(func, own)(sample))
+                else:
+                    results.append(func(sample))
+            return torch.stack(results, out_dims)
+
+        return loop
 
     @staticmethod
     def grad(func: Function) -> Function:
@@ -38,11 +59,9 @@ class Plain:
     def jvp(
         func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
         y = variable(*primals)
         value = func(y)
-        cotangent = torch.zeros_like(value).requires_grad_()
-        return value, pull_back(pull_back(value, y, cotangent), cotangent, *tangents)
+        return value, push_forward(value, y, *tangents)
 
     @staticmethod
     def jacrev(func: Function) -> Function:
@@ -67,7 +86,9 @@ class Plain:
 
     @staticmethod
     def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:
-        return func(x), lambda tangent: Plain.jvp(func, (x,), (tangent,))[1]
+        y = variable(x)
+        value = func(y)
+        return value, lambda tangent: push_forward(value, y, tangent)
 
     @staticmethod
     def functionalize(func: Function, remove: str = "mutations") -> Function:
@@ -90,6 +111,12 @@ def pull_back(value: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
         value, x, cotangent, create_graph=True, materialize_grads=True
     )
     return gradient
+
+
+def push_forward(value: Tensor, x: Tensor, tangent: Tensor) -> Tensor:
+    """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
+    cotangent = torch.zeros_like(value).requires_grad_()
+    return pull_back(pull_back(value, x, cotangent), cotangent, tangent)
 
 
 class Differences:

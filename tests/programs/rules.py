@@ -53,6 +53,10 @@ def has_two_real_dims(a: Tensor) -> bool:
     return has_two_dims(a) and is_real(a)
 
 
+def is_real_vector(a: Tensor) -> bool:
+    return a.dim() == 1 and is_real(a)
+
+
 def has_three_dims(a: Tensor) -> bool:
     return a.dim() == 3
 
@@ -383,6 +387,31 @@ OUR_CALLS = rules(
 )
 
 SCRIPT_CALLS = rules("scripted({a})", "traced({a})", "frozen({a})", first=is_real, seals=True)
+
+# Contiguous where the numbers are drawn in the order of memory.
+DRAWS = [
+    *rules(
+        "{a} * torch.rand({shape}, dtype=torch.float64)",
+        "{a} + torch.randn({shape}, dtype=torch.float64)",
+        "{a} * torch.randint(1, 4, {shape})",
+        "{a} * torch.rand_like({a}.contiguous())",
+        "{a} * torch.empty({shape}, dtype=torch.float64).uniform_()",
+        "{a} * torch.empty_like({a}.contiguous()).exponential_().tanh()",
+        "{a} * torch.zeros_like({a}.contiguous()).bernoulli_(0.4)",
+        "{a} * torch.bernoulli({a}.contiguous().sigmoid())",
+        "{a} + torch.normal({a}.contiguous(), 0.5)",
+        "torch.dropout({a}.contiguous(), 0.3, True)",
+        "torch.nn.functional.alpha_dropout({a}.contiguous(), 0.3, True)",
+        "torch.nn.functional.rrelu({a}.contiguous(), training=True)",
+        first=is_real,
+    ),
+    *rules(
+        "{a}[..., torch.randperm({columns})]",
+        "{a}[torch.multinomial({a}.contiguous().sigmoid(), 1)]",
+        first=is_real_vector,
+    ),
+    *rules("torch.feature_dropout({a}.contiguous(), 0.3, True)", first=has_two_real_dims),
+]
 
 # What changes the dtype.
 CASTS = [

@@ -9,6 +9,7 @@ from tests.programs.rules import (
     AT_SPECIAL_VALUES,
     CALLS,
     CASTS,
+    DRAWS,
     FAMILIES,
     OLD_CALLS,
     OUR_CALLS,
@@ -20,6 +21,7 @@ from tests.programs.writer import Writer
 REAL = ("float32", "float64", "bfloat16")
 DTYPES = (*REAL, "complex64", "complex128")
 CONSTANT_DTYPES = (*DTYPES, "int64", "bool")
+RANDOMNESS = ("same", "different", "keyed")
 
 
 @st.composite
@@ -30,10 +32,12 @@ def cases(
     kinds: tuple[str, ...] | None = None,
     mixed: bool = False,
     special: bool = False,
+    draws: bool = False,
 ) -> Case:
     """Cases of so many levels, each of one of these libraries; of these kinds, or of any.
 
-    Of float64, or mixed: of any dtype, with casts. Special: at special values.
+    Of float64, or mixed: of any dtype, with casts. Special: at special values. Draws: with random
+    operators, under any randomness.
     """
     dtype = draw(st.sampled_from(DTYPES)) if mixed else "float64"
     constant_dtype = draw(st.sampled_from(CONSTANT_DTYPES)) if mixed else "float64"
@@ -45,12 +49,16 @@ def cases(
             # torch.func can't differentiate what functionalize makes of writes, or gets it wrong;
             # it refuses checkpoints, and linearize inside other transforms.
             fitting = tuple(kind for kind in fitting if kind not in (*IDENTITIES, "linearize"))
+        if draws:
+            # A Jacobian refuses draws, as a vmap without randomness does.
+            fitting = tuple(kind for kind in fitting if kind not in JACOBIANS)
         kinds = draw(nests(depth, fitting))
     levels = [
         Level(
             kind,
             draw(st.sampled_from(libraries)),
             remove_views=kind == "functionalize" and draw(st.booleans()),
+            randomness=draw(st.sampled_from(RANDOMNESS)) if draws and kind == "vmap" else "error",
         )
         for kind in kinds
     ]
@@ -71,6 +79,9 @@ def cases(
         families += [CASTS, CASTS]
     if special:
         families = AT_SPECIAL_VALUES
+    elif draws:
+        # Functions with a vmap staticmethod can't draw by keys.
+        families += [OUR_CALLS, SCRIPT_CALLS, DRAWS, DRAWS, DRAWS]
     elif "func" not in libraries:
         families += [CALLS, OLD_CALLS, OUR_CALLS, SCRIPT_CALLS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
@@ -135,7 +146,9 @@ def shapes_of_variables(draw: st.DrawFn, levels: list[Level]) -> list[tuple[int,
         if levels[i].kind == "vmap":
             in_dim = draw(st.integers(-len(shape) - 1, len(shape)))
             levels[i] = dataclasses.replace(levels[i], in_dim=in_dim)
-            shape.insert(in_dim % (len(shape) + 1), draw(st.sampled_from(sizes)))
+            # With more samples a loop draws other numbers for each than the batch has.
+            batch_sizes = (1,) if levels[i].randomness == "different" else sizes
+            shape.insert(in_dim % (len(shape) + 1), draw(st.sampled_from(batch_sizes)))
         shapes.insert(0, tuple(shape))
     return shapes
 

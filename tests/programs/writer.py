@@ -64,6 +64,7 @@ class Writer:
         families: list[list[Rule]],
         strict: bool,
     ) -> None:
+        torch.manual_seed(0)  # what the examples draw decides what is written
         self.draw = draw
         self.batches = batches
         self.families = families
