@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "rules/dims.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -70,6 +71,12 @@ Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
   return at::where(x > 0, positive, negative);
 }
 
+// x / |x|. The derivative of a complex number's absolute value, as of every norm, has none itself
+// at zero; that of sgn is zero there.
+Tensor slope_of_abs(const Tensor& x, const Tensor& y) {
+  return x.is_complex() && is_differentiated_below({x}) ? over_norm(x, y) : x.sgn();
+}
+
 Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
   if (!x.is_complex()) {
     return {};
@@ -121,8 +128,8 @@ Tensor cube(const Tensor& x) {
 
 void add_unary(Table& rules) {
   rules["abs"]
-      .jvp(TANGENT(0, x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn()))
-      .vjp(VJP(0, g * x.sgn()));
+      .jvp(TANGENT(0, real_product(slope_of_abs(x, y), t)))
+      .vjp(VJP(0, g * slope_of_abs(x, y)));
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));
