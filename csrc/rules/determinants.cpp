@@ -1,5 +1,6 @@
 // Determinants. Their derivatives are made of the adjugate: det' = tr(adj(A) A'), and det(A) A^-1
 // is adj(A) only where there is an inverse.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <tuple>
@@ -85,9 +86,10 @@ bool is_known_to_be_regular(const Tensor& lu, double smallest) {
       !is_in_host_memory(*memory.unsafeGetTensorImpl()) || is_any_mode_on()) {
     return false;
   }
-  const Tensor& small = holder_of(has_small_pivot(lu, smallest));
-  const auto* flags = small.const_data_ptr<bool>();
-  return std::none_of(flags, flags + small.numel(), [](bool flag) { return flag; });
+  const Tensor small = has_small_pivot(lu, smallest);
+  const Tensor& flags = holder_of(small);
+  const bool* begin = flags.const_data_ptr<bool>();
+  return std::none_of(begin, begin + flags.numel(), [](bool is_small) { return is_small; });
 }
 
 Tensor adjugate_of_two(const Tensor& a) {
@@ -123,12 +125,14 @@ Tensor adjugate_by_blocks(const Tensor& a) {
   const Tensor swaps =
       (pivots != at::arange(1, n + 1, pivots.options())).sum(-1).remainder(2).to(a.scalar_type());
 
-  // What the pivots of B11 that are nothing but rounding are moved by: L11 D, of B11 = L11 U11.
+  // The pivots of B11 that are nothing but rounding are moved by the root of what that is: S is as
+  // small as rounding there, divided by the pivot. L11 D is added to B11 = L11 U11.
   const Tensor sizes = lu.diagonal(0, -2, -1).abs();
   const Tensor largest = sizes.amax(-1, /*keepdim=*/true);
   const double epsilon = epsilon_of(a);
-  const Tensor little = at::where(largest > 0, largest, 1) * (2 * epsilon);
-  const Tensor moved = at::where(sizes <= largest * epsilon, little, 0).narrow_symint(-1, 0, rest);
+  const Tensor rounding = largest * n * (4 * epsilon);
+  const Tensor little = at::where(largest > 0, largest, 1) * std::sqrt(epsilon);
+  const Tensor moved = at::where(sizes <= rounding, little, 0).narrow_symint(-1, 0, rest);
   const Tensor shift =
       lower.narrow_symint(-2, 0, rest).narrow_symint(-1, 0, rest) * moved.unsqueeze(-2);
 

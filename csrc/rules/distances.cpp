@@ -92,8 +92,11 @@ class Distances {
       return numerator;
     }
     if (second_at_zero_ != 0) {
-      const bool differentiated = is_differentiated_below({numerator, y_});
-      return numerator / nonzero(y_.pow(order_ - 1), y_, differentiated);
+      // By the differences, which are zero where y is: torch's kernel for y's gradient takes no
+      // nan.
+      const Tensor size = difference_.abs().sum(-1);
+      return numerator /
+             nonzero(y_.pow(order_ - 1), size, is_differentiated_below({numerator, y_}));
     }
     return zero_where(y_ == 0, numerator / without_zeros(y_).pow(order_ - 1));
   }

@@ -22,10 +22,11 @@ Tensor smallest_of(const Tensor& values) {
 }
 
 // What to divide `matrix` by. Where the divisor is nothing but rounding, the quotient is nan,
-// rather than the finite number that rounding makes of it; and zero where the matrix is, for what
-// does not use the vectors of equal values, or doesn't turn them, has a derivative.
+// rather than the finite number that rounding makes of it. Not where the matrix is zero: what does
+// not use the vectors of close values has a derivative. Exactly equal values give nan in any case,
+// for what uses them times zero would be taken for what doesn't.
 Tensor unless_rounding(const Tensor& divisor, const Tensor& is_rounding, const Tensor& matrix) {
-  return at::where(is_rounding, at::where(matrix == 0, INFINITY, NAN), divisor);
+  return at::where(is_rounding.logical_and(matrix != 0), NAN, divisor);
 }
 
 // matrix[i][j] / (values[j] - values[i]), or by the difference of their squares, which is exact
@@ -119,12 +120,25 @@ void eigh_vjp(VjpCall& call) {
   call.give(0, vectors.matmul(hermitian).matmul(back));
 }
 
+// vectors^-1 matrix, which is nan where the vectors are not independent: a matrix that can't be
+// diagonalized has no derivative of this form, though rounding may keep its vectors apart.
+Tensor solved_by(const Tensor& vectors, const Tensor& matrix) {
+  if (vectors.sym_numel() == 0) {
+    return matrix;
+  }
+  const Tensor lu = std::get<0>(at::linalg_lu_factor_ex(vectors.detach()));
+  const Tensor pivots = lu.diagonal(0, -2, -1).abs();
+  const Tensor are_dependent = pivots.amin(-1, /*keepdim=*/true) <= 8 * smallest_of(pivots);
+  const Tensor solved = at::linalg_solve(vectors, matrix);
+  return at::where(are_dependent.unsqueeze(-1), NAN, solved);
+}
+
 // linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.
 void eig(JvpCall& call) {
   call.run();
   const Tensor& vectors = call.result(1);
   const Tensor t = call.tangent(0).to(vectors.scalar_type());
-  const Tensor inner = at::linalg_solve(vectors, t.matmul(vectors));
+  const Tensor inner = solved_by(vectors, t.matmul(vectors));
   call.set_tangent(0, diagonal_of(inner).clone());
   const Tensor turned = vectors.matmul(over_gaps(inner, call.result(0)));
   const Tensor lengths = at::real(vectors.conj() * turned).sum(-2, /*keepdim=*/true);
@@ -137,7 +151,7 @@ void eig_vjp(VjpCall& call) {
   const Tensor& vectors = call.result(1);
   const Tensor back = vectors.mH();
   if (!by_vectors.defined()) {
-    call.give(0, at::linalg_solve(back, by_values.unsqueeze(-1) * back));
+    call.give(0, solved_by(back, by_values.unsqueeze(-1) * back));
     return;
   }
   const Tensor rotated = back.matmul(by_vectors);
@@ -145,7 +159,7 @@ void eig_vjp(VjpCall& call) {
   const Tensor lengths = real_diagonal(rotated).unsqueeze(-2);
   const Tensor turned = rotated - back.matmul(vectors) * lengths;
   const Tensor inner = with_diagonal(conjugate_over_gaps(turned, call.result(0)), by_values);
-  call.give(0, at::linalg_solve(back, inner.matmul(back)));
+  call.give(0, solved_by(back, inner.matmul(back)));
 }
 
 // How far complex singular vectors turn by their phases: half the left, half the right ones.

@@ -71,8 +71,7 @@ Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
   return at::where(x > 0, positive, negative);
 }
 
-// x / |x|. The derivative of a complex number's absolute value, as of every norm, has none itself
-// at zero; that of sgn is zero there.
+// x / |x|. The absolute value of a complex number is a norm, without a second derivative at zero.
 Tensor slope_of_abs(const Tensor& x, const Tensor& y) {
   return x.is_complex() && is_differentiated_below({x}) ? over_norm(x, y) : x.sgn();
 }
@@ -82,7 +81,7 @@ Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
     return {};
   }
   const Tensor size = x.abs();
-  return ((t - y * at::real(y.conj() * t)) / size).masked_fill(size == 0, 0);
+  return (t - y * at::real(y.conj() * t)) / nonzero(size, size, is_differentiated_below({t, x}));
 }
 
 // A complex number turns by the part of the tangent across it.
@@ -91,7 +90,7 @@ Tensor angle_tangent(const Tensor& t, const Tensor& x) {
     return {};
   }
   const Tensor square = x.abs().square();
-  return (at::imag(t * x.conj()) / square).masked_fill(square == 0, 0);
+  return at::imag(t * x.conj()) / nonzero(square, square, is_differentiated_below({t, x}));
 }
 
 Tensor angle_gradient(const Tensor& g, const Tensor& x) {
@@ -100,7 +99,7 @@ Tensor angle_gradient(const Tensor& g, const Tensor& x) {
   }
   const Tensor square = x.abs().square();
   const Tensor across = x * at::Scalar(c10::complex<double>(0, 1));
-  return across * (g / square).masked_fill(square == 0, 0);
+  return across * (g / nonzero(square, square, is_differentiated_below({g, x})));
 }
 
 // lgamma(x) + lgamma(x - 1/2) + … of p terms, and a constant.
