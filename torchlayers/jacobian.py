@@ -391,10 +391,10 @@ def hessian(
 
     def wrapper(*args: Any) -> Any:
         if torch_compile.is_tracing():
-            # NOTE [Forward mode in Dynamo].
             torch_compile.refuse_strict_export("hessian")
             torch_compile.refuse("hessian", chunk_size=chunk_size, progress=progress, mesh=mesh)
-            return torch_func.jacrev(torch_func.jacrev(func, argnums), argnums)(*args)
+            gradient = torch_func.jacrev(func, argnums)
+            return forward_in_dynamo.jacfwd(gradient, argnums, False, "error")(*args)
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)

@@ -122,13 +122,18 @@ Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
   return at::where(is_constant, 0, t * (exponent * base.pow(exponent - 1)));
 }
 
-// 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied.
+// 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied. What is
+// differentiated again has a derivative of nan there, by the base: it is infinite for some e.
 Tensor power_exponent(
     const Tensor& t, const Tensor& base, const Tensor& exponent, const Tensor& power) {
   const Tensor is_positive = exponent.is_complex()
                                  ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
                                  : exponent >= 0;
-  return t * at::where((base == 0).logical_and(is_positive), 0, power * base.log());
+  const Tensor is_zero = (base == 0).logical_and(is_positive);
+  const Tensor slope = power * base.log();
+  return t * (is_differentiated_below({base})
+                  ? at::where(is_zero, base.reciprocal().reciprocal(), slope)
+                  : at::where(is_zero, 0, slope));
 }
 
 Tensor scalar_power_exponent(

@@ -56,6 +56,11 @@ Tensor cholesky_gradient(const Tensor& g, const Tensor& result, bool is_upper) {
   return over(left, factor, /*is_upper=*/false);
 }
 
+Tensor with_columns(const Tensor& matrix, const c10::SymInt& count) {
+  const c10::SymInt missing = count - matrix.sym_size(-1);
+  return missing > 0 ? at::constant_pad_nd_symint(matrix, {0, missing}) : matrix;
+}
+
 // The rows or columns of a matrix up to a place, and from there.
 Tensor head(const Tensor& matrix, int64_t dim, const c10::SymInt& count) {
   return matrix.narrow_symint(dim, 0, count);
@@ -85,6 +90,11 @@ struct Triangles {
   bool is_wide() const {
     return columns() > common();
   }
+  // How many of U's rows are divided by. The last pivot is not, unless there are rows of L beyond
+  // the square: matrices of rank n - 1, whose last pivot is zero, have a derivative.
+  c10::SymInt divided_by() const {
+    return is_tall() || common() == 0 ? common() : common() - 1;
+  }
   Tensor square_lower() const {
     return is_tall() ? head(lower, -2, common()) : lower;
   }
@@ -108,23 +118,25 @@ Tensor in_one_matrix(const Triangles& parts) {
   return parts.is_tall() ? at::cat({square, tail(parts.lower, -2, n)}, /*dim=*/-2) : square;
 }
 
-// With C = L^-1 P^T A' U^-1: L^-1 L' is what is below C's diagonal, U' U^-1 the rest.
+// matrix U^-1, of the first columns alone: the others are zero.
+Tensor over_first(const Tensor& matrix, const Tensor& u, const c10::SymInt& count, bool is_upper) {
+  const Tensor square = head(head(u, -2, count), -1, count);
+  return with_columns(over(head(matrix, -1, count), square, is_upper), matrix.sym_size(-1));
+}
+
+// L^-1 L' is what is below the diagonal of C = L^-1 P^T A' U^-1, and U' U^-1 the rest.
 Triangles lu_tangents(const Tensor& t, const Triangles& factors) {
   const c10::SymInt n = factors.common();
   const Tensor l = factors.square_lower();
   const Tensor u = factors.square_upper();
   const Tensor solved = under(l, head(t, -2, n), /*is_upper=*/false, /*has_ones=*/true);
-  const Tensor inner = over(head(solved, -1, n), u, /*is_upper=*/true);
-  const Tensor below = inner.tril(-1);
+  const Tensor below =
+      over_first(head(solved, -1, n), u, factors.divided_by(), /*is_upper=*/true).tril(-1);
   Tensor lower = l.matmul(below);
-  Tensor upper = inner.triu().matmul(u);
+  const Tensor upper = (solved - below.matmul(factors.upper)).triu();
   if (factors.is_tall()) {
     const Tensor rest = tail(t, -2, n) - tail(factors.lower, -2, n).matmul(upper);
     lower = at::cat({lower, over(rest, u, /*is_upper=*/true)}, /*dim=*/-2);
-  }
-  if (factors.is_wide()) {
-    const Tensor rest = tail(solved, -1, n) - below.matmul(tail(factors.upper, -1, n));
-    upper = at::cat({upper, rest}, /*dim=*/-1);
   }
   return {lower, upper};
 }
@@ -133,15 +145,16 @@ Tensor lu_gradient(const Triangles& g, const Triangles& factors) {
   const c10::SymInt n = factors.common();
   const Tensor l = factors.square_lower().mH();
   const Tensor u = factors.square_upper().mH();
-  Tensor below = l.matmul(g.square_lower());
-  Tensor above = g.square_upper().matmul(u);
-  if (factors.is_tall()) {
-    above = above - tail(factors.lower, -2, n).mH().matmul(tail(g.lower, -2, n));
-  }
+  const Tensor by_upper = g.square_upper().triu();
+  Tensor below = l.matmul(g.square_lower()) - by_upper.matmul(u);
   if (factors.is_wide()) {
     below = below - tail(g.upper, -1, n).matmul(tail(factors.upper, -1, n).mH());
   }
-  Tensor gradient = over(below.tril(-1) + above.triu(), u, /*is_upper=*/false);
+  Tensor inner = below.tril(-1);
+  if (factors.is_tall()) {
+    inner = inner - tail(factors.lower, -2, n).mH().matmul(tail(g.lower, -2, n)).triu();
+  }
+  Tensor gradient = by_upper + over_first(inner, u, factors.divided_by(), /*is_upper=*/false);
   if (factors.is_wide()) {
     gradient = at::cat({gradient, tail(g.upper, -1, n)}, /*dim=*/-1);
   }
@@ -239,16 +252,23 @@ void check_qr(const Operands& call) {
   }
 }
 
+// How many of R's rows are divided by, where there are no more rows than columns: the last one's
+// diagonal only says how far a complex column of Q turns by its phase.
+c10::SymInt rows_divided_by(const Tensor& r) {
+  const c10::SymInt rows = r.sym_size(-2);
+  return r.is_complex() || rows == 0 ? rows : rows - 1;
+}
+
 void qr(JvpCall& call) {
   call.run();
   check_qr(call);
   const Tensor t = call.tangent(0);
   const Tensor& q = call.result(0);
   const Tensor& r = call.result(1);
-  if (r.sym_size(-1) > r.sym_size(-2)) {
+  if (q.sym_size(-2) <= r.sym_size(-1)) {
     const Tensor inner = q.mH().matmul(t);
-    const c10::SymInt rows = r.sym_size(-2);
-    const Tensor square = over(head(inner, -1, rows), head(r, -1, rows), /*is_upper=*/true);
+    const Tensor left = head(inner, -1, r.sym_size(-2));
+    const Tensor square = over_first(left, r, rows_divided_by(r), /*is_upper=*/true);
     const Tensor turn = square - upper_half(square + square.mH());
     call.set_tangent(0, q.matmul(turn));
     call.set_tangent(1, inner - turn.matmul(r));
@@ -276,12 +296,11 @@ void qr_vjp(VjpCall& call) {
     square = square.defined() ? square - turn : -turn;
   }
   const Tensor stretch = upper_half_mirrored(square);
-  const c10::SymInt rows = r.sym_size(-2);
   const c10::SymInt columns = r.sym_size(-1);
-  if (columns > rows) {
-    Tensor inner = over(stretch - square, head(r, -1, rows).mH(), /*is_upper=*/false);
-    inner = sum_of({at::constant_pad_nd_symint(inner, {0, columns - rows}), by_r});
-    call.give(0, q.matmul(inner));
+  if (q.sym_size(-2) <= columns) {
+    const Tensor inner =
+        over_first(stretch - square, r.mH(), rows_divided_by(r), /*is_upper=*/false);
+    call.give(0, q.matmul(sum_of({with_columns(inner, columns), by_r})));
   } else {
     call.give(0, over(sum_of({q.matmul(stretch), by_q}), r.mH(), /*is_upper=*/false));
   }

@@ -4,9 +4,12 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
+#include "rules/numbers.h"
 #include "rules/one_pass.h"
+#include "rules/rule.h"
 
 namespace torchlayers {
 
@@ -75,5 +78,25 @@ struct Dims {
     return count(tensor.sym_sizes());
   }
 };
+
+// What to divide the derivative of a norm by, for the subgradient zero where the norm is zero:
+// infinity there. A norm has no second derivative at zero, and is to have none in any mode: what is
+// differentiated again below is the reciprocal of zero, whose derivative is nan.
+inline at::Tensor nonzero(const at::Tensor& divisor, const at::Tensor& norm, bool differentiated) {
+  return differentiated ? at::where(norm == 0, norm.reciprocal(), divisor)
+                        : at::where(norm == 0, INFINITY, divisor);
+}
+
+inline at::Tensor over_norm(const at::Tensor& numerator, const at::Tensor& norm) {
+  if (is_differentiated_below({numerator, norm})) {
+    return numerator / nonzero(norm, norm, true);
+  }
+  return in_one_pass(
+      [](const auto& numerator, const auto& norm) {
+        return numerator / where(norm == 0, INFINITY, norm);
+      },
+      numerator,
+      norm);
+}
 
 } // namespace torchlayers

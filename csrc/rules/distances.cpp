@@ -10,9 +10,12 @@ namespace {
 
 using at::Tensor;
 
+// |x|^(order - 1), zero where x is.
 Tensor powers_of(const Tensor& size, double order) {
-  const Tensor powers = size.pow(order - 1);
-  return order < 1 ? zero_where(size == 0, powers) : powers;
+  if (order >= 1) {
+    return size.pow(order - 1);
+  }
+  return nonzero(size, size, is_differentiated_below({size})).pow(order - 1);
 }
 
 double order_of(const c10::IValue& order) {
@@ -30,11 +33,7 @@ Tensor norm_tangent(
   }
   if (order == 2) {
     const auto product = [](const auto& x, const auto& t) { return x * t; };
-    const Tensor sum = x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t);
-    return in_one_pass(
-        [](const auto& sum, const auto& norm) { return zero_where(norm == 0, sum / norm); },
-        sum,
-        y);
+    return over_norm(x.is_complex() ? over.sum(real_product(x, t)) : over.sum_of(product, x, t), y);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
@@ -42,7 +41,7 @@ Tensor norm_tangent(
     return over.sum(chosen) / over.sum(is_extreme).clamp_min(1); // none equals nan
   }
   const Tensor sum = over.sum(powers_of(x.abs(), order) * real_product(x.sgn(), t));
-  return zero_where(y == 0, sum / y.pow(order - 1));
+  return sum / nonzero(y.pow(order - 1), y, is_differentiated_below({sum, y}));
 }
 
 Tensor norm_gradient(
@@ -55,37 +54,30 @@ Tensor norm_gradient(
     return x.sgn() * along;
   }
   const Tensor norm = over.kept(y, x.dim());
-  const auto over_norm = [&](const Tensor& divisor) {
-    return may_write({along, norm})
-               ? zero_where(norm == 0, along / divisor)
-               : along /
-                     divisor.masked_fill(norm == 0, INFINITY); // second derivatives are zero too
-  };
   if (order == 2) {
-    return x * over_norm(norm);
+    return x * over_norm(along, norm);
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == norm;
     const Tensor count = Dims{over.dims, /*keepdim=*/true}.sum(is_extreme).clamp_min(1);
     return at::where(is_extreme, x.sgn() * (along / count), 0);
   }
-  return x.sgn() * powers_of(x.abs(), order) * over_norm(norm.pow(order - 1));
-}
-
-// linalg_vector_norm(x, order, dim, keepdim, …)
-void vector_norm(JvpCall& call) {
-  call.run();
-  const Dims over{call.integers(2), call.flag(3)};
-  call.set_tangent(
-      0, norm_tangent(call.tangent(0), call[0], call.result(), order_of(call.arg(1)), over));
+  const Tensor divisor =
+      nonzero(norm.pow(order - 1), norm, is_differentiated_below({x, along, norm}));
+  return x.sgn() * powers_of(x.abs(), order) * (along / divisor);
 }
 
 // Norms y of differences, along the last dimension, as cdist and pdist have them: their derivatives
-// by the differences are slopes / y^(order - 1), and zero where y is.
+// by the differences are slopes / y^(order - 1), and zero where y is. So are the second derivatives
+// of cdist, which is mostly asked for the distances of rows from themselves as well, where that is
+// right; those of pdist are nan there, as a norm's are.
 class Distances {
  public:
-  Distances(Tensor difference, Tensor y, double order)
-      : difference_(std::move(difference)), y_(std::move(y)), order_(order) {}
+  Distances(Tensor difference, Tensor y, double order, double second_at_zero)
+      : difference_(std::move(difference)),
+        y_(std::move(y)),
+        order_(order),
+        second_at_zero_(second_at_zero) {}
 
   bool is_constant() const {
     return order_ == 0;
@@ -96,7 +88,17 @@ class Distances {
     return (slopes() * t).sum(-1);
   }
   Tensor over_powers(const Tensor& numerator) const {
-    return is_angular() ? numerator : unless_zero(numerator / without_zeros(y_).pow(order_ - 1));
+    if (is_angular()) {
+      return numerator;
+    }
+    if (second_at_zero_ != 0) {
+      // By the differences, which are zero where y is: torch's kernel for y's gradient takes no
+      // nan.
+      const Tensor size = difference_.abs().sum(-1);
+      return numerator /
+             nonzero(y_.pow(order_ - 1), size, is_differentiated_below({numerator, y_}));
+    }
+    return zero_where(y_ == 0, numerator / without_zeros(y_).pow(order_ - 1));
   }
 
   // Of slopes times over_powers(g), the backward: what it changes by with y and the differences.
@@ -110,18 +112,20 @@ class Distances {
       sum = weight.unsqueeze(-1) * bent(by_difference);
     }
     if (by_y.defined()) {
-      const Tensor less = unless_zero((order_ - 1) * weight * by_y / without_zeros(y_));
+      const Tensor less = (order_ - 1) * weight * by_y / without_zeros(y_);
       sum = sum_of({sum, -less.unsqueeze(-1) * slopes()});
     }
-    return sum;
+    return sum.defined() ? of_second_order(sum, y_.unsqueeze(-1)) : sum;
   }
   // The gradients of the same, with u its cotangent.
   Tensor backward_by_y(const Tensor& g, const Tensor& u) const {
-    return is_angular() ? Tensor()
-                        : unless_zero((1 - order_) * over_powers(g * sum(u)) / without_zeros(y_));
+    return is_angular()
+               ? Tensor()
+               : of_second_order((1 - order_) * over_powers(g * sum(u)) / without_zeros(y_), y_);
   }
   Tensor backward_by_difference(const Tensor& g, const Tensor& u) const {
-    return is_angular() ? Tensor() : over_powers(g).unsqueeze(-1) * bent(u);
+    return is_angular() ? Tensor()
+                        : of_second_order(over_powers(g).unsqueeze(-1) * bent(u), y_.unsqueeze(-1));
   }
 
  private:
@@ -132,8 +136,8 @@ class Distances {
   static Tensor without_zeros(const Tensor& sizes) {
     return sizes.masked_fill(sizes == 0, 1);
   }
-  Tensor unless_zero(Tensor quotient) const {
-    return zero_where(y_ == 0, std::move(quotient));
+  Tensor of_second_order(Tensor made, const Tensor& y) const {
+    return filled_where(y == 0, std::move(made), second_at_zero_);
   }
   Tensor slopes() const {
     if (order_ == 2) {
@@ -160,6 +164,7 @@ class Distances {
   Tensor difference_;
   Tensor y_;
   double order_;
+  double second_at_zero_;
 };
 
 // From each row of one matrix to each of the other; either may be absent.
@@ -172,7 +177,8 @@ Tensor differences(const Tensor& rows, const Tensor& others) {
 // _cdist_forward(x1, x2, order, mode)
 void cdist(JvpCall& call) {
   call.run();
-  const Distances found(differences(call[0], call[1]), call.result(), call.number(2));
+  const Distances found(
+      differences(call[0], call[1]), call.result(), call.number(2), /*second_at_zero=*/0);
   if (!found.is_constant()) {
     const Tensor t = differences(tangent_or_none(call, 0), tangent_or_none(call, 1));
     call.set_tangent(0, found.over_powers(found.sum(t)));
@@ -187,7 +193,8 @@ Tensor by_cotangent(const JvpCall& call) {
 // _cdist_backward(g, x1, x2, order, distances): by x1, of all rows of x2 together.
 void cdist_backward(JvpCall& call) {
   call.run();
-  const Distances found(differences(call[1], call[2]), call[4], call.number(3));
+  const Distances found(
+      differences(call[1], call[2]), call[4], call.number(3), /*second_at_zero=*/0);
   if (found.is_constant()) {
     return;
   }
@@ -200,7 +207,8 @@ void cdist_backward(JvpCall& call) {
 }
 
 void cdist_backward_vjp(VjpCall& call) {
-  const Distances found(differences(call[1], call[2]), call[4], call.number(3));
+  const Distances found(
+      differences(call[1], call[2]), call[4], call.number(3), /*second_at_zero=*/0);
   if (found.is_constant()) {
     return;
   }
@@ -246,7 +254,8 @@ struct Pairs {
 void pdist(JvpCall& call) {
   call.run();
   const Pairs pairs(call[0]);
-  const Distances found(pairs.differences(call[0]), call.result(), call.number(1));
+  const Distances found(
+      pairs.differences(call[0]), call.result(), call.number(1), /*second_at_zero=*/NAN);
   if (!found.is_constant()) {
     const Tensor t = pairs.differences(call.tangent(0));
     call.set_tangent(0, found.over_powers(found.sum(t)));
@@ -257,7 +266,8 @@ void pdist(JvpCall& call) {
 void pdist_backward(JvpCall& call) {
   call.run();
   const Pairs pairs(call[1]);
-  const Distances found(pairs.differences(call[1]), call[3], call.number(2));
+  const Distances found(
+      pairs.differences(call[1]), call[3], call.number(2), /*second_at_zero=*/NAN);
   if (found.is_constant()) {
     return;
   }
@@ -270,7 +280,8 @@ void pdist_backward(JvpCall& call) {
 
 void pdist_backward_vjp(VjpCall& call) {
   const Pairs pairs(call[1]);
-  const Distances found(pairs.differences(call[1]), call[3], call.number(2));
+  const Distances found(
+      pairs.differences(call[1]), call[3], call.number(2), /*second_at_zero=*/NAN);
   if (found.is_constant()) {
     return;
   }
@@ -293,10 +304,16 @@ void pdist_backward_vjp(VjpCall& call) {
 } // namespace
 
 void add_distances(Table& rules) {
-  for (const char* name : {"linalg_vector_norm", "norm.ScalarOpt_dim"}) {
+  for (const char* name :
+       {"linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"}) {
     rules[name]
-        .jvp(vector_norm)
+        .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})))
         .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})));
+  }
+  for (const char* name : {"norm.Scalar", "norm.ScalarOpt_dtype"}) {
+    rules[name]
+        .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{})))
+        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{})));
   }
   rules["dist"]
       .jvp(

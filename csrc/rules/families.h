@@ -24,6 +24,7 @@ void add_indexing(Table& rules);
 void add_scattered(Table& rules);
 void add_shapes(Table& rules);
 void add_linalg(Table& rules);
+void add_determinants(Table& rules);
 void add_decompositions(Table& rules);
 void add_spectra(Table& rules);
 void add_cumulative(Table& rules);
@@ -53,6 +54,7 @@ inline void add_families(Table& rules) {
   add_scattered(rules);
   add_shapes(rules);
   add_linalg(rules);
+  add_determinants(rules);
   add_decompositions(rules);
   add_spectra(rules);
   add_cumulative(rules);

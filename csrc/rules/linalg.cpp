@@ -1,13 +1,11 @@
-// Inverses, solutions, determinants, exponentials. The factors that an operator returns beside its
+// Inverses, solutions, exponentials. The factors that an operator returns beside its
 // result are constants to the layers below: where one of those differentiates, a rule factors its
 // arguments anew.
-#include <limits>
 #include <tuple>
 
 #include "rules/dims.h"
 #include "rules/families.h"
 #include "rules/forms.h"
-#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -356,95 +354,6 @@ void least_squares_vjp(VjpCall& call) {
   call.give(1, found.as_given(by_right));
 }
 
-// A pivot of zero is moved a little, which leaves the derivative of a determinant of zero at zero.
-Tensor without_zeros(const Tensor& lu) {
-  const double little = lu.scalar_type() == at::kFloat || lu.scalar_type() == at::kComplexFloat
-                            ? std::numeric_limits<float>::epsilon()
-                            : std::numeric_limits<double>::epsilon();
-  const Tensor moved = lu.clone();
-  const Tensor diagonal = moved.diagonal(0, -2, -1);
-  diagonal.add_(diagonal == 0, little);
-  return moved;
-}
-
-// The factors of a determinant's matrix. Those that the operator returns are constants to who
-// differentiates it, and are of the transpose where that is how a real matrix lies in memory,
-// which a batched one doesn't tell of all samples: in both cases it is factored again.
-struct Factors {
-  Tensor lu;
-  Tensor pivots;
-  bool are_of_transpose = false;
-
-  Factors(const Tensor& a, const Tensor& other, const Tensor& found_lu, const Tensor& found_pivots)
-      : lu(found_lu), pivots(found_pivots) {
-    if (is_differentiated_below({a, other}) || !holder_of(a).is_same(a)) {
-      std::tie(lu, pivots, std::ignore) = at::linalg_lu_factor_ex(a);
-    } else {
-      are_of_transpose = a.is_contiguous() && !a.is_complex();
-    }
-    lu = without_zeros(lu);
-  }
-};
-
-// tr(A^-1 A')
-Tensor trace_of_quotient(
-    const Tensor& a, const Tensor& tangent, const Tensor& found_lu, const Tensor& found_pivots) {
-  const Factors factors(a, tangent, found_lu, found_pivots);
-  const Tensor quotient = at::linalg_lu_solve(
-      factors.lu, factors.pivots, factors.are_of_transpose ? tangent.mT() : tangent);
-  return quotient.diagonal(0, -2, -1).sum(-1);
-}
-
-// A^-H times a number.
-Tensor adjoint_inverse(
-    const Tensor& factor, const Tensor& a, const Tensor& found_lu, const Tensor& found_pivots) {
-  const Factors factors(a, factor, found_lu, found_pivots);
-  const Tensor right =
-      at::diag_embed(factor.unsqueeze(-1).expand_symint(a.sym_sizes().slice(0, a.dim() - 1)));
-  return at::linalg_lu_solve(
-      factors.lu, factors.pivots, right, /*left=*/true, /*adjoint=*/!factors.are_of_transpose);
-}
-
-// _linalg_det(A) -> (determinant, LU, pivots)
-void determinant(JvpCall& call) {
-  call.run();
-  const Tensor quotient =
-      trace_of_quotient(call[0], call.tangent(0), call.result(1), call.result(2));
-  call.set_tangent(0, call.result(0) * quotient);
-}
-
-Tensor determinant_gradient(
-    const Tensor& g, const Tensor& a, const Tensor& y, const Tensor& lu, const Tensor& pivots) {
-  return adjoint_inverse(g * (y.is_complex() ? y.conj() : y), a, lu, pivots);
-}
-
-// _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots)
-void log_determinant(JvpCall& call) {
-  call.run();
-  const Tensor quotient =
-      trace_of_quotient(call[0], call.tangent(0), call.result(2), call.result(3));
-  if (!quotient.is_complex()) {
-    call.set_tangent(1, quotient);
-    return;
-  }
-  const Tensor turn = at::complex(at::zeros_like(at::real(quotient)), at::imag(quotient));
-  call.set_tangent(0, call.result(0) * turn);
-  call.set_tangent(1, at::real(quotient).clone());
-}
-
-void log_determinant_vjp(VjpCall& call) {
-  const Tensor& by_sign = call.cotangents()[0];
-  Tensor factor = call.cotangents()[1];
-  const Tensor& sign = call.result(0);
-  if (by_sign.defined() && sign.is_complex()) {
-    const Tensor turn = at::imag(by_sign * sign.conj());
-    factor = at::complex(factor.defined() ? factor : at::zeros_like(turn), turn);
-  }
-  if (factor.defined()) {
-    call.give(0, adjoint_inverse(factor, call[0], call.result(2), call.result(3)));
-  }
-}
-
 // The exponential of (A, E; 0, A) has the derivative of A's, along E, where E stands.
 Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
   const Tensor above = at::cat({a, e}, /*dim=*/-1);
@@ -489,14 +398,6 @@ void add_linalg(Table& rules) {
           {.by = {"self", "b"},
            .of = {"solution", "residuals"},
            .saves = {"self", "b", "solution"}});
-  rules["_linalg_det"]
-      .jvp(determinant)
-      .vjp(VJP(0, determinant_gradient(g, x, y, c.result(1), c.result(2))));
-  rules["_linalg_slogdet"]
-      .jvp(log_determinant)
-      .vjp(
-          log_determinant_vjp,
-          {.by = {"A"}, .of = {"sign", "logabsdet"}, .saves = {"A", "sign", "LU", "pivots"}});
   rules["linalg_matrix_exp"].vjp(VJP(0, exponential_tangent(g, x.mH())));
 }
 

@@ -61,9 +61,12 @@ Tensor variance_tangent(
 }
 
 Tensor deviation_tangent(const Tensor& variance, const Tensor& deviation) {
+  if (is_differentiated_below({variance, deviation})) {
+    return variance / (2 * nonzero(deviation, deviation, true));
+  }
   return in_one_pass(
       [](const auto& variance, const auto& deviation) {
-        return zero_where(deviation == 0, variance / (2 * deviation));
+        return variance / where(deviation == 0, INFINITY, 2 * deviation);
       },
       variance,
       deviation);

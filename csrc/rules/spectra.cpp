@@ -1,6 +1,7 @@
 // Eigenvalues and singular values, with their vectors. Vectors turn as their values are apart:
-// where two values are equal, a derivative through the vectors is infinite.
+// where two values are equal, a derivative through their vectors is infinite.
 #include <cmath>
+#include <limits>
 
 #include "core/errors.h"
 #include "core/stack.h"
@@ -12,22 +13,48 @@ namespace {
 
 using at::Tensor;
 
-// Divided by this, the diagonal comes to zero.
-Tensor without_diagonal(Tensor gaps) {
-  gaps.diagonal(0, -2, -1).fill_(INFINITY);
-  return gaps;
+// What values, or a gap between two of them, differ from zero by at most where that is rounding.
+Tensor smallest_of(const Tensor& values) {
+  const auto real = c10::toRealValueType(values.scalar_type());
+  const double epsilon = real == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                             : std::numeric_limits<float>::epsilon();
+  return values.abs().amax(-1, /*keepdim=*/true) * values.sym_size(-1) * epsilon;
 }
 
-// values[j] - values[i] at [i][j].
-Tensor gaps_between(const Tensor& values) {
-  return without_diagonal(values.unsqueeze(-2) - values.unsqueeze(-1));
+// What to divide `matrix` by. Where the divisor is nothing but rounding, the quotient is nan,
+// rather than the finite number that rounding makes of it. Not where the matrix is zero: what does
+// not use the vectors of close values has a derivative. Exactly equal values give nan in any case,
+// for what uses them times zero would be taken for what doesn't.
+Tensor unless_rounding(const Tensor& divisor, const Tensor& is_rounding, const Tensor& matrix) {
+  return at::where(is_rounding.logical_and(matrix != 0), NAN, divisor);
 }
 
-// The same of the squares, exact where they are close.
-Tensor gaps_between_squares(const Tensor& values) {
+// matrix[i][j] / (values[j] - values[i]), or by the difference of their squares, which is exact
+// where they are close; zero on the diagonal.
+Tensor over_gaps(const Tensor& matrix, const Tensor& values, bool of_squares = false) {
+  if (values.sym_size(-1) == 0) {
+    return matrix;
+  }
   const Tensor row = values.unsqueeze(-2);
   const Tensor column = values.unsqueeze(-1);
-  return without_diagonal((row - column) * (row + column));
+  const Tensor gaps = row - column;
+  const Tensor is_rounding = gaps.abs() <= smallest_of(values).unsqueeze(-1);
+  Tensor divisor = unless_rounding(of_squares ? gaps * (row + column) : gaps, is_rounding, matrix);
+  divisor.diagonal(0, -2, -1).fill_(INFINITY);
+  return matrix / divisor;
+}
+
+Tensor conjugate_over_gaps(const Tensor& matrix, const Tensor& values) {
+  return over_gaps(matrix.conj(), values).conj();
+}
+
+// Each column over its singular value.
+Tensor over_values(const Tensor& matrix, const Tensor& values) {
+  if (values.sym_size(-1) == 0) {
+    return matrix;
+  }
+  const Tensor row = values.unsqueeze(-2);
+  return matrix / unless_rounding(row, row <= smallest_of(values).unsqueeze(-2), matrix);
 }
 
 Tensor diagonal_of(const Tensor& matrix) {
@@ -69,7 +96,7 @@ void eigh(JvpCall& call) {
   const Tensor rotated = vectors.mH().matmul(call.tangent(0)).matmul(vectors);
   call.set_tangent(0, real_diagonal(rotated).clone());
   if (wants_vectors) {
-    call.set_tangent(1, vectors.matmul(rotated / gaps_between(values)));
+    call.set_tangent(1, vectors.matmul(over_gaps(rotated, values)));
   }
 }
 
@@ -88,9 +115,22 @@ void eigh_vjp(VjpCall& call) {
   }
   const Tensor rotated = back.matmul(by_vectors);
   check_phase(diagonal_of(rotated), "linalg.eigh");
-  const Tensor inner = rotated / gaps_between(call.result(0));
+  const Tensor inner = over_gaps(rotated, call.result(0));
   const Tensor hermitian = with_diagonal(0.5 * (inner + inner.mH()), by_values);
   call.give(0, vectors.matmul(hermitian).matmul(back));
+}
+
+// vectors^-1 matrix, which is nan where the vectors are not independent: a matrix that can't be
+// diagonalized has no derivative of this form, though rounding may keep its vectors apart.
+Tensor solved_by(const Tensor& vectors, const Tensor& matrix) {
+  if (vectors.sym_numel() == 0) {
+    return matrix;
+  }
+  const Tensor lu = std::get<0>(at::linalg_lu_factor_ex(vectors.detach()));
+  const Tensor pivots = lu.diagonal(0, -2, -1).abs();
+  const Tensor are_dependent = pivots.amin(-1, /*keepdim=*/true) <= 8 * smallest_of(pivots);
+  const Tensor solved = at::linalg_solve(vectors, matrix);
+  return at::where(are_dependent.unsqueeze(-1), NAN, solved);
 }
 
 // linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.
@@ -98,9 +138,9 @@ void eig(JvpCall& call) {
   call.run();
   const Tensor& vectors = call.result(1);
   const Tensor t = call.tangent(0).to(vectors.scalar_type());
-  const Tensor inner = at::linalg_solve(vectors, t.matmul(vectors));
+  const Tensor inner = solved_by(vectors, t.matmul(vectors));
   call.set_tangent(0, diagonal_of(inner).clone());
-  const Tensor turned = vectors.matmul(inner / gaps_between(call.result(0)));
+  const Tensor turned = vectors.matmul(over_gaps(inner, call.result(0)));
   const Tensor lengths = at::real(vectors.conj() * turned).sum(-2, /*keepdim=*/true);
   call.set_tangent(1, turned - vectors * lengths);
 }
@@ -111,15 +151,15 @@ void eig_vjp(VjpCall& call) {
   const Tensor& vectors = call.result(1);
   const Tensor back = vectors.mH();
   if (!by_vectors.defined()) {
-    call.give(0, at::linalg_solve(back, by_values.unsqueeze(-1) * back));
+    call.give(0, solved_by(back, by_values.unsqueeze(-1) * back));
     return;
   }
   const Tensor rotated = back.matmul(by_vectors);
   check_phase(diagonal_of(rotated), "linalg.eig");
   const Tensor lengths = real_diagonal(rotated).unsqueeze(-2);
   const Tensor turned = rotated - back.matmul(vectors) * lengths;
-  const Tensor inner = with_diagonal(turned / gaps_between(call.result(0)).conj(), by_values);
-  call.give(0, at::linalg_solve(back, inner.matmul(back)));
+  const Tensor inner = with_diagonal(conjugate_over_gaps(turned, call.result(0)), by_values);
+  call.give(0, solved_by(back, inner.matmul(back)));
 }
 
 // How far complex singular vectors turn by their phases: half the left, half the right ones.
@@ -127,8 +167,8 @@ Tensor with_half_phases(const Tensor& matrix, const Tensor& diagonal, const Tens
   if (!diagonal.is_complex()) {
     return matrix;
   }
-  const Tensor imaginary = at::imag(diagonal) / (2 * values);
-  return with_diagonal(matrix, at::complex(at::zeros_like(imaginary), imaginary));
+  const Tensor turn = 0.5 * over_values(at::imag(diagonal).unsqueeze(-2), values).squeeze(-2);
+  return with_diagonal(matrix, at::complex(at::zeros_like(turn), turn));
 }
 
 Tensor first_columns(const Tensor& matrix, const c10::SymInt& count) {
@@ -140,14 +180,12 @@ Tensor first_columns(const Tensor& matrix, const c10::SymInt& count) {
 Tensor turned(
     const Tensor& vectors, const Tensor& values, const Tensor& moved, const Tensor& inner) {
   const c10::SymInt count = values.sym_size(-1);
-  const Tensor row = values.unsqueeze(-2);
   const Tensor main = first_columns(vectors, count);
-  const Tensor scaled = inner * row;
-  const Tensor turn = with_half_phases(
-      (scaled + scaled.mH()) / gaps_between_squares(values), diagonal_of(inner), values);
+  const Tensor scaled = over_gaps(inner * values.unsqueeze(-2), values, /*of_squares=*/true);
+  const Tensor turn = with_half_phases(scaled - scaled.mH(), diagonal_of(inner), values);
   Tensor tangent = main.matmul(turn);
   if (main.sym_size(-2) > count) {
-    tangent = tangent + (moved - main.matmul(inner)) / row;
+    tangent = tangent + over_values(moved - main.matmul(inner), values);
   }
   if (vectors.sym_size(-1) > count) {
     tangent = at::constant_pad_nd_symint(tangent, {0, vectors.sym_size(-1) - count});
@@ -203,11 +241,12 @@ void values_of_svd(JvpCall& call) {
 // What U's cotangent g comes to, before V^H is multiplied to it; `rotated` is U^H g.
 Tensor turned_back(
     const Tensor& vectors, const Tensor& values, const Tensor& g, const Tensor& rotated) {
-  const Tensor row = values.unsqueeze(-2);
-  const Tensor turn = (rotated - rotated.mH()) / gaps_between_squares(values) * row;
+  const Tensor apart = over_gaps(rotated, values, /*of_squares=*/true);
+  const Tensor turn = (apart + apart.mH()) * values.unsqueeze(-2);
   const Tensor inside = vectors.matmul(with_half_phases(turn, diagonal_of(rotated), values));
-  return vectors.sym_size(-2) > vectors.sym_size(-1) ? inside + (g - vectors.matmul(rotated)) / row
-                                                     : inside;
+  return vectors.sym_size(-2) > vectors.sym_size(-1)
+             ? inside + over_values(g - vectors.matmul(rotated), values)
+             : inside;
 }
 
 void svd_vjp(VjpCall& call) {

@@ -2,6 +2,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "rules/dims.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -70,12 +71,17 @@ Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
   return at::where(x > 0, positive, negative);
 }
 
+// x / |x|. The absolute value of a complex number is a norm, without a second derivative at zero.
+Tensor slope_of_abs(const Tensor& x, const Tensor& y) {
+  return x.is_complex() && is_differentiated_below({x}) ? over_norm(x, y) : x.sgn();
+}
+
 Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
   if (!x.is_complex()) {
     return {};
   }
   const Tensor size = x.abs();
-  return ((t - y * at::real(y.conj() * t)) / size).masked_fill(size == 0, 0);
+  return (t - y * at::real(y.conj() * t)) / nonzero(size, size, is_differentiated_below({t, x}));
 }
 
 // A complex number turns by the part of the tangent across it.
@@ -84,7 +90,7 @@ Tensor angle_tangent(const Tensor& t, const Tensor& x) {
     return {};
   }
   const Tensor square = x.abs().square();
-  return (at::imag(t * x.conj()) / square).masked_fill(square == 0, 0);
+  return at::imag(t * x.conj()) / nonzero(square, square, is_differentiated_below({t, x}));
 }
 
 Tensor angle_gradient(const Tensor& g, const Tensor& x) {
@@ -93,7 +99,7 @@ Tensor angle_gradient(const Tensor& g, const Tensor& x) {
   }
   const Tensor square = x.abs().square();
   const Tensor across = x * at::Scalar(c10::complex<double>(0, 1));
-  return across * (g / square).masked_fill(square == 0, 0);
+  return across * (g / nonzero(square, square, is_differentiated_below({g, x})));
 }
 
 // lgamma(x) + lgamma(x - 1/2) + … of p terms, and a constant.
@@ -121,8 +127,8 @@ Tensor cube(const Tensor& x) {
 
 void add_unary(Table& rules) {
   rules["abs"]
-      .jvp(TANGENT(0, x.is_complex() ? at::real(t * x.sgn().conj()) : t * x.sgn()))
-      .vjp(VJP(0, g * x.sgn()));
+      .jvp(TANGENT(0, real_product(slope_of_abs(x, y), t)))
+      .vjp(VJP(0, g * slope_of_abs(x, y)));
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));
