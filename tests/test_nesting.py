@@ -6,6 +6,7 @@ uses a tensor of the level outside it (the ``x`` that it captures), which is a c
 and a variable to the transforms around it.
 """
 
+import functools
 import itertools
 
 import pytest
@@ -178,3 +179,38 @@ def test_plain_autograd_outside(kinds):
     (gradient,) = torch.autograd.grad(nest(kinds, (tl,) * 3, f)(x).square().sum(), x)
     (expected,) = torch.autograd.grad(plain(kinds, f)(x).square().sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+WRONG = {
+    "pointwise": lambda x: (x * torch.ones([1] * 63)).sin(),
+    "in place": lambda x: (x * torch.ones(3, 2)).add_(torch.ones(5)),
+    "out": lambda x: torch.add(x, torch.ones(3), out=x * torch.ones(2)),
+    "reduction": lambda x: (x * torch.ones(3)).softmax(4),
+    "product": lambda x: (x * torch.ones(3)) @ torch.ones(5),
+    "view": lambda x: (x * torch.ones(3)).view(5),
+    "copy": lambda x: (x * torch.ones(3)).copy_(torch.ones(5)),
+    "rule": lambda x: torch.cat([x * torch.ones(3), x * torch.ones(2, 2)]),
+}
+
+
+def steps_to_the_error(f, level):
+    """How many steps the layers take until `level` nested transforms have raised it."""
+    for _ in range(level):
+        f = functools.partial(lambda h, x: tl.vmap(lambda s: h(x * s))(torch.ones(1)).sum(), f)
+    with tl.trace() as events, pytest.raises(RuntimeError):
+        f(torch.tensor(1.0))
+    return len(events)
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize(
+    "around", [lambda f: f, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))]
+)
+def test_an_error_costs_each_level_once(name, around):
+    """Steps per level grow with the level, by as much each time, and do not double."""
+
+    def f(x):
+        return around(lambda x: WRONG[name](x).sum())(x)
+
+    counts = [steps_to_the_error(f, level) for level in (4, 8, 12)]
+    assert counts[2] - counts[1] < 2 * (counts[1] - counts[0])

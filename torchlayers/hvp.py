@@ -83,7 +83,7 @@ def _over_ranks(
     def own_term(primals: tuple[Any, ...], tangents: Any) -> Any:
         return hvp(func, primals, tangents, argnums=argnums, has_aux=has_aux)
 
-    result = spread.call(own_term, (primals, tangents))
+    result = spread.call(own_term, (primals, tangents), captures_alike=False)
     product, *aux = result if has_aux else (result,)
     leaves, spec = tree.flatten(product)
     total = tree.unflatten(spread.summed(leaves), spec)

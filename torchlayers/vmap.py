@@ -206,10 +206,12 @@ def _vmap_over_ranks(
 ) -> Any:
     """Each rank's samples there."""
 
+    captured = spread.captured(given.func)
+
     def facts() -> dict[str, str]:
         given.check_out_dims()
         leaves, _, dims, batch_size = given.flat_arguments(args)
-        return spread.facts(args, leaves) | {
+        return spread.facts(args, leaves, captured) | {
             "the batch size": str(batch_size),
             "in_dims": str(dims),
             "out_dims": str(given.out_dims),
@@ -222,8 +224,9 @@ def _vmap_over_ranks(
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     since = sequence_number()
     own = spread.samples(leaves, dims, batch_size)
+    shared = spread.shared(captured.tensors)
     start, size = spread.part(batch_size)
-    given = given._replace(first=start)
+    given = given._replace(func=captured.replaced(shared), first=start)
     if axis_name is not None:
         axis = spread.named(axis_name, batch_size)
         given = given._replace(func=naming_samples(given.func, axis_name, axis))
@@ -231,7 +234,7 @@ def _vmap_over_ranks(
         results = run(given, (own, spec, dims, size), kwargs)
         flat, result_spec = tree.flatten(results)
         if is_first:
-            spread.refuse_captured(own, flat, since)
+            spread.refuse_captured([*own, *shared], flat, since)
         out_dims = dims_of(given.out_dims, result_spec)
         together = [
             spread.put_together(part, dim, batch_size)

@@ -1,6 +1,7 @@
 #include "graph/run.h"
 
 #include "core/torch_versions.h"
+#include "graph/script_calls.h"
 
 namespace torchlayers::graph {
 
@@ -81,6 +82,7 @@ Program::Program(const Graph& graph) {
   lower_linear(*copy->block());
   remove_profiling(*copy->block());
   count_by_size(*copy->block());
+  replace_executor_calls(*copy->block());
   code_ = torch::jit::Code(copy, "differentiated");
 }
 

@@ -11,6 +11,7 @@
 #include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/vmap_draws.h"
 #include "layers/vmap_errors.h"
 #include "layers/vmap_no_samples.h"
 #include "layers/vmap_writes.h"
@@ -52,7 +53,8 @@ bool may_be_looped(const Operator& op, const Args& args) {
       });
   const auto given = last(args, op.num_args);
   const bool takes_lists = std::any_of(given.begin(), given.end(), [](const c10::IValue& value) {
-    return value.isTensorList() || value.isOptionalTensorList();
+    return value.isList() &&
+           value.toList().elementType()->isSubtypeOf(*c10::OptionalType::ofTensor());
   });
   return !op.aliases && returns_tensors && !takes_lists;
 }
@@ -167,7 +169,8 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
     send_down(op, args);
     return;
   }
-  if (run_on_no_samples(op, args, batched_call, *this) || apply_rule(batched_call) ||
+  if (run_on_no_samples(op, args, batched_call, *this) ||
+      (op.is_random && draw(op, args, batched_call, *this)) || apply_rule(batched_call) ||
       write_functional(op, args, *this) || resize_samples(op, args, *this) ||
       fill_samples(op, args, *this)) {
     return;

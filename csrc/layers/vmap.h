@@ -52,6 +52,9 @@ class VmapLayer final : public Layer {
   const c10::SymInt* batch_size() const override {
     return &batch_size_;
   }
+  Randomness randomness() const {
+    return randomness_;
+  }
   // Whether random operators draw numbers of its own for each sample.
   bool draws_for_each() const {
     return randomness_ == Randomness::Different || randomness_ == Randomness::Keyed;

@@ -117,16 +117,7 @@ std::optional<std::string> refusal_of_sample(
 void explain(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   if (says(error, "randomness error mode")) {
-    // The words are torch.func's, and programs look for them where a message begins.
-    TORCH_CHECK(
-        false,
-        "vmap: called random operation while in randomness error mode. torchlayers: ",
-        layer.name(),
-        " called the random operator ",
-        op.name(),
-        " with randomness='error'. Give vmap randomness='different', for numbers of its own for "
-        "each sample, or 'same'.",
-        hooks.python_location());
+    refuse_to_draw(op, layer);
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
@@ -221,6 +212,19 @@ void refuse_to_write(const Operator& op, const at::Tensor& tensor, const VmapLay
       op.name(),
       layer.whose(tensor),
       *layer.batch_size());
+}
+
+void refuse_to_draw(const Operator& op, const VmapLayer& layer) {
+  // The words are torch.func's, and programs look for them where a message begins.
+  TORCH_CHECK(
+      false,
+      "vmap: called random operation while in randomness error mode. torchlayers: ",
+      layer.name(),
+      " called the random operator ",
+      op.name(),
+      " with randomness='error'. Give vmap randomness='different', for numbers of its own for "
+      "each sample, or 'same'.",
+      hooks.python_location());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {

@@ -26,6 +26,9 @@ void say_again(
 [[noreturn]] void refuse_to_write(
     const Operator& op, const at::Tensor& tensor, const VmapLayer& layer);
 
+// Throws: randomness is 'error', and the operator draws random numbers.
+[[noreturn]] void refuse_to_draw(const Operator& op, const VmapLayer& layer);
+
 // Throws if the operator makes one Python number of a tensor that this layer batched.
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer);
 

@@ -108,6 +108,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_compiled_call(m);
   bind_dual_level(m);
   stand_before_subscripts();
+  stand_before_script_calls();
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));

@@ -27,6 +27,9 @@ void bind_budget(pybind11::module_& m);
 // Whether a dual level is on that no jvp of ours opened.
 void bind_dual_level(pybind11::module_& m);
 
+// Has calls of TorchScript under layers run operator by operator.
+void stand_before_script_calls();
+
 // Lets the core ask Python (core/hooks.h).
 void supply_hooks();
 // The same about hooks on nodes.

@@ -21,13 +21,6 @@ bool fits(py::handle primal, py::handle tangent) {
          tensor_of(primal).sym_sizes() == tensor_of(tangent).sym_sizes();
 }
 
-// Whether its class sees functions of torch; a DTensor's sees operators alone.
-bool has_torch_function(py::handle tensor) {
-  const py::object none = imported("torch._C", "_disabled_torch_function_impl");
-  const py::object own = py::type::of(tensor).attr("__torch_function__");
-  return !own.is(none);
-}
-
 py::object dual_of(py::handle primal, py::handle tangent, int64_t level, const Replaced& replaced) {
   if (tangent.is_none()) {
     return wrap_all(primal, level, replaced);
@@ -35,7 +28,7 @@ py::object dual_of(py::handle primal, py::handle tangent, int64_t level, const R
   if (const auto make = replaced["make_dual"]) {
     return make(primal, tangent, py::arg("level") = 0);
   }
-  if (THPVariable_CheckExact(primal.ptr()) || !has_torch_function(primal)) {
+  if (!overrides_functions(primal)) {
     return object_of(make_dual(tensor_of(primal), tensor_of(tangent)));
   }
   // Of primal's class, if that asks for it by __torch_function__.

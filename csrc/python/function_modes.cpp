@@ -2,6 +2,7 @@
 
 #include <torch/csrc/Device.h>
 #include <torch/csrc/PyInterpreter.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/tree.h"
@@ -34,6 +35,15 @@ std::optional<c10::Device> default_device() {
     }
   }
   return std::nullopt;
+}
+
+bool overrides_functions(py::handle object) {
+  if (THPVariable_CheckExact(object.ptr()) || !THPVariable_Check(object.ptr())) {
+    return false;
+  }
+  const py::object none = imported("torch._C", "_disabled_torch_function_impl");
+  const py::object own = py::type::of(object).attr("__torch_function__");
+  return !own.is(none);
 }
 
 bool are_default_devices_alone() {

@@ -3,6 +3,7 @@
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/Device.h>
+#include <torch/csrc/utils/pybind.h>
 
 #include <optional>
 
@@ -29,5 +30,9 @@ inline bool any_function_mode() {
 inline bool any_enabled_function_mode() {
   return any_function_mode() && !at::impl::torch_function_all_disabled();
 }
+
+// Whether it is a tensor of a class that overrides torch's functions; a DTensor's overrides
+// operators alone.
+bool overrides_functions(pybind11::handle object);
 
 } // namespace torchlayers

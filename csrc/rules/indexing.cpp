@@ -104,10 +104,20 @@ Tensor sum_of_filled(const Tensor& g, int64_t dim, const Tensor& indices) {
   return at::where(is_filled, g, 0).sum();
 }
 
+// toOptionalTensorList() refuses a list that TorchScript has folded into a constant: its element
+// type is that of tensors of one shape.
+c10::List<std::optional<Tensor>> indices_of(const c10::IValue& list) {
+  c10::List<std::optional<Tensor>> indices;
+  for (const c10::IValue& index : list.toListRef()) {
+    indices.push_back(index.toOptional<Tensor>());
+  }
+  return indices;
+}
+
 // Zeros with the gradient added to them, as add_back() does it.
 
 Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValue& indices) {
-  const auto places = indices.toOptionalTensorList();
+  const auto places = indices_of(indices);
   Tensor zeros = g.new_zeros_symint(sizes);
   const bool in_place = may_write({g}) && std::ranges::all_of(places, [](const auto& place) {
                           const std::optional<Tensor> tensor = place;
@@ -159,8 +169,8 @@ void add_indexing(Table& rules) {
   rules["_embedding_bag_per_sample_weights_backward"].linear_in(0, 1);
   for (const char* name : {"index_put", "_unsafe_index_put"}) {
     rules[name].jointly_linear_in(0, 2).vjp(
-        VJP(0, c.flag(3) ? g : put_zeros(g, c.arg(1).toOptionalTensorList())),
-        VJP(2, at::index(g, c.arg(1).toOptionalTensorList())));
+        VJP(0, c.flag(3) ? g : put_zeros(g, indices_of(c.arg(1)))),
+        VJP(2, at::index(g, indices_of(c.arg(1)))));
   }
   rules["index_add"].jointly_linear_in(0, 3).vjp(
       VJP(0, g), VJP(3, times(g.index_select(c.integer(1), c[2]), c.scalar(4).conj())));

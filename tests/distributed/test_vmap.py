@@ -421,22 +421,35 @@ def what_one_rank_refuses_all_do():
         spread(torch.add, 0)(*given)
 
 
+class Model:
+    def __init__(self, w):
+        self.w = w
+
+    def __call__(self, x):
+        return loss(self.w, x)
+
+
 @case
-def a_tensor_that_is_no_argument_is_refused_where_its_gradient_would_be_a_ranks_own():
+def an_objects_tensor_is_refused_where_its_gradient_would_be_a_ranks_own():
     for out in OUTS:
-        with pytest.raises(TransformError, match="is no argument"):
-            tl.grad(lambda w, out=out: spread(lambda x: loss(w, x), 0, out=out)(samples()).sum())(
-                weight()
-            )
-        of_a_leaf = functools.partial(loss, weight().requires_grad_())
-        with pytest.raises(TransformError, match="is no argument"):
+        with pytest.raises(TransformError, match="attribute of an object"):
+            tl.grad(lambda w, out=out: spread(Model(w), 0, out=out)(samples()).sum())(weight())
+        of_a_leaf = Model(weight().requires_grad_())
+        with pytest.raises(TransformError, match="attribute of an object"):
             spread(of_a_leaf, 0, out=out)(samples())
         with torch.no_grad():
             spread(of_a_leaf, 0, out=out)(samples())
     # Tangents are each rank's to have.
     w, t = weight(), weight().cos()
-    found = tl.jvp(lambda w: spread(lambda x: loss(w, x), 0)(samples()), (w,), (t,))[1]
+    found = tl.jvp(lambda w: spread(Model(w), 0)(samples()), (w,), (t,))[1]
     same(found, F.jvp(lambda w: F.vmap(loss, (None, 0))(w, samples()), (w,), (t,))[1])
+
+
+@case
+def a_mesh_is_no_name():
+    for f in (tl.vmap, tl.jacrev, tl.hessian):
+        with pytest.raises(TransformError, match="mesh must be a DeviceMesh of one dimension"):
+            f(torch.sin, mesh="dp")
 
 
 @case

@@ -6,7 +6,7 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 
@@ -159,15 +159,17 @@ def _resolved(axis: "AxisLike", api: str) -> Axis:
             f"{', '.join(map(repr, _names())) or 'none'}. Name the samples with "
             f"vmap(..., axis_name={axis!r}), or a mesh's dimension in a `with mesh:` block."
         )
-    if "torch.distributed.device_mesh" in sys.modules:
-        from torch.distributed.device_mesh import DeviceMesh
-
-        if isinstance(axis, DeviceMesh):
-            return of_mesh(axis, api)
+    if is_mesh(axis):
+        return of_mesh(axis, api)
     raise AxisError(
         f"torchlayers: {api}: an axis is a name or a DeviceMesh of one dimension, got "
         f"{type(axis).__name__}."
     )
+
+
+def is_mesh(value: Any) -> "TypeGuard[DeviceMesh]":
+    module = sys.modules.get("torch.distributed.device_mesh")
+    return module is not None and isinstance(value, module.DeviceMesh)
 
 
 def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torchlayers import tree
 from torchlayers.distributed import agreement, axes, drawing, dtensor
 from torchlayers.distributed.axes import Axis
+from torchlayers.distributed.captured import Captured
 from torchlayers.errors import TransformError
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ class Spread:
                     f"torchlayers: {api}: {name} must be one of "
                     f"{', '.join(map(repr, get_args(choices)))}, got {value!r}."
                 )
+        if not axes.is_mesh(mesh):
+            raise TransformError(
+                f"torchlayers: {api}: mesh must be a DeviceMesh of one dimension, got {mesh!r}. "
+                "Make one with torch.distributed.device_mesh.init_device_mesh; of several "
+                "dimensions take one, mesh['dp']."
+            )
         self.api = api
         self.mesh = mesh
         self.out = out
@@ -89,9 +96,18 @@ class Spread:
         self._checks = self._check == "always"
         return True
 
-    def facts(self, args: tuple[Any, ...], leaves: list[Any]) -> dict[str, str]:
+    def captured(self, func: Callable[..., Any], *, are_alike: bool = True) -> Captured:
+        """Those of the tensors that it captures whose gradients are to be summed."""
+
+        def is_to_sum(x: Tensor) -> bool:
+            return are_alike and _may_be_followed(x) and not dtensor.is_dtensor_below(x)
+
+        return Captured(func, is_to_sum)
+
+    def facts(self, args: tuple[Any, ...], leaves: list[Any], captured: Captured) -> dict[str, str]:
         """What all ranks are to have alike of the call: its name, and its tensors."""
         facts = {"the call": self.api, "out": self.out, "leaves": str(len(leaves))}
+        facts["captured tensors"] = str([[*each.shape] for each in captured.tensors])
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 below = dtensor.under_levels(leaf)
@@ -110,16 +126,23 @@ class Spread:
         function: Callable[..., Any],
         args: tuple[Any, ...],
         randomness: str = "error",
+        *,
+        captures_alike: bool = True,
     ) -> Any:
-        """The function of what all ranks were called with alike, each to do its part."""
+        """The function of what all ranks were called with alike, each to do its part.
+
+        Unless captures_alike, what it captures is a rank's own.
+        """
         leaves, spec = tree.flatten(args)
-        is_checked = self.agree(lambda: self.facts(args, leaves))
+        captured = self.captured(function, are_alike=captures_alike)
+        is_checked = self.agree(lambda: self.facts(args, leaves, captured))
         since = sequence_number()
         own = self.samples(leaves, [None] * len(leaves), 0)
+        shared = self.shared(captured.tensors)
         with self.inside(randomness, is_checked=is_checked):
-            result = function(*tree.unflatten(own, spec))
+            result = captured.replaced(shared)(*tree.unflatten(own, spec))
         if is_checked:
-            self.refuse_captured(own, tree.leaves(result), since)
+            self.refuse_captured([*own, *shared], tree.leaves(result), since)
         return result
 
     def samples(self, leaves: list[Any], dims: list[int | None], total: int) -> list[Any]:
@@ -258,14 +281,16 @@ class Spread:
     def refuse_captured(self, inputs: list[Any], results: list[Any], since: int) -> None:
         """Raises where a result's gradient would go past the inputs, to a tensor of outside.
 
-        Nobody would sum that one over the ranks. `since` is autograd's number at the beginning.
+        Nobody would sum that one over the ranks. `since` is autograd's number at the beginning, and
+        captured tensors that were found are among the inputs.
         """
         if self.out != "local" and _reaches_outside(inputs, results, since):
             raise TransformError(
                 f"torchlayers: {self.api}: the function reads a tensor that is differentiated "
-                "outside and is no argument. Its gradient would be that of each rank's own part. "
-                "Pass it as an argument (with in_dim None), whose gradient is summed over the "
-                "ranks."
+                "outside, is no argument, and was not found among its variables: it may be an "
+                "attribute of an object, or a variable that the function assigns to. Its gradient "
+                "would be that of each rank's own part. Pass it as an argument (with in_dim None), "
+                "whose gradient is summed over the ranks."
             )
 
 

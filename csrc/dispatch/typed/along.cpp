@@ -72,18 +72,14 @@ class Along final : public c10::OperatorKernel {
         PhysicalDims physical(x.dim());
         const Dims moved = physical(dims);
         if (physical.holds()) {
-          auto result = process_typed(op_, *layer, "rule", is_plain(*value), [&] {
-            return typed_.call(*value, moved, rest...);
-          });
-          if (result) {
-            return batched(std::move(*result), /*dim=*/0, *layer);
-          }
+          const auto call = [&] { return typed_.call(*value, moved, rest...); };
+          const Tensor result =
+              process_typed(op_, *layer, "rule", is_plain(*value), call, x, dims, rest...);
+          return batched(result, /*dim=*/0, *layer);
         }
       } else if (!shown.defined() && is_unbatched(x, *layer)) {
         const auto call = [&] { return typed_.call(x, dims, rest...); };
-        if (auto result = process_unbatched(op_, *layer, is_plain(x), call, x)) {
-          return std::move(*result);
-        }
+        return process_unbatched(op_, *layer, is_plain(x), call, x, dims, rest...);
       }
     }
     return front_boxed(op_.handle, keys, x, dims, rest...);

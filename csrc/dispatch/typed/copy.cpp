@@ -43,11 +43,12 @@ class Copy final : public c10::OperatorKernel {
         copy_at_once(alike.value(x), all_of(alike.value(x)), alike.value(y))) {
       return true;
     }
-    const auto done = process_typed(op_, layer, "rule", /*are_plain=*/false, [&] {
+    const auto call = [&] {
       Tensor into = alike.value(x);
       return typed_.call(into, alike.value(y), non_blocking);
-    });
-    return done.has_value();
+    };
+    process_typed(op_, layer, "rule", /*are_plain=*/false, call, given, y, non_blocking);
+    return true;
   }
 
   const Operator& op_;

@@ -38,11 +38,9 @@ class Pointwise final : public c10::OperatorKernel {
       if ((alike.holds() || !is_batched) && (is_at_home(given, *layer) && ...)) {
         const bool are_plain = (is_plain_or_number(alike.value(given)) && ...);
         const auto call = [&] { return typed_.call(alike.value(given)...); };
-        auto result = is_batched ? process_typed(op_, *layer, "send_down", are_plain, call)
-                                 : process_unbatched(op_, *layer, are_plain, call, given...);
-        if (result) {
-          return is_batched ? alike.batched(*result) : std::move(*result);
-        }
+        return is_batched ? alike.batched(
+                                process_typed(op_, *layer, "send_down", are_plain, call, given...))
+                          : process_unbatched(op_, *layer, are_plain, call, given...);
       }
     }
     return front_boxed(op_.handle, keys, given...);

@@ -14,6 +14,7 @@
 #include "core/recording.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
+#include "layers/vmap_errors.h"
 #include "values/inside.h"
 #include "values/wrapper.h"
 
@@ -27,9 +28,10 @@ namespace torchlayers {
 // kernel of the operator's own signature. Safe are the signatures by which one tensor goes out and
 // nothing is drawn at random, or written to before all errors have been raised: tensors and numbers
 // in (pointwise.cpp), one tensor and its dimensions (along.cpp), or copy_ (copy.cpp). Whatever else
-// a call is, another layer's, an escaped tensor's, under autocast, goes boxed after all. So does
-// one that raised an error: that way it raises it again, and NOTE [An error under vmap] is seen to.
-// Other layers do so much more for an operator that boxing doesn't show.
+// a call is, another layer's, an escaped tensor's, under autocast, goes boxed after all. Other
+// layers do so much more for an operator that boxing doesn't show.
+// An error is explained here (NOTE [An error under vmap]). Calling the operator again, boxed, to
+// have it explained there would double its cost with each vmap around it.
 
 // The layer, if it is a vmap that may run an operator so.
 inline Layer* vmap_on_top() {
@@ -39,33 +41,48 @@ inline Layer* vmap_on_top() {
   return may_run ? layer : nullptr;
 }
 
-// The layer's whole work on the operator: `call` calls it below. Nothing where that raised an
-// error.
-template <class Call>
-std::optional<at::Tensor> process_typed(
-    const Operator& op, Layer& layer, const char* step, bool are_plain, const Call& call) {
+template <class... Given>
+Args boxed(const Given&... given) {
+  Args args;
+  args.reserve(sizeof...(Given));
+  (args.emplace_back(given), ...);
+  return args;
+}
+
+// The whole work of the layer, a vmap, on the operator with the arguments `given`: `call` calls it
+// below.
+template <class Call, class... Given>
+at::Tensor process_typed(
+    const Operator& op,
+    Layer& layer,
+    const char* step,
+    bool are_plain,
+    const Call& call,
+    const Given&... given) {
   trace_state("front", op);
   trace("process", op, layer);
+  const Processing processing(layer);
+  trace(step, op, layer);
   try {
-    const Processing processing(layer);
-    trace(step, op, layer);
     Below below(layer, op);
     below.skip_autograd(op, are_plain);
     return call();
-  } catch (const c10::Error&) {
-    return std::nullopt;
+  } catch (const c10::Error& error) {
+    say_again(error, op, boxed(given...), static_cast<const VmapLayer&>(layer));
+    throw;
   }
 }
 
 inline void add_memories(Inside::Memories& to, const at::Tensor& of, int64_t level) {
   to.append(Inside::memories_of(of, level));
 }
-inline void add_memories(Inside::Memories&, const at::Scalar&, int64_t) {}
+template <class Other>
+void add_memories(Inside::Memories&, const Other&, int64_t) {}
 
 // The same where nothing is batched at this layer; what comes of it was made inside, or is a view.
 // NOTE [Made inside].
 template <class Call, class First, class... Rest>
-std::optional<at::Tensor> process_unbatched(
+at::Tensor process_unbatched(
     const Operator& op,
     Layer& layer,
     bool are_plain,
@@ -75,22 +92,18 @@ std::optional<at::Tensor> process_unbatched(
   Inside::Memories memories;
   add_memories(memories, first, layer.level());
   (add_memories(memories, rest, layer.level()), ...);
-  auto result = process_typed(op, layer, "send_down", are_plain, call);
-  if (result) {
-    if (op.aliases) {
-      layer.inside()->note_view(*result, first, /*is_detached=*/false);
-    }
-    layer.inside()->note(*result, memories);
+  at::Tensor result = process_typed(op, layer, "send_down", are_plain, call, first, rest...);
+  if (op.aliases) {
+    layer.inside()->note_view(result, first, /*is_detached=*/false);
   }
+  layer.inside()->note(result, memories);
   return result;
 }
 
 template <class... Given>
 at::Tensor front_boxed(
     const c10::OperatorHandle& handle, c10::DispatchKeySet keys, const Given&... given) {
-  Args args;
-  args.reserve(sizeof...(Given));
-  (args.emplace_back(given), ...);
+  Args args = boxed(given...);
   front(handle, keys, &args);
   return std::move(args[0]).toTensor();
 }

@@ -1,0 +1,210 @@
+"""TorchScript called under layers: right in every nest, however often it was called before."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchlayers as tl
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Converting a tensor:torch.jit.TracerWarning"),
+]
+
+X = torch.tensor([0.3, 0.5, -0.7], dtype=torch.float64)
+PLACES = torch.tensor([0, 2, 0])
+
+
+def cube(x: Tensor) -> Tensor:
+    return x * x * x
+
+
+def branches(x: Tensor) -> Tensor:
+    y = x
+    for i in range(x.dim() + 1):
+        y = y * x + i
+    k = 0
+    while k < 2:
+        k += 1
+        y = y.sin() * x if k == 1 else y * y
+    return y
+
+
+def constants(x: Tensor) -> Tensor:
+    t = torch.tensor([1.0, 2.0, float(x.dim())], dtype=x.dtype)
+    return x.pow(3) * t + torch.as_tensor([0.5, x.dim(), 2.0]) + torch.tensor(2.0)
+
+
+def forked(x: Tensor) -> Tensor:
+    future = torch.jit.fork(cube, x)
+    return x.exp() * torch.jit.wait(future)
+
+
+def written(x: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[0] = x[1] * x[1]
+    y[1:].add_(x[:2] ** 3)
+    return y.mul_(x)
+
+
+def picked(x: Tensor) -> Tensor:
+    return x[PLACES] ** 3 * torch.cat([x[:1], x[1:]])
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        self.register_buffer("places", PLACES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[..., self.places] * self.cubed(x)
+
+    @torch.jit.export
+    def cubed(self, x: Tensor) -> Tensor:
+        return x * x * x
+
+
+@torch.jit.interface
+class Part:
+    def forward(self, x: Tensor) -> Tensor:
+        pass
+
+
+class OfAnInterface(nn.Module):
+    part: Part
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.jit.script(Net())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x) * x
+
+
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def of_an_interface():
+    torch.manual_seed(0)
+    return OfAnInterface()
+
+
+def frozen(module):
+    return torch.jit.freeze(torch.jit.script(module.eval()))
+
+
+# The program, and the function that it is of.
+PROGRAMS = {
+    "scripted": lambda: (torch.jit.script(cube), cube),
+    "control flow": lambda: (torch.jit.script(branches), branches),
+    "constants": lambda: (torch.jit.script(constants), constants),
+    "forked": lambda: (torch.jit.script(forked), lambda x: x.exp() * x**3),
+    "written": lambda: (torch.jit.script(written), written),
+    "traced": lambda: (torch.jit.trace(picked, (X,)), picked),
+    "scripted module": lambda: (torch.jit.script(net()), net()),
+    "scripted method": lambda: (torch.jit.script(net()).cubed, cube),
+    "traced module": lambda: (torch.jit.trace(net(), (X,)), net()),
+    "frozen module": lambda: (frozen(net()), net()),
+    "interface": lambda: (torch.jit.script(of_an_interface()), of_an_interface()),
+}
+
+
+def scalar(f):
+    return lambda x: (f(x).cos() * 2).sum()
+
+
+def squared_gradient(f):
+    return lambda x: tl.grad(scalar(f))(x).square().sum()
+
+
+NESTS = {
+    "grad": lambda f: tl.grad(scalar(f))(X),
+    "jvp": lambda f: tl.jvp(f, (X,), (X.cos(),)),
+    "vmap": lambda f: tl.vmap(f)(torch.stack([X, X.sin()])),
+    "functionalize": lambda f: tl.functionalize(f)(X),
+    "jacrev": lambda f: tl.jacrev(f)(X),
+    "jacfwd": lambda f: tl.jacfwd(f)(X),
+    "hessian": lambda f: tl.hessian(f)(X),
+    "linearize": lambda f: tl.linearize(f, X)[1](X.cos()),
+    "grad(grad)": lambda f: tl.grad(squared_gradient(f))(X),
+    "jvp(grad)": lambda f: tl.jvp(tl.grad(scalar(f)), (X,), (X.sin(),)),
+    "grad(jvp)": lambda f: tl.grad(lambda x: tl.jvp(f, (x,), (x.sin(),))[1].sum())(X),
+    "jvp(jvp)": lambda f: tl.jvp(lambda x: tl.jvp(f, (x,), (x.sin(),))[1], (X,), (X.cos(),)),
+    "vmap(grad)": lambda f: tl.vmap(tl.grad(scalar(f)))(torch.stack([X, X.sin()])),
+    "grad(vmap)": lambda f: tl.grad(scalar(tl.vmap(f)))(torch.stack([X, X.sin()])),
+    "functionalize(grad)": lambda f: tl.functionalize(tl.grad(scalar(f)))(X),
+    "grad(functionalize)": lambda f: tl.grad(scalar(tl.functionalize(f)))(X),
+    "jacrev(jacrev)": lambda f: tl.jacrev(tl.jacrev(f))(X),
+    "autograd of vmap(grad)": lambda f: torch.autograd.functional.jacobian(
+        lambda x: tl.vmap(tl.grad(scalar(f)))(torch.stack([x, x.sin()])), X
+    ),
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def program(request):
+    return PROGRAMS[request.param]()
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_it_is_its_function_from_the_first_call_on(program, nest):
+    scripted, function = program
+    expected = NESTS[nest](function)
+    for _ in range(5):
+        torch.testing.assert_close(NESTS[nest](scripted), expected)
+
+
+def test_it_is_its_function_after_torch_has_optimised_it(program):
+    """torch differentiates parts of the graph itself from the second call on."""
+    scripted, function = program
+    for _ in range(3):
+        x = X.clone().requires_grad_()
+        torch.autograd.grad(scripted(x).sum(), x)
+    for nest in NESTS.values():
+        torch.testing.assert_close(nest(scripted), nest(function))
+    x = X.clone().requires_grad_()
+    (found,) = torch.autograd.grad(scripted(x).sum(), x)
+    torch.testing.assert_close(found, tl.grad(lambda x: function(x).sum())(X))
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_the_executors_switch_says_nothing(optimized):
+    scripted = torch.jit.CompilationUnit("def f(x):\n  return x * x * x").f
+    with torch.jit.optimized_execution(optimized):
+        for _ in range(4):
+            torch.testing.assert_close(tl.hessian(scripted)(X), tl.hessian(cube)(X))
+
+
+def test_calls_outside_of_layers_are_torchs():
+    scripted = torch.jit.CompilationUnit("def f(x):\n  return x * x * x").f
+    tl.grad(lambda x: scripted(x).sum())(X)
+    for _ in range(3):
+        x = X.clone().requires_grad_()
+        y = scripted(x)
+    assert "DifferentiableGraph" in y.grad_fn.name()
+
+
+def test_keywords_and_defaults_are_bound_as_torch_binds_them():
+    unit = torch.jit.CompilationUnit("def f(x, y, n: int = 2):\n  return x * y ** n")
+    found = tl.grad(lambda x: unit.f(y=x, x=x).sum())(X)
+    torch.testing.assert_close(found, 3 * X**2)
+    with pytest.raises(RuntimeError, match="missing value for argument 'y'"):
+        tl.grad(lambda x: unit.f(x).sum())(X)
+
+
+def test_traces_are_made_inside_a_transform():
+    def f(x):
+        scripted = torch.jit.script(cube)
+        return torch.jit.trace(lambda x: scripted(x) * 2, (torch.ones(3),))(x).sum()
+
+    torch.testing.assert_close(tl.grad(f)(X), 6 * X**2)
+
+
+def test_a_compiled_function_calls_it_as_others_do(program):
+    scripted, function = program
+    compiled = tl.compile(tl.grad(scalar(scripted)), backend="replay")
+    for _ in range(3):
+        torch.testing.assert_close(compiled(X), tl.grad(scalar(function))(X))
