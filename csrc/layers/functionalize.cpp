@@ -5,13 +5,43 @@
 #include "core/args.h"
 #include "core/errors.h"
 #include "core/keys.h"
+#include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/functional_views.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
 
 namespace functionalization = at::functionalization::impl;
+
+namespace {
+
+bool is_as_strided(const Operator& op) {
+  return op.aliases && op.written_args.empty() && op.schema().name() == "aten::as_strided";
+}
+
+// Its offset counts from the start of the memory, of which a functional view has a part alone.
+void count_from_the_start(const Operator& op, Args& args) {
+  const at::Tensor self = peek(args, 0, op.num_args).toTensor();
+  c10::IValue& offset = peek(args, 3, op.num_args);
+  if (is_functional(self)) {
+    if (offset.isNone()) {
+      offset = self.sym_storage_offset();
+    }
+    peek(args, 0, op.num_args) = whole_of(self);
+  }
+}
+
+// The kernels pass on what is computed of captured tensors alone, and what is functional can't be
+// written to it then.
+at::Tensor made_functional(const at::Tensor& tensor) {
+  return is_functional(tensor) || !is_strided(tensor)
+             ? tensor
+             : functionalization::to_functional_tensor(tensor);
+}
+
+} // namespace
 
 at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
@@ -36,19 +66,30 @@ void FunctionalizeLayer::switch_on() {
 
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
+  const KeptStrides strides(op, args);
+  if (is_as_strided(op)) {
+    count_from_the_start(op, args);
+  }
+  const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
-  allow_only(own, /*include=*/own); // the kernels pass on what is not functional
+  allow_only(own, /*include=*/own);
   functionalization::FunctionalizationReapplyViewsGuard keep_views(keeps_views_);
   op.handle.callBoxed(&args);
-  visit_tensors(args, op.num_returns, [this](const at::Tensor& tensor) {
-    if (functionalization::isFunctionalTensor(tensor)) {
-      functionalization::unsafeGetFunctionalWrapper(tensor)->set_level(level());
+  change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
+    const at::Tensor result = op.aliases ? tensor : made_functional(tensor);
+    if (is_functional(result)) {
+      functionalization::unsafeGetFunctionalWrapper(result)->set_level(level());
     }
+    return result;
   });
+  strides.restore();
+  if (views) {
+    lay_out_like(*views, op.num_returns, args);
+  }
 }
 
 bool FunctionalizeLayer::follows(const at::Tensor& tensor) const {
-  return functionalization::isFunctionalTensor(tensor);
+  return is_functional(tensor);
 }
 
 void FunctionalizeLayer::send_down(const Operator& op, Args& args) {

@@ -1,6 +1,7 @@
 #include "layers/stand_in_sample.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -56,7 +57,28 @@ std::optional<int64_t> reach_of(const at::Tensor& tensor) {
   return last < kMost ? std::optional(last + 1) : std::nullopt;
 }
 
+at::Tensor laid_out_like(const at::Tensor& tensor) {
+  c10::SymInt count = tensor.sym_storage_offset() + 1;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    count += (tensor.sym_size(dim) - 1).max(0) * tensor.sym_stride(dim);
+  }
+  at::Tensor other = at::empty_symint({count}, tensor.options().device(at::kMeta));
+  other.unsafeGetTensorImpl()->set_sizes_and_strides(
+      tensor.sym_sizes(), tensor.sym_strides(), tensor.sym_storage_offset());
+  return other;
+}
+
 } // namespace
+
+Args run_on_meta(const Operator& op, const Args& args) {
+  Args others = last(args, op.num_args).vec();
+  const Alone alone;
+  change_tensors(others, op.num_args, [](const at::Tensor& tensor, size_t) {
+    return laid_out_like(tensor);
+  });
+  op.handle.callBoxed(&others);
+  return others;
+}
 
 std::optional<Args> run_on_stand_in(const Operator& op, const Args& args, int64_t number) {
   const auto has_no_reach = [](const at::Tensor& tensor) { return !reach_of(tensor); };

@@ -13,4 +13,8 @@ namespace torchlayers {
 // what the operator throws; nothing where such a sample can't stand in for an argument.
 std::optional<Args> run_on_stand_in(const Operator& op, const Args& args, int64_t number);
 
+// What the operator returns for tensors that are laid out like the arguments and hold no numbers,
+// past all layers, modes and autograd. Throws what the operator throws.
+Args run_on_meta(const Operator& op, const Args& args);
+
 } // namespace torchlayers

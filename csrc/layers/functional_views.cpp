@@ -1,0 +1,123 @@
+#include "layers/functional_views.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+
+#include "core/args.h"
+#include "core/recording.h"
+#include "layers/stand_in_sample.h"
+
+namespace torchlayers {
+namespace {
+
+using at::FunctionalTensorWrapper;
+namespace functionalization = at::functionalization::impl;
+
+// Of no use to torch outside, and protected: the views that a functional tensor is made by, and
+// whether it asks its value for its strides. An explicit instantiation may name them.
+using ViewsOf = std::remove_cvref_t<decltype(std::declval<FunctionalTensorWrapper>().view_metas())>;
+template <auto Member>
+struct RevealViews {
+  friend ViewsOf& views_of(FunctionalTensorWrapper& wrapper) {
+    return wrapper.*Member;
+  }
+};
+template struct RevealViews<&FunctionalTensorWrapper::view_metas_>;
+ViewsOf& views_of(FunctionalTensorWrapper& wrapper);
+
+using Policy = c10::TensorImpl::SizesStridesPolicy;
+template <auto Member>
+struct RevealPolicy {
+  friend void set_policy(c10::TensorImpl& impl, Policy policy) {
+    (impl.*Member)(policy);
+  }
+};
+template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
+void set_policy(c10::TensorImpl& impl, Policy policy);
+
+bool changes_how_it_is_seen(const Operator& op) {
+  return op.handle.hasTag(at::Tag::inplace_view);
+}
+
+void set_strides(
+    const at::Tensor& tensor,
+    c10::SymIntArrayRef sizes,
+    c10::SymIntArrayRef strides,
+    const c10::SymInt& offset) {
+  if (tensor.sym_sizes() == sizes &&
+      (tensor.sym_strides() != strides || tensor.sym_storage_offset() != offset)) {
+    auto* impl = tensor.unsafeGetTensorImpl();
+    set_policy(*impl, Policy::Default);
+    impl->set_sizes_and_strides(sizes, strides, offset);
+  }
+}
+
+} // namespace
+
+bool is_functional(const at::Tensor& tensor) {
+  return functionalization::isFunctionalTensor(tensor);
+}
+
+KeptStrides::KeptStrides(const Operator& op, const Args& args) {
+  if (!op.written_args.empty() && changes_how_it_is_seen(op)) {
+    return;
+  }
+  visit_tensors(args, op.num_args, [this](const at::Tensor& tensor) {
+    if (is_functional(tensor) && is_strided(tensor)) {
+      kept_.push_back(
+          {tensor,
+           at::SymDimVector(tensor.sym_sizes()),
+           at::SymDimVector(tensor.sym_strides()),
+           tensor.sym_storage_offset()});
+    }
+  });
+}
+
+void KeptStrides::restore() const {
+  for (const Kept& kept : kept_) {
+    set_strides(kept.tensor, kept.sizes, kept.strides, kept.offset);
+  }
+}
+
+std::optional<Args> views_without_values(const Operator& op, const Args& args) {
+  const bool makes_views =
+      op.aliases && (op.written_args.empty() || changes_how_it_is_seen(op)) &&
+      any_tensor(args, op.num_args, &is_functional) &&
+      !any_tensor(args, op.num_args, [](const at::Tensor& tensor) { return !is_strided(tensor); });
+  if (!makes_views) {
+    return std::nullopt;
+  }
+  try {
+    return run_on_meta(op, args);
+  } catch (const c10::Error&) {
+    return std::nullopt; // what is refused for its strides may do for a copy
+  }
+}
+
+void lay_out_like(const Args& views, size_t count, const Args& results) {
+  std::vector<at::Tensor> given;
+  visit_tensors(views, count, [&](const at::Tensor& view) { given.push_back(view); });
+  size_t i = 0;
+  visit_tensors(results, count, [&](const at::Tensor& result) {
+    if (i < given.size() && is_functional(result)) {
+      const at::Tensor& view = given[i];
+      set_strides(result, view.sym_sizes(), view.sym_strides(), view.sym_storage_offset());
+    }
+    ++i;
+  });
+}
+
+at::Tensor whole_of(const at::Tensor& view) {
+  auto* impl = functionalization::unsafeGetFunctionalWrapper(view);
+  if (impl->isBaseTensor()) {
+    return view;
+  }
+  const at::Tensor whole(impl->shallow_copy_and_detach(
+      impl->version_counter(), /*allow_tensor_metadata_change=*/true));
+  auto* of_whole = functionalization::unsafeGetFunctionalWrapper(whole);
+  views_of(*of_whole).clear();
+  of_whole->apply_updates();
+  of_whole->regenerate_from_base();
+  return whole;
+}
+
+} // namespace torchlayers
