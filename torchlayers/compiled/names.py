@@ -40,5 +40,5 @@ def _argument_names(func: Callable[..., Any], count: int) -> list[str]:
 
 
 def _identifier(path: str) -> str:
-    name = re.sub(r"\W+", "_", path).strip("_") or "arg"
-    return f"arg_{name}" if name[0].isdigit() else name
+    name = re.sub("[^0-9a-zA-Z]+", "_", path).strip("_") or "arg"
+    return f"arg_{name}" if name[0].isdigit() or name == "self" else name
