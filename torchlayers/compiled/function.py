@@ -47,12 +47,12 @@ class Compiled(_C.CompiledCall):
         self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
     @torch_compile.untraced
-    def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
+    def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
         places = call.static_places(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
@@ -84,7 +84,7 @@ class Compiled(_C.CompiledCall):
         families = self._families.reports() if self._families is not None else []
         return Report(self._name, (*(made.report() for made in self._made), *families))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """The function recorded for arguments like these, to look at and to save.
 
         Args:

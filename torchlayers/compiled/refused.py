@@ -50,7 +50,7 @@ class KeptGradientError(TransformError):
         super().__init__(
             f"torchlayers: compile: {name_of(func)} calls torch.autograd.grad for a captured "
             "tensor that keeps its gradient (retain_grad), and that it is kept is not recorded. "
-            "Pass the tensor as an argument, or capture its view_as(tensor)."
+            "Capture a view of it, or pass it as an argument."
         )
 
 
