@@ -144,8 +144,8 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         with _Watch():  # type: ignore[no-untyped-call]
             return linear(*flat)
 
-    with recording, torch_compile.run_eagerly():
-        return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
+    with recording(), torch_compile.run_eagerly():
+        return make_fx(torch_compile.traced_here(watched))(*[torch.empty_like(leaf) for leaf in leaves])
 
 
 class _SubclassSeen(BaseException):

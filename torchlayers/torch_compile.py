@@ -112,36 +112,85 @@ def import_whole(*modules: str) -> None:
 
 @contextlib.contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Inside, compiled functions run as they were written, recorded or not.
+    """Inside, this thread runs functions of torch.compile as they were written, recorded or not.
 
     A compiled function has its mutations removed and is recorded as a whole already; neither
     can be done to it a second time, from outside.
     """
     import torch._dynamo  # a part of torch.cond's first call, which must not be compiled either
 
-    with _eager, torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+    with _stance.eager_here(), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
         yield
 
 
-class _Eager:
-    """torch's stance, one for all threads: the last to leave puts back what the first one found."""
+class _Stance(threading.local):
+    """torch's stance, which is one for all threads, made one for each.
+
+    The last to leave puts back the one that the first found.
+    """
+
+    _lock = threading.Lock()
+    _inside = 0
+    _found: Any = None
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._stance = contextlib.ExitStack()
+        self._is_eager = False
 
-    def __enter__(self) -> None:
+    @property
+    def stance(self) -> str:
+        return "force_eager" if self._is_eager else self._found.stance
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._found, name)
+
+    @contextlib.contextmanager
+    def eager_here(self) -> Iterator[None]:
+        frames: Any = importlib.import_module("torch._dynamo.eval_frame")
         with self._lock:
-            if self._inside == 0:
-                self._stance.enter_context(torch.compiler.set_stance("force_eager"))
-            self._inside += 1
+            if _Stance._inside == 0:
+                if frames._stance is not self:
+                    _Stance._found = frames._stance
+                frames._stance = self
+            _Stance._inside += 1
+        was_eager, self._is_eager = self._is_eager, True
+        try:
+            yield
+        finally:
+            self._is_eager = was_eager
+            with self._lock:
+                _Stance._inside -= 1
+                if _Stance._inside == 0 and frames._stance is self:
+                    frames._stance = self._found
 
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._stance.close()
+
+_stance = _Stance()
 
 
-_eager = _Eager()
+class _OnThisThread:
+    """True to one thread, until it is over."""
+
+    def __init__(self) -> None:
+        self.thread: int | None = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self.thread
+
+
+def traced_here(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The function to hand to make_fx, which tells all threads that they are traced.
+
+    On them what torch.compile has compiled would end with an error.
+    """
+
+    @functools.wraps(function, updated=())
+    def call(*args: Any, **kwargs: Any) -> Result:
+        tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+        here = _OnThisThread()
+        before, tracing._is_fx_tracing_flag = tracing._is_fx_tracing_flag, here
+        try:
+            return function(*args, **kwargs)
+        finally:
+            here.thread = None
+            tracing._is_fx_tracing_flag = before
+
+    return call

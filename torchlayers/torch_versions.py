@@ -11,6 +11,8 @@ from torch import func
 from torch._functorch import apis
 from torch.fx import GraphModule
 
+from torchlayers.torch_compile import traced_here
+
 _apis: Any = apis
 
 
@@ -30,7 +32,7 @@ def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., Graph
     """
     from torch.fx.experimental import proxy_tensor
 
-    return proxy_tensor.make_fx(function, decomposition_table={}, **options)
+    return proxy_tensor.make_fx(traced_here(function), decomposition_table={}, **options)
 
 
 def applied_function(frame: FrameType) -> Any:

@@ -24,6 +24,8 @@ void bind_random_state(pybind11::module_& m);
 void bind_checkpoint(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
+// Autograd's graph of a function, without what hangs on its inputs.
+void bind_cut_graph(pybind11::module_& m);
 // Whether a dual level is on that no jvp of ours opened.
 void bind_dual_level(pybind11::module_& m);
 

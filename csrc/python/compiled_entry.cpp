@@ -1,6 +1,7 @@
 #include "python/compiled_entry.h"
 
 #include <structmember.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <string>
@@ -86,10 +87,19 @@ KnownCall::KnownCall(Signature signature, py::object entry)
     captured_objects_.push_back(py::reinterpret_borrow<py::object>(tensor));
     captured_.push_back(tensor_of(tensor));
   }
+  for (const auto& hooked : entry_.attr("hooked")) {
+    unhooked_.push_back(tensor_of(hooked.attr("tensor")));
+  }
   for (const auto& output : entry_.attr("outputs")) {
     outputs_.push_back(result_leaf_of(py::reinterpret_borrow<py::tuple>(output)));
   }
   structure_ = structure_of(entry_.attr("out_spec"));
+}
+
+bool KnownCall::any_hook() const {
+  return std::any_of(unhooked_.begin(), unhooked_.end(), [](const at::Tensor& tensor) {
+    return !torch::autograd::impl::hooks(tensor).empty();
+  });
 }
 
 py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {

@@ -33,7 +33,8 @@ class KnownCall {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const {
     leaves.clear();
-    return signature_.fits(modes, args, count, names, leaves) && signature_.fits(captured_);
+    return signature_.fits(modes, args, count, names, leaves) && signature_.fits(captured_) &&
+           !any_hook();
   }
 
   pybind11::object run(const c10::SmallVectorImpl<PyObject*>& leaves) const;
@@ -41,6 +42,8 @@ class KnownCall {
   int visit(visitproc visit, void* arg) const;
 
  private:
+  // On tensors that had none, where the function calls those that there are.
+  bool any_hook() const;
   Leaves by_program(const compiled::Program& program, const Leaves& given) const;
   Leaves by_python(const pybind11::object& run, const Leaves& given) const;
   pybind11::object together(const Leaves& given, const Leaves& computed) const;
@@ -49,6 +52,7 @@ class KnownCall {
   pybind11::object entry_;
   std::vector<at::Tensor> captured_;
   Leaves captured_objects_;
+  std::vector<at::Tensor> unhooked_;
   std::vector<ResultLeaf> outputs_;
   Structure structure_;
 };

@@ -290,13 +290,6 @@ def test_a_written_argument_that_requires_grad_is_refused_as_without_compile():
         replayed(lambda x: x.add_(1))(x)
 
 
-def test_captured_tensors_computed_from_each_other_are_refused():
-    weight = torch.ones(2, requires_grad=True)
-    double = weight * 2
-    with pytest.raises(tl.errors.TransformError, match="Pass them as arguments"):
-        replayed(lambda x: x * weight * double)(torch.ones(2))
-
-
 def test_cotangents_of_results_whose_elements_share_memory():
     x = torch.ones(3, requires_grad=True)
     for f in (lambda x: x.sin().expand(2, 3), lambda x: (x.sin().expand(4, 3), x[:1].expand(5))):

@@ -11,13 +11,14 @@ import zipfile
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import cpp_extension
 
 import torchlayers as tl
 from torchlayers.errors import StructureError, TransformError
 
-# torch's own, of what its exporter does.
-pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("error:.*LeafSpec:FutureWarning")
 
 WEIGHT = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), requires_grad=True)
 SEEN = torch.zeros(())
@@ -154,7 +155,19 @@ def of_another_torch(notes):
     notes["torchlayers"] = json.dumps({**json.loads(notes["torchlayers"]), "torch": "1.0"})
 
 
+def of_other_shapes(notes):
+    notes["torchlayers"] = notes["torchlayers"].replace("[5, 4]", "[50, 4]")
+
+
 OTHERS = {
+    "other shapes": (of_other_shapes, "is damaged: what it says of its arguments"),
+    "half of it": (
+        lambda notes: notes.update(torchlayers=notes["torchlayers"][:99]),
+        "no package that torchlayers",
+    ),
+    "something else": (lambda notes: notes.update(torchlayers="[1]"), "no package that torchlayers"),
+    "without its digest": (lambda notes: notes.pop("torchlayers_sha256"), "is damaged: what it"),
+    "another device": (lambda notes: notes.update(AOTI_DEVICE_KEY="moon"), "can't be loaded"),
     "another torch": (of_another_torch, "was compiled for torch 1.0, and this is"),
     "another processor": (
         lambda notes: notes.update(AOTI_MACHINE="aarch64"),
@@ -180,6 +193,15 @@ def test_what_is_no_package_is_refused(tmp_path):
         tl.load(tmp_path / "text.pt2")
 
 
+def test_a_directory_is_refused(path, tmp_path):
+    with pytest.raises(TransformError, match=r"is a directory\. A package is the file"):
+        tl.load(tmp_path)
+    with zipfile.ZipFile(path) as package:
+        package.extractall(tmp_path / "extracted.pt2")
+    with pytest.raises(TransformError, match=r"is a directory\. A package is the file"):
+        tl.load(tmp_path / "extracted.pt2")
+
+
 def damaged(whole: bytes, place: int) -> bytes:
     return whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :]
 
@@ -187,7 +209,11 @@ def damaged(whole: bytes, place: int) -> bytes:
 DAMAGED = {
     "a byte of the code": lambda whole: damaged(whole, len(whole) // 2),
     "a byte of the index": lambda whole: damaged(whole, len(whole) - 22),
+    "where the index begins": lambda whole: damaged(whole, len(whole) - 6),
+    "how many files there are": lambda whole: damaged(whole, len(whole) - 11),
+    "the first byte": lambda whole: damaged(whole, 0),
     "the end": lambda whole: whole[:-1],
+    "everything": lambda whole: b"",
     "half of it": lambda whole: whole[: len(whole) // 2],
 }
 
@@ -251,6 +277,124 @@ def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
     tl.compile(net).lower(x).save(tmp_path / "net.pt2")
     with torch.no_grad():
         torch.testing.assert_close(tl.load(tmp_path / "net.pt2")(x), net(x))
+
+
+# The memory that arguments have.
+
+
+def written(a, b):
+    a.add_(1)
+    return a * b
+
+
+@pytest.fixture(scope="module")
+def writing(tmp_path_factory):
+    path = tmp_path_factory.mktemp("package") / "written.pt2"
+    tl.compile(written).lower(torch.ones(3), torch.ones(3)).save(path)
+    return tl.load(path)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda z: (z.conj().imag, z.real),
+        lambda z: (z.conj().imag, z.conj().imag.neg()),
+        lambda z: (z.imag, z.conj().imag),
+        lambda z: (z.imag.contiguous(), z.conj().imag.contiguous()),
+    ],
+)
+def test_arguments_that_are_negated_lazily(writing, look):
+    z = torch.complex(torch.arange(3.0), torch.arange(1.0, 4.0))
+    mine, theirs = look(z.clone()), look(z.clone())
+    if mine[0].untyped_storage().data_ptr() == mine[1].untyped_storage().data_ptr():
+        mine, theirs = ((a, b.clone()) for a, b in (mine, theirs))
+    torch.testing.assert_close(writing(*theirs), written(*mine))
+    torch.testing.assert_close(theirs, mine)
+
+
+def test_arguments_that_are_conjugated_lazily(tmp_path):
+    z = torch.complex(torch.arange(3.0), torch.ones(3))
+    tl.compile(lambda z: z * z.real).lower(z).save(tmp_path / "f.pt2")
+    torch.testing.assert_close(tl.load(tmp_path / "f.pt2")(z.conj()), z.conj() * z.real)
+
+
+BUFFER = torch.arange(6.0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [(BUFFER[:3], BUFFER[:3]), (BUFFER[:3], BUFFER[2:5]), (BUFFER[::2], BUFFER[2:5])],
+)
+def test_a_written_argument_that_shares_memory_is_refused(writing, given):
+    with pytest.raises(TransformError, match=r"writes to leaf 0 .* shares memory with leaf 1"):
+        writing(*given)
+    assert BUFFER.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_arguments_that_share_memory_apart_or_are_only_read(writing, tmp_path):
+    mine, theirs = torch.arange(6.0), torch.arange(6.0)
+    torch.testing.assert_close(writing(theirs[:3], theirs[3:]), written(mine[:3], mine[3:]))
+    torch.testing.assert_close(theirs, mine)
+    tl.compile(lambda a, b: a * b).lower(mine[:3], mine[3:]).save(tmp_path / "f.pt2")
+    torch.testing.assert_close(tl.load(tmp_path / "f.pt2")(mine[1:4], mine[1:4]), mine[1:4] ** 2)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_autograd_is_told_of_a_write(writing, stride):
+    x, buffer = torch.ones(3, requires_grad=True), torch.full((6,), 2.0)[: 3 * stride : stride]
+    y = x * buffer
+    writing(buffer, torch.ones(3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    with torch.inference_mode():
+        writing(torch.ones(3), torch.ones(3))
+
+
+def test_tangents_are_refused(writing):
+    x = torch.ones(3)
+    with forward_ad.dual_level():
+        with pytest.raises(TransformError, match="no derivatives, and leaf 1 .* has a tangent"):
+            writing(x, forward_ad.make_dual(x.clone(), x.clone()))
+        writing(x, x.clone())
+
+
+AROUND = {
+    "torch.func.vmap": lambda f: torch.func.vmap(f)(torch.ones(2, 3)),
+    "torch.func.grad": lambda f: torch.func.grad(lambda x: f(x).sum())(torch.ones(3)),
+    "torch.func.jvp": lambda f: torch.func.jvp(f, (torch.ones(3),), (torch.ones(3),)),
+    "torch.func.functionalize": lambda f: torch.func.functionalize(f)(torch.ones(3)),
+    **{
+        name: lambda f, name=name: getattr(tl, name)(lambda x: f(x).sum())(torch.ones(3))
+        for name in ("grad", "jacrev", "jacfwd", "hessian", "functionalize")
+    },
+}
+
+
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND)
+def test_transforms_around_one_are_refused(writing, around):
+    with pytest.raises(TransformError, match="can't be called inside a transform"):
+        around(lambda x: writing(x.clone(), x))
+
+
+def test_it_is_not_recorded(writing):
+    x = torch.ones(3)
+    for given in (lambda y: writing(y, y), lambda y: y * writing(x, x.clone())):
+        with pytest.raises(TransformError, match=r"can't be traced, or be called inside what is"):
+            tl.compile(given, backend="replay")(torch.ones(3))
+    with pytest.raises(TransformError, match=r"can't be traced, or be called inside what is"):
+        make_fx(lambda y: writing(y, y), tracing_mode="fake")(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "words"),
+    [
+        (torch.ones(3).to_sparse(), r"one of the layout torch\.sparse_coo"),
+        (torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.quint8), "a quantized one"),
+    ],
+)
+def test_tensors_of_other_kinds_are_refused(writing, tensor, words):
+    with pytest.raises(StructureError, match=f"leaf 1 .* a plain tensor, got {words}"):
+        writing(torch.ones(3), tensor)
 
 
 def test_loops_that_capture_what_they_start_with_are_saved(tmp_path):

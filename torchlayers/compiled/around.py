@@ -47,31 +47,6 @@ def _forget_printing(error: BaseException | None) -> None:
 
 
 @contextlib.contextmanager
-def distributions_not_validated() -> Iterator[None]:
-    """torch.distributions looks at values, by default or where it was told to."""
-    from torch.distributions import Distribution
-
-    kind: Any = Distribution
-    default, make, look = kind._validate_args, kind.__init__, kind._validate_sample
-
-    def make_unlooked(
-        self: Distribution,
-        batch_shape: torch.Size = torch.Size(),  # noqa: B008
-        event_shape: torch.Size = torch.Size(),  # noqa: B008
-        validate_args: bool | None = None,
-    ) -> None:
-        make(self, batch_shape, event_shape)
-
-    kind.set_default_validate_args(False)
-    kind.__init__, kind._validate_sample = make_unlooked, lambda self, value: None
-    try:
-        yield
-    finally:
-        kind.__init__, kind._validate_sample = make, look
-        kind.set_default_validate_args(default)
-
-
-@contextlib.contextmanager
 def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
     """Nothing is drawn from torch's generators meanwhile, so that what is set here is for nothing.
 
@@ -124,16 +99,6 @@ def fakes_not_logged() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_of_others)
-
-
-@contextlib.contextmanager
-def nan_not_looked_for() -> Iterator[None]:
-    """detect_anomaly asks each gradient for it; of the calls' it is asked."""
-    if not torch.is_anomaly_enabled():
-        yield
-        return
-    with torch.autograd.set_detect_anomaly(True, check_nan=False):
-        yield
 
 
 @contextlib.contextmanager

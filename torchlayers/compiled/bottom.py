@@ -16,7 +16,8 @@ from torchlayers.recorded_again import Recomputations
 from torchlayers.recorded_otherwise import OTHERWISE
 
 aten = torch.ops.aten
-_ASKING = (aten.equal.default, aten._local_scalar_dense.default)
+_LOCAL_SCALAR = aten._local_scalar_dense.default
+_ASKING = (aten.equal.default, _LOCAL_SCALAR)
 _DEVICE = torch.ops.prim.device.default
 
 
@@ -37,6 +38,7 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._func = func
         self._capture = capture
         self._checks = checks
+        self._any_nan: Tensor | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -46,10 +48,12 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         ):  # asked for more often than all else
             return args[0].fake_device
         kwargs = kwargs or {}
+        if func is _LOCAL_SCALAR and args[0] is self._any_nan:
+            return False  # detect_anomaly asks each gradient; of the calls' it is asked
         if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))
         try:
-            return self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
+            result = self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
             result = with_known(func, args, kwargs)
             if result is not NotImplemented:
@@ -58,6 +62,9 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return False
             explain(error, self._func)
             raise
+        if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
+            self._any_nan = result
+        return result
 
     def _known(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._capture(tensor)

@@ -18,6 +18,7 @@ from torchlayers.compiled.modules_called import Called
 from torchlayers.compiled.optimizers import FirstStepError, Stepped, hold_the_same
 from torchlayers.compiled.recording import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
+from torchlayers.compiled.tensor_hooks import Hooked
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
@@ -38,23 +39,26 @@ class Entry(_C.CompiledEntry):
         out_spec: tree.TreeSpec,
         modules: list[Called],
         stepped: list[Stepped],
+        hooked: list[Hooked],
     ) -> None:
         self.signature = signature
         self.captured = captured
         self.modules = modules
         self.held_by_modules = [held for each in modules for held in each.held]
         self.stepped = stepped
+        self.hooked = hooked
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
         self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether captured tensors, modules and optimizers are what they were when recorded."""
+        """Whether captured tensors, their hooks, modules and optimizers are as when recorded."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
             and all(held.is_as_then() for held in self.held_by_modules)
             and hold_the_same(self.stepped)
+            and all(hooked.is_as_then() for hooked in self.hooked)
             and (not self.grads_like or self._has_such_grads(leaves))
         )
 

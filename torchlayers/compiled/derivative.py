@@ -31,6 +31,7 @@ from torchlayers.compiled.held import Adopt, how_replayed, say_wrong
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import Modes
 from torchlayers.compiled.split import split
+from torchlayers.compiled.tensor_hooks import gradients
 from torchlayers.compiled.unsimplified import Unsimplified
 from torchlayers.device import RandomState
 from torchlayers.errors import TransformError
@@ -169,12 +170,11 @@ class Derivative:
         with torch.enable_grad(), self.modes.restored():
             results = self._computed(arguments)
         with torch._C._DisableAutocast():
-            return torch.autograd.grad(
+            return gradients(
                 [results[i] for i in self.gradients.of_outputs],
                 [inputs[i] for i in self.gradients.by_inputs],
                 cotangents,
                 create_graph=True,
-                allow_unused=True,
             )
 
 

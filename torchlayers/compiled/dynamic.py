@@ -138,6 +138,8 @@ class Family:
             return None
         if not are_as_then(self.recorded.modules):
             return None
+        if not all(hooked.is_as_then() for hooked in self.recorded.hooked):
+            return None
         if given != self._signature and changed_sizes(given, self._signature) is None:
             return None
         return self._numbers(given)

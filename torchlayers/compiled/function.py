@@ -47,12 +47,12 @@ class Compiled(_C.CompiledCall):
         self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
     @torch_compile.untraced
-    def _otherwise(self, *args: Any, **kwargs: Any) -> Any:
+    def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
         places = call.static_places(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
@@ -84,7 +84,7 @@ class Compiled(_C.CompiledCall):
         families = self._families.reports() if self._families is not None else []
         return Report(self._name, (*(made.report() for made in self._made), *families))
 
-    def lower(self, *args: Any, **kwargs: Any) -> Lowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """The function recorded for arguments like these, to look at and to save.
 
         Args:
@@ -137,7 +137,8 @@ class Compiled(_C.CompiledCall):
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls like this one are the entry's from now on."""
         self._entries.add(entry)
-        if entry.grads_like or entry.stepped:  # which C++ does not look at
+        has_hooks = any(hooked.hooks for hooked in entry.hooked)
+        if entry.grads_like or entry.stepped or has_hooks:  # which C++ does not look at
             return
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -176,6 +177,8 @@ class Compiled(_C.CompiledCall):
             for i, (tensor, was) in enumerate(pairs):
                 if like(tensor) != was:
                     return f"captured tensor {i} {differing(like(tensor), was)}"
+            if any(not hooked.is_as_then() for hooked in closest.hooked):
+                return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):
                 return differs
             for called in closest.modules:

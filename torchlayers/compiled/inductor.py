@@ -22,7 +22,7 @@ from torchlayers.compiled.tanh import tanh_as_quotient
 from torchlayers.compiled.wrapper import Layout, program_of
 from torchlayers.errors import TransformError
 from torchlayers.opaque import bernoulli
-from torchlayers.torch_compile import import_whole
+from torchlayers.torch_compile import import_whole, traced_here
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -150,7 +150,7 @@ def _code_of(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = torch._subclasses.FakeTensorMode()
-    with recording, tracing(TracingContext(fake)):  # inductor records too
+    with recording(), tracing(TracingContext(fake)):  # inductor records too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
@@ -179,7 +179,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
 
     with fake:
         return make_fx(
-            torch.fx.Interpreter(graph).run,  # sizes may be symbols, which code can't hold
+            traced_here(torch.fx.Interpreter(graph).run),  # sizes may be symbols, which code can't hold
             decomposition_table={
                 **select_decomp_table(),
                 torch.ops.aten.bernoulli.p: _bernoulli,

@@ -151,6 +151,7 @@ def _entry_of(given: Signature, recorded: Recording) -> Entry:
         recorded.out_spec,
         recorded.modules,
         recorded.stepped,
+        recorded.hooked,
     )
 
 

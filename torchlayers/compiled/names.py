@@ -7,6 +7,9 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
+# Of the names that can't be an argument's in a graph's code, those that torch.fx lets through.
+_TAKEN = ("self", "None")
+
 
 def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     """A name for each leaf of ``(args, kwargs)``: ``x``, ``params_weight``, ``xs_0``."""
@@ -40,5 +43,5 @@ def _argument_names(func: Callable[..., Any], count: int) -> list[str]:
 
 
 def _identifier(path: str) -> str:
-    name = re.sub(r"\W+", "_", path).strip("_") or "arg"
-    return f"arg_{name}" if name[0].isdigit() else name
+    name = re.sub("[^0-9a-zA-Z]+", "_", path).strip("_") or "arg"
+    return f"arg_{name}" if name[0].isdigit() or name in _TAKEN else name

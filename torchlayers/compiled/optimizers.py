@@ -11,7 +11,7 @@ that was loaded.
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -137,12 +137,24 @@ class Steps:
 
 @contextlib.contextmanager
 def _capturable_anywhere() -> Iterator[None]:
-    """On a CPU there are no CUDA graphs, and torch refuses to be prepared for one."""
+    """On a CPU there are no CUDA graphs, and torch refuses to be prepared for one.
+
+    To other threads it still does.
+    """
     modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
     name = "_get_capturable_supported_devices"
     before = [getattr(module, name) for module in modules]
+    thread = threading.get_ident()
+
+    def and_host(of: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        def devices(*args: Any, **named: Any) -> list[str]:
+            found = of(*args, **named)
+            return [*found, HOST.type] if threading.get_ident() == thread else found
+
+        return devices
+
     for module, devices in zip(modules, before, strict=True):
-        setattr(module, name, lambda *args, _of=devices, **named: [*_of(*args, **named), HOST.type])
+        setattr(module, name, and_host(devices))
     try:
         yield
     finally:

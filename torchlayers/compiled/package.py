@@ -4,32 +4,40 @@ Beside the code a package has a line of JSON: what torch and processor it is for
 its arguments, and how its tensors become the function's arguments and result.
 """
 
+import copyreg
+import hashlib
 import json
 import os
+import lzma
 import platform
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
+from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchlayers import _C, tree
 from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.recording import Recording
-from torchlayers.compiled.signature import Like
+from torchlayers.compiled.signature import PLAIN, Like
 from torchlayers.compiled.simplify.nodes import emit, memory_of, value
 from torchlayers.device import HOST
 from torchlayers.errors import StructureError, TransformError
 from torchlayers.torch_versions import is_no_compiler
 
 _KEY = "torchlayers"
+_DIGEST = "torchlayers_sha256"  # of what stands under the other key
+_torch: Any = torch  # what it keeps for its own use has no types
 _Loader: Any = torch._C._aoti.AOTIModelPackageLoader
+_FAKE = _torch._C._TorchDispatchModeKey.FAKE
 
 
 class Content(NamedTuple):
@@ -70,11 +78,13 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
             "or reads .grad, which no file does. Pass and return tensors instead."
         )
     examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
+    described = _described(content)
     settings = {
         "fallback_random": True,  # the numbers that torch draws
-        "aot_inductor.metadata": {_KEY: _described(content)},
+        "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
         **(options or {}),
     }
+    copyreg.pickle(pytree.LeafSpec, _leaf_again)
     try:
         with torch.no_grad():
             exported = torch.export.export(_Held(content), examples)
@@ -87,6 +97,15 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
                 "torchlayers: save: this machine has no C++ compiler, which AOTInductor needs."
             ) from error
         raise
+
+
+def _leaf_again(leaf: Any) -> Any:
+    """How it is copied: torch's exporter does, and by the way that torch warns of."""
+    return pytree.tree_structure, (0,)
+
+
+def _digest(described: str) -> str:
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 def _apart(graph: GraphModule) -> GraphModule:
@@ -194,17 +213,30 @@ def load(path: str | os.PathLike[str]) -> "Package":
     try:
         found = _Loader.load_metadata_from_package(path, "model")  # runs nothing
         described = json.loads(found[_KEY])
-    except (RuntimeError, KeyError, ValueError) as error:
+        made_for = described["torch"]
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise TransformError(
             f"torchlayers: load: {path!r} is no package that torchlayers has saved."
         ) from error
-    if described["torch"] != torch.__version__:
+    if made_for != torch.__version__:
         raise TransformError(
-            f"torchlayers: load: {path!r} was compiled for torch {described['torch']}, and this is "
+            f"torchlayers: load: {path!r} was compiled for torch {made_for}, and this is "
             f"{torch.__version__}. Save it again with this torch."
         )
+    if found.get(_DIGEST) != _digest(found[_KEY]):
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: what it says of its arguments and results "
+            "is not what was saved. Copy it or save it again."
+        )
     _check_processor(path, found)
-    return Package(described, _Loader(path, "model", False, 1, -1))
+    try:
+        loader = _Loader(path, "model", False, 1, -1)
+    except RuntimeError as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: the code in it can't be loaded "
+            f"({str(error).partition(chr(10))[0]}). Copy it or save it again."
+        ) from error
+    return Package(described, loader)
 
 
 def _check_whole(path: str) -> None:
@@ -212,7 +244,16 @@ def _check_whole(path: str) -> None:
     try:
         with zipfile.ZipFile(path) as package:
             damaged = package.testzip()
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+    except IsADirectoryError as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is a directory. A package is the file that save wrote."
+        ) from error
+    except PermissionError:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, EOFError, OSError),
+        *(NotImplementedError, RuntimeError, ValueError, OverflowError),
+    ) as error:
         raise TransformError(
             f"torchlayers: load: {path!r} is no package that torchlayers has saved, or is damaged."
         ) from error
@@ -263,12 +304,18 @@ class Package:
     def __repr__(self) -> str:
         return f"Package({self.name})"
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _C.any_layer():
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _C.any_layer() or _torch._C._functorch.peek_interpreter_stack() is not None:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code without "
                 "derivatives or batching, and can't be called inside a transform. Transform the "
                 "function first, and save what comes of it."
+            )
+        if _is_traced():
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package: it is native code, and can't "
+                "be traced, or be called inside what is compiled. Compile the function that was "
+                "saved instead."
             )
         leaves, spec = tree.flatten((args, kwargs))
         if spec != self._spec:
@@ -278,10 +325,13 @@ class Package:
             )
         pairs = enumerate(zip(leaves, self._leaves, strict=True))
         given = [self._checked(i, leaf, expected) for i, (leaf, expected) in pairs]
+        self._refuse_shared(leaves)
         computed = self._run([tensor for tensor in given if tensor is not None])
         for i in self._written:
             if given[i] is not leaves[i]:  # a copy, laid out anew
                 leaves[i].copy_(given[i])
+            elif not leaves[i].is_inference():  # native code writes without telling autograd
+                torch.autograd.graph.increment_version(leaves[i])
         found = {"computed": computed, "argument": leaves}
         return tree.unflatten(
             [found[source][value] if source in found else value for source, value in self._outputs],
@@ -301,6 +351,11 @@ class Package:
                 f"torchlayers: {self.name}: leaf {place} of the arguments must be a tensor, got "
                 f"{type(leaf).__name__}."
             )
+        if type(leaf) not in PLAIN or leaf.layout is not torch.strided or leaf.is_quantized:
+            raise StructureError(
+                f"torchlayers: {self.name}: leaf {place} of the arguments must be a plain tensor, "
+                f"got {_kind(leaf)}."
+            )
         dtype, device = str(leaf.dtype).removeprefix("torch."), str(leaf.device)
         if [list(leaf.shape), dtype, device] != [expected[k] for k in ("shape", "dtype", "device")]:
             raise StructureError(
@@ -314,9 +369,60 @@ class Package:
                 f"and leaf {place} of its arguments requires grad. Detach it, or save the gradient "
                 "as a function of its own."
             )
-        if list(leaf.stride()) == expected["stride"]:
+        if _has_tangent(leaf):
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
+                f"and leaf {place} of its arguments has a tangent. Save the jvp as a function of "
+                "its own."
+            )
+        is_as_in_memory = not (leaf.is_conj() or leaf.is_neg())
+        if is_as_in_memory and list(leaf.stride()) == expected["stride"]:
             return leaf
         laid_out = torch.empty_strided(
             expected["shape"], expected["stride"], dtype=leaf.dtype, device=leaf.device
         )
         return laid_out.copy_(leaf)
+
+    def _refuse_shared(self, leaves: Sequence[Any]) -> None:
+        """The code reads what it is given before it writes: order would be another."""
+        for i in self._written:
+            for j, other in enumerate(leaves):
+                if j != i and isinstance(other, Tensor) and _overlap(leaves[i], other):
+                    raise TransformError(
+                        f"torchlayers: {self.name} writes to leaf {i} of its arguments, which "
+                        f"shares memory with leaf {j}, and a package keeps no order between the "
+                        "two. Pass a clone() of one of them."
+                    )
+
+
+def _is_traced() -> bool:
+    """Whether this call is recorded, or traced, by operators that native code doesn't call."""
+    return (
+        _torch._C._get_dispatch_mode(_FAKE) is not None
+        or _torch._C._get_tracing_state() is not None
+    )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return _C.any_dual_level_of_others() and forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def _kind(tensor: Tensor) -> str:
+    if type(tensor) not in PLAIN:
+        return f"one of the class {type(tensor).__name__}"
+    return "a quantized one" if tensor.is_quantized else f"one of the layout {tensor.layout}"
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether the bytes between the first and the last of each do."""
+    if one.device != other.device or not (one.numel() and other.numel()):
+        return False
+    (first, last), (begin, end) = _span(one), _span(other)
+    return first < end and begin < last
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in pairs)
+    first = tensor.data_ptr()
+    return first, first + count * tensor.element_size()

@@ -19,9 +19,7 @@ from torch.fx.experimental import proxy_tensor
 from torchlayers import torch_compile, tree
 from torchlayers.compiled.around import (
     dispatched_as_before,
-    distributions_not_validated,
     fakes_not_logged,
-    nan_not_looked_for,
     seeds_refused,
     without_hooks,
 )
@@ -37,13 +35,14 @@ from torchlayers.compiled.refused import (
     ConjugatedError,
     ContainerError,
     HiddenError,
+    KeptGradientError,
     KindError,
-    NonLeafError,
     explain,
     kind_of,
     refuse_hidden,
 )
 from torchlayers.compiled.subscripts import Subscripts
+from torchlayers.compiled.tensor_hooks import Hooked, calls_hooks, gradients
 from torchlayers.compiled.torchs_control_flow import Instead
 from torchlayers.compiled.watch import Watch
 from torchlayers.compiled.without_values import Checks, rules
@@ -90,17 +89,14 @@ def record(
 
 
 def _record(recorder: "_Recorder") -> Recording:
-    torch_compile.import_whole("torch._dynamo")
     around = (
         torch_compile.run_eagerly(),
         without_hooks(),
         fakes_not_logged(),
-        nan_not_looked_for(),
-        distributions_not_validated(),
         seeds_refused(recorder.func),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
     )
-    with recording, contextlib.ExitStack() as stack:
+    with recording(), contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)
         try:
@@ -137,6 +133,7 @@ class _Recorder:
         self.subscripts = Subscripts(func)
         self.effects = Effects.none()
         self.steps = Steps()
+        self.calls_hooks = False  # of captured tensors
 
     def run(self) -> list[Any]:
         self.mode = FakeTensorMode(
@@ -160,6 +157,7 @@ class _Recorder:
                     **rules(checks),
                     **self.subscripts.rules,
                     Tensor.item: self.steps.item,
+                    torch.autograd.grad: self.grad,
                     **self.watch.rules,
                 }
             )
@@ -171,6 +169,7 @@ class _Recorder:
                         self.refuse_backward(given)
                         self.refuse_other_leaves((args, kwargs), given)
                         computed = self.sort_outputs(leaves, given)
+                    self.hooked = self.hooks_called()
                     found = self.reverse(computed, given) if self.wants_gradients else []
                 finally:
                     with _torch._C.DisableTorchFunction():
@@ -199,6 +198,7 @@ class _Recorder:
                 symbolic_like(self.mode, like, symbolic) if symbolic else fake_like(self.mode, like)
             )
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
+            proxy.node.target = proxy.node.name  # which is an identifier, and no other's
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
         self.inputs.append(proxy.node)
         return fake
@@ -215,6 +215,11 @@ class _Recorder:
             self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
 
+    def grad(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        """``torch.autograd.grad``, which calls the hooks of tensors on its way."""
+        self.calls_hooks = self.calls_hooks or calls_hooks(inputs)
+        return torch.autograd.grad(outputs, inputs, *rest, **named)
+
     def refuse_backward(self, given: list[Any]) -> None:
         """A call of backward() would leave gradients without data in .grad."""
         captured = [tensor for tensor, _ in self.captured.values()]
@@ -230,6 +235,16 @@ class _Recorder:
             tensor.grad = None
         if wrong:
             raise BackwardInsideError(self.func)
+        for tensor in captured:
+            if tensor.retains_grad and isinstance(tensor.grad, FakeTensor):
+                tensor.grad = None
+                raise KeptGradientError(self.func)
+
+    def hooks_called(self) -> list[Hooked]:
+        if not self.calls_hooks:
+            return []
+        captured = [tensor for tensor, _ in self.captured.values()]
+        return [Hooked.now(tensor) for tensor in captured if tensor.requires_grad]
 
     def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
         """A list or a dict that is changed is not the caller's."""
@@ -290,9 +305,6 @@ class _Recorder:
         makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
         if not wanted or makes_leaves:
             raise NoReverseError("it makes a tensor that requires grad")
-        captured = [tensor for tensor in wanted if not isinstance(tensor, FakeTensor)]
-        if len(captured) > 1 and not all(tensor.is_leaf for tensor in captured):
-            raise NonLeafError(self.func)
         cotangents = [
             self.input(outputs[i].detach(), f"cotangent_{count}", dense=True)
             for count, i in enumerate(of_outputs)
@@ -302,9 +314,7 @@ class _Recorder:
         # A backward is called where autocast is off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
-                found = torch.autograd.grad(
-                    [outputs[i] for i in of_outputs], wanted, cotangents, allow_unused=True
-                )
+                found = gradients([outputs[i] for i in of_outputs], wanted, cotangents)
             except RuntimeError as error:
                 explain(error, self.func)
                 if isinstance(error, TransformError):
@@ -338,6 +348,7 @@ class _Recorder:
             modules,
             self.effects,
             self.steps.stepped,
+            self.hooked,
         )
 
 

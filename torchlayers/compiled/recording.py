@@ -1,6 +1,6 @@
 """What there is of a function once it has been recorded."""
 
-import threading
+import contextlib
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -10,9 +10,18 @@ from torchlayers import tree
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.modules_called import Called
 from torchlayers.compiled.optimizers import Stepped
+from torchlayers.compiled.tensor_hooks import Hooked
+from torchlayers.torch_compile import import_whole
 
-# torch.fx patches modules for as long as it records, for all threads.
-recording = threading.RLock()
+def recording() -> contextlib.AbstractContextManager[Any]:
+    """A lock: one thread records at a time, and none while torch.compile traces.
+
+    Both patch torch's modules, and put back what they found there.
+    """
+    import_whole("torch._dynamo")
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock
 
 
 class Output(NamedTuple):
@@ -45,7 +54,7 @@ class Recording(NamedTuple):
     what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
     the function made of numbers (torch.tensor), which nobody else holds. ``modules`` are those that
     it called, and whether they were training; ``stepped`` the optimizers that it stepped, and what
-    they held.
+    they held; ``hooked`` the captured tensors whose hooks it may have called.
     """
 
     graph: GraphModule
@@ -57,6 +66,7 @@ class Recording(NamedTuple):
     modules: list[Called]
     effects: Effects
     stepped: list[Stepped]
+    hooked: list[Hooked]
 
     @property
     def computed(self) -> int:

@@ -32,17 +32,6 @@ _WITHOUT_NUMPY = (
 )
 
 
-class NonLeafError(TransformError):
-    """A function captured several tensors that require grad, and some are results of others."""
-
-    def __init__(self, func: Callable[..., Any]) -> None:
-        super().__init__(
-            f"torchlayers: compile: {name_of(func)} captures tensors that require grad, some "
-            "of them computed of others: which gradient goes to which can't be told. Pass them as "
-            "arguments."
-        )
-
-
 class BackwardInsideError(TransformError):
     """A function called backward(), which adds to .grad."""
 
@@ -51,6 +40,17 @@ class BackwardInsideError(TransformError):
             f"torchlayers: compile: {name_of(func)} calls backward(), and what that adds to .grad "
             "is not recorded. Return the gradients, by torch.autograd.grad or torchlayers.grad, or "
             "call backward() on what the compiled function returns."
+        )
+
+
+class KeptGradientError(TransformError):
+    """A function differentiates by a captured tensor whose gradient is kept."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls torch.autograd.grad for a captured "
+            "tensor that keeps its gradient (retain_grad), and that it is kept is not recorded. "
+            "Capture a view of it, or pass it as an argument."
         )
 
 

@@ -1,6 +1,6 @@
 """Where inductor takes its time over what is known: the same answers, sooner.
 
-Each is in place while one graph is compiled. Where a torch has no such place, nothing is done.
+Each is in place while one graph is compiled, on the thread that compiles it. Where a torch has no such place, nothing is done.
 """
 
 import contextlib
@@ -33,8 +33,13 @@ def _rules_made_once() -> Iterator[None]:
         yield
         return
     table()
-    fill = table.__init__
-    table.__init__ = lambda self: None
+    fill, thread = table.__init__, threading.get_ident()
+
+    def fill_elsewhere(self: Any) -> None:
+        if threading.get_ident() != thread:
+            fill(self)
+
+    table.__init__ = fill_elsewhere
     try:
         yield
     finally:
@@ -56,14 +61,18 @@ def _sums_not_simplified() -> Iterator[None]:
         yield
         return
     simplified, stride_at = (getattr(module, name) for name in names)
+    thread = threading.get_ident()
+
+    def is_short(index: "sympy.Expr") -> bool:
+        return threading.get_ident() == thread and _is_sum(index)
 
     @functools.wraps(simplified)
     def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
-        return index if _is_sum(index) else simplified(index, var, *size)
+        return index if is_short(index) else simplified(index, var, *size)
 
     @functools.wraps(stride_at)
     def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
-        if not _is_sum(index):
+        if not is_short(index):
             return stride_at(index, var)
         return (index.xreplace({var: var + 1}) - index).expand()
 

@@ -32,14 +32,16 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     inputs = inputs_of(joint)
-    for i, node in enumerate(inputs):  # torch goes by these names
-        first = len(inputs) - cotangents
-        node.target = f"primals_{i}" if i < first else f"tangents_{i - first}"
+    first = len(inputs) - cotangents
+    for i, node in enumerate(inputs):  # torch goes by these names, and knows capitals no more
+        name = f"primals_{i}" if i < first else f"tangents_{i - first}"
+        node._rename(name)
+        node.target = name
 
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
     # torch would share what is computed again with what was computed first.
-    with recording, torch.no_grad(), config.patch(cse=not recomputes):
+    with recording(), torch.no_grad(), config.patch(cse=not recomputes):
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
         )

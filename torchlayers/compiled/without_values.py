@@ -1,13 +1,14 @@
 """torch's functions that ask tensors for values, as a recording has them: without.
 
 Some check their arguments, some branch between ways to the same result, and some take a number, and
-are given a tensor. A check is left out, as it is in torch.distributions; of two ways that one is
+are given a tensor. A check is left out, that of torch.distributions too; of two ways that one is
 recorded that is right for all values; and a number stays a tensor, without its history, which
 a number has not either.
 """
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -34,7 +35,11 @@ class Checks:
 
 def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
     """By torch's functions, what is called in their place."""
-    return {**_RULES, **{func: _unchecked(func, checks) for func in _CHECKING}}
+    return {
+        **_RULES,
+        **{func: _unchecked(func, checks) for func in _CHECKING},
+        **{func: _valid(func) for func in _VALIDATING},
+    }
 
 
 # They ask whether something is wrong: whether a window has zeros, whether a variance is negative.
@@ -46,6 +51,25 @@ def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         with checks.left_out():
             return func(*args, **kwargs)
+
+    return call
+
+
+# torch.distributions ask it of their parameters and of samples, here.
+_VALIDATING: tuple[Any, ...] = (_torch._is_all_true, Tensor.all)
+_ASKED_IN = {
+    f"torch.distributions.{name}"
+    for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
+}
+
+
+def _valid(func: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(func)
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(2)  # past the mode that calls this
+        if not (args or kwargs) and caller.f_globals.get("__name__") in _ASKED_IN:
+            return True
+        return func(x, *args, **kwargs)
 
     return call
 

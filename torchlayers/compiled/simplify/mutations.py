@@ -17,6 +17,7 @@ from torchlayers.compiled.simplify.nodes import (
     mode_of,
     value,
 )
+from torchlayers.torch_compile import traced_here
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
@@ -36,8 +37,8 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
-        with recording, mode or nullcontext():
-            functional = make_fx(torch.func.functionalize(graph))(*inputs)
+        with recording(), mode or nullcontext():
+            functional = make_fx(traced_here(torch.func.functionalize(graph)))(*inputs)
     except (RuntimeError, NotImplementedError):  # a custom operator that writes, set_
         return None
     for old, new in zip(

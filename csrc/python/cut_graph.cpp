@@ -1,0 +1,112 @@
+// The reverse pass of a function alone, whatever else hangs on the tensors it was given.
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "core/torch_versions.h"
+#include "python/bindings.h"
+#include "reverse/nodes.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using torch::autograd::Edge;
+using torch::autograd::Node;
+
+// Where the graph ends. The engine captures what arrives here, and never runs it.
+struct End : Node {
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
+    return {};
+  }
+  std::string name() const override {
+    return "torchlayers::End";
+  }
+};
+
+// NOTE [Hooks of inputs]
+// Autograd calls a tensor's hooks wherever its gradient is asked for. A recorded reverse pass is
+// replayed inside a node of autograd's, which hands its gradients on to the caller's tensors, and
+// there their hooks are called. So they must not be called, nor retained gradients set, while it is
+// recorded: the graph is cut, and ends in a node of its own, which has no hooks. Cut as well is what
+// one input was computed from another by: that is outside of the function.
+class CutGraph {
+ public:
+  CutGraph(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs)
+      : end_(make_node<End>()) {
+    std::map<std::pair<Node*, uint32_t>, Edge> ends;
+    for (const at::Tensor& input : inputs) {
+      const Edge edge = torch::autograd::impl::gradient_edge(input);
+      edges_.emplace_back(end_, end_->add_input_metadata(input));
+      ends.emplace(std::pair(edge.function.get(), edge.input_nr), edges_.back());
+    }
+    std::unordered_set<Node*> seen;
+    std::vector<NodePointer<Node>> waiting;
+    const auto visit = [&](const NodePointer<Node>& node) {
+      if (node && seen.insert(node.get()).second) {
+        waiting.push_back(node);
+      }
+    };
+    for (const at::Tensor& output : outputs) {
+      visit(torch::autograd::impl::gradient_edge(output).function);
+    }
+    while (!waiting.empty()) {
+      const auto node = std::move(waiting.back());
+      waiting.pop_back();
+      for (Edge& edge : node->next_edges()) {
+        const auto found = ends.find({edge.function.get(), edge.input_nr});
+        if (edge.is_valid() && found != ends.end()) {
+          cut_.push_back({node, &edge, std::exchange(edge, found->second)});
+        } else {
+          visit(edge.function);
+        }
+      }
+    }
+  }
+  CutGraph(const CutGraph&) = delete;
+  CutGraph& operator=(const CutGraph&) = delete;
+
+  // Where the gradients of the inputs arrive: a node, and a number.
+  py::list ends() const {
+    py::list found;
+    for (const Edge& edge : edges_) {
+      const auto node = py::reinterpret_steal<py::object>(
+          torch::autograd::functionToPyObject(edge.function));
+      found.append(py::make_tuple(node, edge.input_nr));
+    }
+    return found;
+  }
+
+  void mend() {
+    for (Cut& cut : std::exchange(cut_, {})) {
+      *cut.edge = std::move(cut.before);
+    }
+  }
+
+ private:
+  struct Cut {
+    NodePointer<Node> node; // whose edge it is
+    Edge* edge;
+    Edge before;
+  };
+  NodePointer<End> end_;
+  std::vector<Edge> edges_;
+  std::vector<Cut> cut_;
+};
+
+} // namespace
+
+void bind_cut_graph(py::module_& m) {
+  using torch::wrap_pybind_function;
+  py::class_<CutGraph>(m, "CutGraph", "Inside, autograd's graph of outputs ends at the inputs.")
+      .def(py::init<const std::vector<at::Tensor>&, const std::vector<at::Tensor>&>())
+      .def("__enter__", wrap_pybind_function([](CutGraph& cut) { return cut.ends(); }))
+      .def("__exit__", [](CutGraph& cut, const py::args&) { cut.mend(); });
+}
+
+} // namespace torchlayers

@@ -1,0 +1,61 @@
+"""Hooks on tensors that a recorded function is given, and the reverse pass without them.
+
+A hook on an argument or a captured tensor is called where autograd hands its gradient on, which is
+outside of the recording (NOTE [Hooks of inputs] in csrc/python/cut_graph.cpp). Where the function
+calls torch.autograd.grad itself, captured tensors' hooks are part of it, and recorded; with other
+hooks it is another signature.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from torchlayers import _C
+
+_END = "torchlayers::End"
+
+
+def gradients(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    create_graph: bool = False,
+) -> Sequence[Tensor | None]:
+    """As torch.autograd.grad, of a function of the inputs alone, and without their hooks.
+
+    An input that is there twice has its whole gradient in the first place.
+    """
+    with _C.CutGraph(outputs, inputs) as ends:
+        found: Any = torch.autograd.grad(
+            outputs,
+            [GradientEdge(*end) for end in ends],
+            cotangents,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+    return found  # type: ignore[no-any-return]
+
+
+class Hooked(NamedTuple):
+    """A captured tensor that requires grad, and the hooks that it had."""
+
+    tensor: Tensor
+    hooks: tuple[Callable[..., Any], ...]
+
+    @classmethod
+    def now(cls, tensor: Tensor) -> "Hooked":
+        found: Any = tensor._backward_hooks
+        return cls(tensor, tuple((found or {}).values()))
+
+    def is_as_then(self) -> bool:
+        return Hooked.now(self.tensor).hooks == self.hooks
+
+
+def calls_hooks(inputs: Any) -> bool:
+    """Whether torch.autograd.grad calls hooks for the gradients of these."""
+    edge = inputs[0] if isinstance(inputs, Sequence) and inputs else inputs
+    return not (isinstance(edge, GradientEdge) and edge.node.name() == _END)
