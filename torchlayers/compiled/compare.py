@@ -113,8 +113,9 @@ def difference(
             f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
             f"{ours.dtype}"
         )
-    if ours.layout is not torch.strided:
-        ours, theirs = ours.to_dense(), theirs.to_dense()
+    if ours.layout != theirs.layout:
+        return f"is {theirs.layout}, in place of {ours.layout}"
+    ours, theirs = _dense(ours), _dense(theirs)
     if not has_numbers(ours):
         return None
     if not (ours.is_floating_point() or ours.is_complex()):
@@ -163,9 +164,14 @@ def _nudged(tensor: Tensor) -> Tensor:
 def _moved(one: Any, other: Any) -> float:
     if not isinstance(one, Tensor) or one.numel() == 0:
         return 0.0
+    one, other = _dense(one), _dense(other)
     if not (one.is_floating_point() or one.is_complex()):
         return 0.0 if torch.equal(one, other) else float("inf")
     return 64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _rounding(dtype: torch.dtype) -> float:

@@ -28,6 +28,7 @@ from torchlayers.compiled.shared_memory import UnlessShared
 from torchlayers.compiled.signature import Signature, described
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.mutations import writes_parts_of_complex
+from torchlayers.compiled.simplify.sealed import any_without_strides
 
 
 class Runs(Protocol):
@@ -96,7 +97,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
         why_as_it_is = f"its reverse pass can't be recorded: {error}"
         recorded = record(asked.func, args, kwargs)
-    asked = _checked_if_alone(_replayed_if_parts_are_written(asked, recorded), recorded)
+    asked = _checked_if_alone(_replayed_if_inductor_cannot(asked, recorded), recorded)
     graph = simplify(recorded.graph)
     if not asked.keeps_writes:
         _leave_out_writes(graph)
@@ -136,7 +137,7 @@ def make_for_sizes(
     """
     start = time.perf_counter()
     recorded = alone or family.recording_for(numbers)
-    asked = _replayed_if_parts_are_written(asked, family.recorded)
+    asked = _replayed_if_inductor_cannot(asked, family.recorded)
     entry = _entry_of(given, recorded)
     graph = concrete(family.graph, numbers)
     runs = _plain(asked, entry, recorded, graph, family.compiler_for(given))
@@ -205,11 +206,16 @@ def _checked_if_alone(asked: Asked, recorded: Recording) -> Asked:
     return asked._replace(settings=asked.settings._replace(check=False))
 
 
-def _replayed_if_parts_are_written(asked: Asked, recorded: Recording) -> Asked:
-    """Inductor (torch 2.13) was wrong in random programs that do."""
-    if not writes_parts_of_complex(recorded.graph):
+def _replayed_if_inductor_cannot(asked: Asked, recorded: Recording) -> Asked:
+    """Inductor (torch 2.13) refuses sparse tensors, and was wrong in random programs with writes
+    to the parts of complex numbers.
+    """
+    if any_without_strides(recorded.graph.graph):
+        why = "it computes with sparse tensors, which inductor does not support"
+    elif writes_parts_of_complex(recorded.graph):
+        why = "it writes to parts of complex numbers, where inductor can be wrong"
+    else:
         return asked
-    why = "it writes to parts of complex numbers, where inductor can be wrong"
     return asked._replace(settings=asked.settings._replace(replayed=why))
 
 

@@ -37,6 +37,7 @@ from torchlayers.compiled.simplify.returned import keep, promised
 from torchlayers.compiled.simplify.scaled import share_scaled
 from torchlayers.compiled.simplify.scans import share_steps
 from torchlayers.compiled.simplify.scatters import lay_batches_innermost
+from torchlayers.compiled.simplify.sealed import seal, unseal
 from torchlayers.compiled.simplify.small import expand_small
 from torchlayers.compiled.simplify.traces import contract_traces
 from torchlayers.compiled.simplify.turned import turn_products
@@ -171,6 +172,7 @@ def steps(
         if functional is None:
             return
         pin(simplified.graph)
+        seal(simplified.graph)
         for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
             if simplification.__name__ in left_out:
                 continue
@@ -178,6 +180,7 @@ def steps(
                 simplification(simplified)
                 drop_dead(simplified)
             yield simplification.__name__, simplified
+        unseal(simplified.graph)
         lay_out_operands(simplified)
         keep(simplified, promise)
         drop_dead(simplified)

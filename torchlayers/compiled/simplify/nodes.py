@@ -69,8 +69,15 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
+def has_strides(tensor: Tensor) -> bool:
+    """Whether it may be asked for strides: sparse, nested and MKL-DNN's tensors have none."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
 def same_layout(one: Tensor, other: Tensor) -> bool:
     """Sizes, and where elements are from the first one on."""
+    if not (has_strides(one) and has_strides(other)):
+        return one.layout == other.layout and same_sizes(one.shape, other.shape)
     return same_sizes(one.shape, other.shape) and (
         certainly(one.numel() == 0)
         or all(
@@ -82,6 +89,8 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether each place from the first to the last is one element's."""
+    if not has_strides(tensor):
+        return False
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:
@@ -93,7 +102,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 def may_overlap(tensor: Tensor) -> bool:
     """Whether two elements may have the same memory, as those of an expanded dimension."""
-    if tensor.layout is not torch.strided or certainly(tensor.numel() <= 1):
+    if not has_strides(tensor) or certainly(tensor.numel() <= 1):
         return False
     extent: Any = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -13,7 +13,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiled.simplify.nodes import certainly, is_tensor, laid_out, value
+from torchlayers.compiled.simplify.nodes import certainly, has_strides, is_tensor, laid_out, value
 
 # Of each operator, which argument is a graph, and which are tuples of what that takes first. A scan
 # makes everything else that its body is given contiguous.
@@ -44,6 +44,8 @@ def lay_out_operands(graph: GraphModule) -> None:
 def _laid_out(before: Node, operand: Any, taken_by: Node) -> Any:
     expected = value(taken_by)
     if not is_tensor(operand) or not isinstance(expected, Tensor):
+        return operand
+    if not (has_strides(value(operand)) and has_strides(expected)):
         return operand
     pairs = zip(value(operand).stride(), expected.stride(), strict=True)
     if all(certainly(one == other) for one, other in pairs):  # along dimensions of 1, too

@@ -133,6 +133,8 @@ class _Sharing:
         given: Any = node.args[1]
         if value(given).dim() not in (2, len(product.sizes)):
             return None  # its batches are those of the left one, in one dimension
+        if not same_sizes(value(given).shape[-2:], product.sizes[-2:]):
+            return None  # the left one is some rows or columns of an identity matrix
         right = emit(node, aten.expand.default, given, product.sizes)
         return right, product._replace(number=Fraction(1), factors=Counter())
 
