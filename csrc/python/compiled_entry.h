@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiled/program.h"
+#include "python/guards.h"
 #include "python/signature.h"
 #include "python/tree.h"
 
@@ -33,10 +34,15 @@ class KnownCall {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const {
     leaves.clear();
-    return signature_.fits(modes, args, count, names, leaves) && signature_.fits(captured_);
+    return signature_.fits(modes, args, count, names, leaves) && signature_.fits(captured_) &&
+           (guards_ == nullptr || guards_->hold());
   }
 
   pybind11::object run(const c10::SmallVectorImpl<PyObject*>& leaves) const;
+
+  bool is_of(const PyObject* entry) const {
+    return entry_.ptr() == entry;
+  }
 
   int visit(visitproc visit, void* arg) const;
 
@@ -47,6 +53,8 @@ class KnownCall {
 
   Signature signature_;
   pybind11::object entry_;
+  pybind11::object guards_object_;
+  Guards* guards_; // null for none
   std::vector<at::Tensor> captured_;
   Leaves captured_objects_;
   std::vector<ResultLeaf> outputs_;

@@ -8,7 +8,9 @@ from torch.fx import GraphModule
 
 from torchlayers import tree
 from torchlayers.compiled.effects import Effects
+from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.modules_called import Called
+from torchlayers.compiled.mutations import Change
 from torchlayers.compiled.optimizers import Stepped
 
 # torch.fx patches modules for as long as it records, for all threads.
@@ -57,6 +59,8 @@ class Recording(NamedTuple):
     modules: list[Called]
     effects: Effects
     stepped: list[Stepped]
+    guards: Guards | None  # what it read of Python, if that was asked for
+    changes: list[Change]  # and what it changed
 
     @property
     def computed(self) -> int:
