@@ -103,6 +103,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_checkpoint(m);
   bind_random_state(m);
   bind_budget(m);
+  bind_ran_code(m);
   bind_modules(m);
   bind_programs(m);
   bind_compiled_call(m);

@@ -22,6 +22,8 @@ void bind_tensor_hooks(pybind11::module_& m);
 void bind_random_state(pybind11::module_& m);
 // Those of checkpoints.
 void bind_checkpoint(pybind11::module_& m);
+// Which Python code runs.
+void bind_ran_code(pybind11::module_& m);
 // What is kept within a memory budget.
 void bind_budget(pybind11::module_& m);
 // Autograd's graph of a function, without what hangs on its inputs.

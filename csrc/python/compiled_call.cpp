@@ -13,6 +13,7 @@
 #include "python/callable.h"
 #include "python/compiled_entry.h"
 #include "python/function_modes.h"
+#include "python/guards.h"
 #include "python/signature.h"
 #include "python/tree.h"
 
@@ -125,8 +126,10 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::handle(entry).attr("held_by_modules"));
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
+    // The newest first: what it was recorded for is likelier to be there still.
     auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);
-    entries->push_back(
+    entries->insert(
+        entries->begin(),
         std::make_shared<KnownCall>(
             *std::move(signature), py::reinterpret_borrow<py::object>(entry)));
     held.entries = std::move(entries);
@@ -135,7 +138,18 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* drop_entry(PyObject* self, PyObject* entry) {
+  HANDLE_TH_ERRORS
+  CompiledCall& held = CompiledCall::Self::of(self);
+  auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);
+  std::erase_if(*entries, [entry](const auto& known) { return known->is_of(entry); });
+  const auto before = std::exchange(held.entries, std::move(entries));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 PyMethodDef compiled_call_methods[] = {
+    {"_drop", &drop_entry, METH_O, "No calls are the entry's from now on."},
     {"_add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -150,6 +164,7 @@ void call_at_once(const py::type& derived) {
 
 void bind_compiled_call(py::module_& m) {
   constexpr auto kFlags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+  bind_guards(m);
   bind_compiled_entry(m);
   static PyType_Slot slots[] = {
       {Py_tp_doc,
@@ -175,6 +190,7 @@ void bind_compiled_call(py::module_& m) {
   }
   m.attr("CompiledCall") = py::reinterpret_steal<py::object>(type);
   m.def("call_at_once", &call_at_once);
+  m.def("torch_settings", &torch_settings);
 }
 
 } // namespace torchlayers

@@ -82,7 +82,10 @@ Structure structure_of(const py::object& spec) {
 } // namespace
 
 KnownCall::KnownCall(Signature signature, py::object entry)
-    : signature_(std::move(signature)), entry_(std::move(entry)) {
+    : signature_(std::move(signature)),
+      entry_(std::move(entry)),
+      guards_object_(entry_.attr("guards")),
+      guards_(guards_of(guards_object_)) {
   for (const auto& tensor : entry_.attr("captured")) {
     captured_objects_.push_back(py::reinterpret_borrow<py::object>(tensor));
     captured_.push_back(tensor_of(tensor));
@@ -120,6 +123,7 @@ py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {
 
 int KnownCall::visit(visitproc visit, void* arg) const {
   Py_VISIT(entry_.ptr());
+  Py_VISIT(guards_object_.ptr());
   for (const auto& tensor : captured_objects_) {
     Py_VISIT(tensor.ptr());
   }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "compiled/program.h"
+#include "python/guards.h"
 #include "python/signature.h"
 #include "python/tree.h"
 
@@ -34,10 +35,14 @@ class KnownCall {
       c10::SmallVectorImpl<PyObject*>& leaves) const {
     leaves.clear();
     return signature_.fits(modes, args, count, names, leaves) && signature_.fits(captured_) &&
-           !any_hook();
+           !any_hook() && (guards_ == nullptr || guards_->hold());
   }
 
   pybind11::object run(const c10::SmallVectorImpl<PyObject*>& leaves) const;
+
+  bool is_of(const PyObject* entry) const {
+    return entry_.ptr() == entry;
+  }
 
   int visit(visitproc visit, void* arg) const;
 
@@ -50,6 +55,8 @@ class KnownCall {
 
   Signature signature_;
   pybind11::object entry_;
+  pybind11::object guards_object_;
+  Guards* guards_; // null for none
   std::vector<at::Tensor> captured_;
   Leaves captured_objects_;
   std::vector<at::Tensor> unhooked_;

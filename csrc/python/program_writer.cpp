@@ -116,7 +116,7 @@ std::vector<Argument> values_of(const std::vector<RecordedValue>& values) {
   return arguments;
 }
 
-Argument tensor_of(py::handle tensor) {
+Argument argument_of_tensor(py::handle tensor) {
   return py::isinstance<RecordedValue>(tensor)
              ? Argument::of(tensor.cast<RecordedValue>().index)
              : Argument::of(c10::IValue(THPVariable_Unpack(tensor.ptr())));
@@ -125,7 +125,7 @@ Argument tensor_of(py::handle tensor) {
 std::vector<Argument> tensors_of(const py::list& tensors) {
   std::vector<Argument> arguments;
   for (const auto& tensor : tensors) {
-    arguments.push_back(tensor_of(tensor));
+    arguments.push_back(argument_of_tensor(tensor));
   }
   return arguments;
 }
@@ -201,7 +201,7 @@ void call_kernel(
   for (const auto& each : given) {
     arguments.push_back(
         py::isinstance<py::int_>(each) ? Argument::of(c10::IValue(each.cast<int64_t>()))
-                                       : tensor_of(each));
+                                       : argument_of_tensor(each));
   }
   TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
   recording.call(

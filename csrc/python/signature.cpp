@@ -1,7 +1,9 @@
 #include "python/signature.h"
 
+#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DefaultDtype.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -31,12 +33,38 @@ bool have_same_hash(PyObject* one, PyObject* other) {
 
 } // namespace
 
+uint32_t torch_settings() {
+  const auto& context = at::globalContext();
+  const auto matmul = [&context](at::Float32Backend backend) {
+    return static_cast<uint32_t>(context.float32Precision(backend, at::Float32Op::MATMUL));
+  };
+  uint32_t settings = matmul(at::Float32Backend::CUDA) << 4 | matmul(at::Float32Backend::MKLDNN);
+  for (const bool setting :
+       {context.deterministicAlgorithmsWarnOnly(),
+        context.deterministicFillUninitializedMemory(),
+        context.deterministicCuDNN(),
+        context.benchmarkCuDNN(),
+        context.userEnabledCuDNN(),
+        context.deterministicMkldnn(),
+        context.userEnabledMkldnn(),
+        context.userEnabledFlashSDP(),
+        context.userEnabledMemEfficientSDP(),
+        context.userEnabledMathSDP(),
+        context.userEnabledCuDNNSDP(),
+        torch::autograd::AnomalyMode::is_enabled(),
+        torch::autograd::AnomalyMode::should_check_nan()}) {
+    settings = settings << 1 | (setting ? 1 : 0);
+  }
+  return settings;
+}
+
 CallModes CallModes::of_thread() {
   const auto& state = c10::AutogradState::get_tls_state();
   CallModes modes{
       state.get_grad_mode(),
       state.get_inference_mode(),
       at::globalContext().deterministicAlgorithms(),
+      torch_settings(),
       c10::get_default_dtype(),
       kAutocastKeys - thread_keys().excluded(),
       at::ScalarType::Undefined,
@@ -81,13 +109,24 @@ bool is_same_constant(PyObject* one, PyObject* other) {
   if (Py_TYPE(one) != Py_TYPE(other)) {
     return false;
   }
-  if (PyFloat_CheckExact(one)) {
+  if (PyFloat_Check(one)) { // NumPy's of double precision too
     const double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
     return std::memcmp(&a, &b, sizeof a) == 0;
   }
   if (PyComplex_CheckExact(one)) {
     const Py_complex a = PyComplex_AsCComplex(one), b = PyComplex_AsCComplex(other);
     return std::memcmp(&a, &b, sizeof a) == 0;
+  }
+  if (PyTuple_Check(one) && Py_TYPE(one)->tp_richcompare == PyTuple_Type.tp_richcompare) {
+    if (PyTuple_GET_SIZE(one) != PyTuple_GET_SIZE(other)) {
+      return false;
+    }
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(one); ++i) {
+      if (!is_same_constant(PyTuple_GET_ITEM(one, i), PyTuple_GET_ITEM(other, i))) {
+        return false;
+      }
+    }
+    return true;
   }
   if (!PyUnicode_CheckExact(one) && !PyLong_CheckExact(one) && !have_same_hash(one, other)) {
     return false;

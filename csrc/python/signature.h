@@ -5,6 +5,7 @@
 #include <c10/core/DispatchKeySet.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <cstdint>
 #include <optional>
 #include <vector>
 
@@ -12,12 +13,17 @@
 
 namespace torchlayers {
 
+// Settings of torch that decide which kernels run, or which operators a function comes to: a bit
+// or a few each.
+uint32_t torch_settings();
+
 // What holds on a thread around a call, and changes what a function does.
 struct CallModes {
   static CallModes of_thread();
   bool operator==(const CallModes&) const = default;
 
   bool grad, inference, is_deterministic;
+  uint32_t settings;
   caffe2::TypeMeta dtype;
   c10::DispatchKeySet autocast;
   at::ScalarType autocast_on_host, autocast_on_accelerator;

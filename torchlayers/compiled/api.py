@@ -27,6 +27,7 @@ def compile(
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
+    guards: bool = True,
 ) -> "Compiled": ...
 @overload
 def compile(
@@ -37,6 +38,7 @@ def compile(
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
+    guards: bool = True,
 ) -> Callable[[Callable[..., Any]], "Compiled"]: ...
 def compile(
     f: Callable[..., Any] | None = None,
@@ -46,14 +48,16 @@ def compile(
     backend: str = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
+    guards: bool = True,
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
 
     The first call with a signature (structure of the arguments; shapes, dtypes, devices and strides
     of tensors; other values; modes such as autocast) runs f once, on tensors without data, and
     records the plain operators that its layers come to. Later calls run those, compiled. Tensors
-    that f captures are read anew at each call; other values that it reads are constants. Inside a
-    transform or another recording f runs as it is. docs/compile.md has the rules.
+    that f captures are read anew at each call. Where other values that it reads of Python, globals
+    and attributes, have changed, it is recorded anew. Inside a transform or another recording f
+    runs as it is. docs/compile.md has the rules.
 
     Args:
         f: any function, method or module. Left out, compile returns a decorator.
@@ -67,6 +71,8 @@ def compile(
         options: for inductor, by the names in torch._inductor.config.
         check: hold the first results, and the first gradients, against those of the recording as
             it was made. Where they differ by more than rounding, that is replayed, with a warning.
+        guards: look before each call whether what f read of Python is as it was. Without, it is a
+            constant, as with jax.jit; modules that f calls are looked at still.
     Returns:
         A :class:`Compiled`, which is called as f is. Of a module it is a module, too, with that
         one's parameters, and may be a part of others.
@@ -99,7 +105,7 @@ def compile(
             f"torchlayers: compile: static_argnums must be an int or ints, got {static_argnums!r}."
         )
     check_options(options or {})
-    settings = Settings(backend, options, check)
+    settings = Settings(backend, options, check, guards)
 
     def compiled(f: Callable[..., Any]) -> Compiled:
         if not callable(f):

@@ -35,6 +35,7 @@ class Settings(NamedTuple):
     backend: str
     options: dict[str, Any] | None
     check: bool
+    guards: bool = True
     replayed: str = ""  # why inductor is not asked
 
 

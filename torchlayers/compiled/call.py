@@ -14,13 +14,18 @@ from torch import Tensor
 
 from torchlayers import _C, tree
 from torchlayers.compiled.effects import grad_like
-from torchlayers.compiled.modules_called import Called
+from torchlayers.compiled.guards import Guards
+from torchlayers.compiled.modules_called import Called, is_scripted
 from torchlayers.compiled.optimizers import FirstStepError, Stepped, hold_the_same
 from torchlayers.compiled.recording import Output
 from torchlayers.compiled.signature import PLAIN, Like, Signature, like, signature
 from torchlayers.compiled.tensor_hooks import Hooked
 
 _torch: Any = torch  # what it keeps for its own use has no types
+
+
+# So many recordings of one signature stay, for a state of Python that changes back.
+_KEPT = 16
 
 
 class Entry(_C.CompiledEntry):
@@ -40,11 +45,14 @@ class Entry(_C.CompiledEntry):
         modules: list[Called],
         stepped: list[Stepped],
         hooked: list[Hooked],
+        guarded: Guards | None,
     ) -> None:
         self.signature = signature
         self.captured = captured
-        self.modules = modules
-        self.held_by_modules = [held for each in modules for held in each.held]
+        self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
+        self.held_by_modules = [held for each in self.modules for held in each.held]
+        self.guarded = guarded
+        self.guards = None if guarded is None else guarded.held  # which C++ looks at
         self.stepped = stepped
         self.hooked = hooked
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
@@ -53,9 +61,10 @@ class Entry(_C.CompiledEntry):
         self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether captured tensors, their hooks, modules and optimizers are as when recorded."""
+        """Whether captured tensors, their hooks, Python and optimizers are as when recorded."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
+            and (self.guards is None or self.guards.hold())
             and all(held.is_as_then() for held in self.held_by_modules)
             and hold_the_same(self.stepped)
             and all(hooked.is_as_then() for hooked in self.hooked)
@@ -96,14 +105,20 @@ class Entries:
         self.all: list[Entry] = []
 
     def find(self, given: Signature, leaves: Sequence[Any]) -> Entry | None:
-        for entry in self._found.get(given.key(), ()):
+        for entry in reversed(self._found.get(given.key(), ())):
             if entry.signature.spec == given.spec and entry.fits(leaves):
                 return entry
         return None
 
-    def add(self, entry: Entry) -> None:
-        self._found.setdefault(entry.signature.key(), []).append(entry)
+    def add(self, entry: Entry) -> Entry | None:
+        """Returns one that is dropped: of one signature there are some for what Python was."""
+        alike = self._found.setdefault(entry.signature.key(), [])
+        alike.append(entry)
         self.all.append(entry)
+        if len(alike) <= _KEPT:
+            return None
+        self.all.remove(alike[0])
+        return alike.pop(0)
 
 
 def inlined(leaves: Sequence[Any]) -> bool:

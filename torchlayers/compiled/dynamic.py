@@ -27,6 +27,7 @@ from torchlayers.compiled.compare import Run
 from torchlayers.compiled.graphs import communicates, inputs_of
 from torchlayers.compiled.layouts import STRIDES, strides_of
 from torchlayers.compiled.modules_called import are_as_then
+from torchlayers.compiled.mutations import undo
 from torchlayers.compiled.record import record
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import Like, Signature, like, why_new
@@ -90,8 +91,14 @@ class Family:
         assert symbolic is not None
         try:
             recorded = record(
-                asked.func, args, kwargs, gradients=given.modes.grad, symbolic=symbolic
+                asked.func,
+                args,
+                kwargs,
+                gradients=given.modes.grad,
+                symbolic=symbolic,
+                guarded=asked.settings.guards,
             )
+            undo(recorded.changes)
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
@@ -99,6 +106,8 @@ class Family:
             raise NotSymbolicError("plain autograd differentiates it")
         if recorded.effects.grads_read:
             raise NotSymbolicError("it reads gradients that its inputs have")
+        if recorded.changes:
+            raise NotSymbolicError(f"it changes {recorded.changes[0].name}")
         if recorded.stepped:
             raise NotSymbolicError("it steps an optimizer")
         if communicates(recorded.graph):
@@ -137,6 +146,8 @@ class Family:
         if [like(tensor) for tensor in self.recorded.captured] != self.captured_like:
             return None
         if not are_as_then(self.recorded.modules):
+            return None
+        if self.recorded.guards is not None and not self.recorded.guards.held.hold():
             return None
         if not all(hooked.is_as_then() for hooked in self.recorded.hooked):
             return None

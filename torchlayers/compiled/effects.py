@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from torchlayers.compiled.mutations import Change
 from torchlayers.compiled.signature import Like, like
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -23,10 +24,11 @@ class Effects(NamedTuple):
     grads_read: dict[int, int | None]  # the input that x.grad is, or None where there was none
     attributes: list[tuple[dict[str, Any], str, int]]  # an object's, a name, what is computed
     leaves: list[int]  # results that require grad though nothing that they are made of does
+    changes: list[Change]  # of Python
 
     @classmethod
     def none(cls) -> "Effects":
-        return cls({}, {}, {}, {}, [], [])
+        return cls({}, {}, {}, {}, [], [], [])
 
     @property
     def computed(self) -> set[int]:
@@ -69,6 +71,8 @@ class Effects(NamedTuple):
             holder[name] = computed[source]
         for index in self.leaves:
             computed[index].requires_grad_()
+        for change in self.changes:
+            change.again()
 
     def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, Like | None]:
         """What the gradients are that are read, of inputs."""

@@ -10,6 +10,7 @@ from torchlayers.compiled.call import Entry
 from torchlayers.compiled.dynamic import Family, NotSymbolicError, changed_sizes
 from torchlayers.compiled.held import Held
 from torchlayers.compiled.making import Made, Runs, make_for_sizes
+from torchlayers.compiled.mutations import undo
 from torchlayers.compiled.record import record
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.signature import Signature, described
@@ -87,7 +88,9 @@ class _Made:
             return self._last[key].entry, False
         alone = None
         if self._first and self._compared is None and asked.settings.check:
-            alone = record(asked.func, args, kwargs, gradients=given.modes.grad)
+            guarded = asked.settings.guards
+            alone = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
+            undo(alone.changes)
             if not self._family.is_like(alone, numbers):
                 self._refuted = True
                 return None

@@ -12,8 +12,10 @@ from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Settings
 from torchlayers.compiled.families import Families
+from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.lowered import Lowered
 from torchlayers.compiled.making import Made, make
+from torchlayers.compiled.mutations import Change, undo
 from torchlayers.compiled.optimizers import difference
 from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
@@ -22,6 +24,8 @@ from torchlayers.compiled.signature import Signature, differing, distance, like,
 
 # From so many signatures on, a function is said to be recorded over and over.
 _MANY = 8
+# So many other values of a number are recorded before a warning says so.
+_OFTEN = 3
 
 
 class Compiled(_C.CompiledCall):
@@ -46,6 +50,8 @@ class Compiled(_C.CompiledCall):
         self._made: list[Made] = []
         self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
+        self._changed: dict[Any, int] = {}  # how often a place of Python's was another
+        self._as_it_is = ""  # why calls that nothing was recorded for run uncompiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
@@ -54,6 +60,8 @@ class Compiled(_C.CompiledCall):
     @torch_compile.untraced
     def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
         """A call that C++ has no entry for."""
+        if self._as_it_is:
+            return self._func(*args, **kwargs)
         places = call.static_places(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
 
@@ -82,7 +90,8 @@ class Compiled(_C.CompiledCall):
             A :class:`Report`, which prints as a table.
         """
         families = self._families.reports() if self._families is not None else []
-        return Report(self._name, (*(made.report() for made in self._made), *families))
+        signatures = (*(made.report() for made in self._made), *families)
+        return Report(self._name, signatures, self._as_it_is)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """The function recorded for arguments like these, to look at and to save.
@@ -102,7 +111,8 @@ class Compiled(_C.CompiledCall):
         Source: jax.stages.Lowered.
         """
         asked, dynamic = self._asked(args)
-        recorded = record(asked.func, dynamic, kwargs)
+        recorded = record(asked.func, dynamic, kwargs, guarded=self._settings.guards)
+        undo(recorded.changes)
         return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
@@ -123,6 +133,9 @@ class Compiled(_C.CompiledCall):
             made = make(asked, given, dynamic, kwargs)
             made.why = self._why(made.entry)
             self._made.append(made)
+            if made.lost:
+                self._tell_lost(made.lost)
+                return made.entry
             self._known(made.entry, args, kwargs)
             if len(self._made) == _MANY:
                 warnings.warn(
@@ -136,12 +149,27 @@ class Compiled(_C.CompiledCall):
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Calls like this one are the entry's from now on."""
-        self._entries.add(entry)
+        if (dropped := self._entries.add(entry)) is not None:
+            self._drop(dropped)
+            self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
         if entry.grads_like or entry.stepped or has_hooks:  # which C++ does not look at
             return
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
+
+    def _tell_lost(self, changes: Sequence[Change]) -> None:
+        """A recording is good for one call; where that happens again, no more are made."""
+        for change in changes:
+            self._changed[change.place] = self._changed.get(change.place, 0) + 1
+            if self._changed[change.place] > 1 and not self._as_it_is:
+                self._as_it_is = f"the function changes {change.name} at each call"
+                warnings.warn(
+                    f"torchlayers: compile: {self._name} changes {change.name} at each call, which "
+                    "a recording can't do. From now on it runs uncompiled. Change that outside of "
+                    "the compiled function, or keep it in a tensor that is written in place.",
+                    stacklevel=5,
+                )
 
     def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
         """What is recorded, a function of the arguments that are not static, and these."""
@@ -163,6 +191,19 @@ class Compiled(_C.CompiledCall):
         again._name = name
         return again
 
+    def _tell_number(self, guards: Guards, differs: str) -> None:
+        """Warns where a number is another again and again."""
+        if (place := guards.changing()) is None:
+            return
+        self._changed[place] = self._changed.get(place, 0) + 1
+        if self._changed[place] == _OFTEN:
+            warnings.warn(
+                f"torchlayers: compile: {self._name} was recorded {_OFTEN + 1} times for values of "
+                f"a number: {differs}. Each value is recorded by itself. Pass it as an argument "
+                "that is a tensor, or keep it in a tensor and write to that (fill_).",
+                stacklevel=5,
+            )
+
     def _why(self, entry: call.Entry) -> str:
         """Why the entry is not one of those before."""
         before = self._entries.all
@@ -180,6 +221,9 @@ class Compiled(_C.CompiledCall):
             if any(not hooked.is_as_then() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):
+                return differs
+            if closest.guarded is not None and (differs := closest.guarded.failed()):
+                self._tell_number(closest.guarded, differs)
                 return differs
             for called in closest.modules:
                 if differs := called.difference():

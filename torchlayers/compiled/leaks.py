@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import Module
 
+from torchlayers.compiled.code_reads import is_library
+
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
 _REMADE = ("_flat_weights",)  # which a recurrent module makes of its parameters at each call
@@ -46,8 +48,12 @@ class _Kept(NamedTuple):
     def now(self) -> dict[Any, Any]:
         if isinstance(self.holder, types.CellType):
             return {"": self.holder.cell_contents} if self.before else {}
-        if isinstance(self.holder, list):
+        if isinstance(self.holder, (list, collections.deque)):
             return dict(enumerate(self.holder))
+        if isinstance(self.holder, set):
+            return dict.fromkeys(self.holder)
+        if isinstance(self.holder, type):
+            return {key: vars(self.holder)[key] for key in self.before if key in vars(self.holder)}
         if self.name == "":  # a module's globals
             return {key: self.holder[key] for key in self.before if key in self.holder}
         return self.holder  # type: ignore[no-any-return]
@@ -102,11 +108,18 @@ class Surroundings:
             thing, name, far = todo.popleft()
             if id(thing) not in self._seen and far <= _FAR:
                 self._seen[id(thing)] = thing
-                todo += [(held, path, far + 1) for held, path in self._held(thing, name)]
+                for held, path in self._held(thing, name):
+                    # However deep a model is.
+                    is_child = isinstance(held, Module) and isinstance(thing, Module)
+                    todo.append((held, path, far if is_child else far + 1))
 
     def leaks(self) -> Iterator[Leak]:
         """What is there now of a recording."""
         return (leak for kept in self._kept for leak in kept.leaks() if leak.key not in _REMADE)
+
+    @property
+    def kept(self) -> list[_Kept]:
+        return self._kept
 
     def put_back(self) -> None:
         """What was left there of the recording is not there any more."""
@@ -142,11 +155,18 @@ class Surroundings:
                 return
             self._kept.append(_Kept(thing, {"": held}, name))
             yield held, name
-        elif isinstance(thing, (list, dict)) and len(thing) > _MANY:
+        elif isinstance(thing, (list, dict, set, collections.deque)) and len(thing) > _MANY:
             return  # a data set, whose copy would take longer than the recording
         elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
             self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
             yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())
+        elif isinstance(thing, (set, collections.deque)):
+            self._kept.append(_Kept(thing, {}, name or f"a {type(thing).__name__}"))
+            self._kept[-1].before.update(self._kept[-1].now())
+        elif isinstance(thing, type) and is_users_class(thing):
+            self._kept.append(_Kept(thing, dict(vars(thing)), name + "."))
+        elif isinstance(thing, types.ModuleType) and not is_library(thing.__name__):
+            self._kept.append(_Kept(vars(thing), dict(vars(thing)), name + "."))
         elif isinstance(thing, list):
             self._kept.append(_Kept(thing, dict(enumerate(thing)), name or "a list"))
             yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing))
@@ -163,6 +183,7 @@ class Surroundings:
             self._kept += [_Kept(table, dict(table), name + ".") for table in tables]
             yield from ((value, f"{name}.{key}") for key, value in attributes)
             yield from ((method, name) for method in _methods(type(thing)))
+            yield type(thing), type(thing).__name__
 
 
 def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
@@ -191,6 +212,10 @@ def _is_recordings(value: Any, far: int = 0) -> bool:
     while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
         value = _functorch.get_unwrapped(value)  # left by a layer that is over
     return isinstance(value, FakeTensor)
+
+
+def is_users_class(kind: type) -> bool:
+    return not is_library(kind.__module__)
 
 
 def _has_attributes(thing: Any) -> bool:

@@ -20,6 +20,7 @@ from torchlayers.compiled.dynamic import Family, Numbers, concrete
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.graphs import communicates, final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
+from torchlayers.compiled.mutations import Change, made_again, undo
 from torchlayers.compiled.record import NoReverseError, record
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.replay import replay
@@ -54,8 +55,16 @@ class AsItIs(NamedTuple):
 class Made:
     """An entry, and for its report what it was made of."""
 
-    def __init__(self, entry: Entry, runs: Runs, graph: GraphModule, seconds: float) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        runs: Runs,
+        graph: GraphModule,
+        seconds: float,
+        lost: Sequence[Change] = (),
+    ) -> None:
         self.entry = entry
+        self.lost = lost  # what the function changed of Python, and later calls would not
         self.why = ""
         self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
@@ -69,6 +78,7 @@ class Made:
             self.entry.calls,
             self._operators,
             self.why,
+            self.entry.guarded.names() if self.entry.guarded is not None else (),
         )
 
 
@@ -92,11 +102,17 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
     why_as_it_is = ""
+    guarded = asked.settings.guards
     try:
-        recorded = record(asked.func, args, kwargs, gradients=given.modes.grad)
+        recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
     except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
         why_as_it_is = f"its reverse pass can't be recorded: {error}"
-        recorded = record(asked.func, args, kwargs)
+        recorded = record(asked.func, args, kwargs, guarded=guarded)
+    lost: Sequence[Change] = ()
+    if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
+        lost = recorded.changes
+    else:
+        recorded.effects.changes.extend(recorded.changes)
     asked = _checked_if_alone(_replayed_if_inductor_cannot(asked, recorded), recorded)
     graph = simplify(recorded.graph)
     if not asked.keeps_writes:
@@ -114,6 +130,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         if not is_functional(graph):
             why_as_it_is = why_as_it_is or "an operator writes to what it is given"
         if why_as_it_is:
+            undo(recorded.changes)  # which the function makes
             adopt(computed)
             runs = AsItIs(why_as_it_is)
         else:
@@ -123,7 +140,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
             runs = Derivative(
                 recorded, graph, given.modes, asked, computed, computed.arguments, adopt
             )
-    return Made(entry, runs, graph, time.perf_counter() - start)
+    return Made(entry, runs, graph, time.perf_counter() - start, lost)
 
 
 @_nothing_collected()
@@ -153,6 +170,7 @@ def _entry_of(given: Signature, recorded: Recording) -> Entry:
         recorded.modules,
         recorded.stepped,
         recorded.hooked,
+        recorded.guards,
     )
 
 

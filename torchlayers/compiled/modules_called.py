@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules import module as modules
 
+from torchlayers import _C
+
 _COUNTED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
@@ -59,6 +61,19 @@ def modules_given(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Mo
     return [each for each in (own, *leaves) if isinstance(each, nn.Module)]
 
 
+class Noting:
+    """A hook of all modules that is there while a recording is made, and no guard sees."""
+
+    def __init__(self, note: Callable[[nn.Module], None]) -> None:
+        self._note = note
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self._note(module)
+
+
+_C.guards_ignore(Noting)
+
+
 @contextlib.contextmanager
 def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
     """These modules and those that this thread calls inside, when all is over.
@@ -69,12 +84,12 @@ def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
     thread = threading.get_ident()
     seen = {id(module): Called(module, [*_held_by(module)]) for module in known}
 
-    def note(module: nn.Module, args: Any) -> None:
+    def note(module: nn.Module) -> None:
         if threading.get_ident() == thread and id(module) not in seen:
             seen[id(module)] = Called(module, [*_held_by(module)])
 
     found: list[Called] = []
-    handle = modules.register_module_forward_pre_hook(note)
+    handle = modules.register_module_forward_pre_hook(Noting(note))
     try:
         yield found
     finally:
@@ -85,7 +100,7 @@ def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
 
 def _held_by(module: nn.Module) -> Iterator[Held]:
     own = vars(module)
-    if "training" not in own:  # a jitted one
+    if "training" not in own:
         yield Held(_Attributes(module), "training", module.training)
         return
     yield Held(own, "training", module.training)
@@ -104,6 +119,11 @@ class _Attributes(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         return getattr(self._module, key, default)
+
+
+def is_scripted(called: Called) -> bool:
+    """Whether a module keeps its attributes elsewhere than Python does."""
+    return "training" not in vars(called.module)
 
 
 def are_as_then(called: Sequence[Called]) -> bool:

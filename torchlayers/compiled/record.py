@@ -16,7 +16,7 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 
-from torchlayers import torch_compile, tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.compiled.around import (
     dispatched_as_before,
     fakes_not_logged,
@@ -26,7 +26,9 @@ from torchlayers.compiled.around import (
 from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.fakes import fake_like, memory_of, symbolic_like, symbols
+from torchlayers.compiled.guards import Guards, guards_of
 from torchlayers.compiled.modules_called import Called, modules_given, noted
+from torchlayers.compiled.mutations import Before, Change, undo
 from torchlayers.compiled.names import input_names
 from torchlayers.compiled.optimizers import Steps
 from torchlayers.compiled.recording import Gradients, Output, Recording, recording
@@ -64,6 +66,7 @@ def record(
     *,
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
+    guarded: bool = False,
 ) -> Recording:
     """func(*args, **kwargs) through the layers, once, on fake tensors.
 
@@ -73,11 +76,13 @@ def record(
         kwargs: likewise.
         gradients: record the reverse pass too, where an output requires grad.
         symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
+        guarded: find out what func reads of Python, and what it changes, which is as func left it
+            afterwards.
     Raises:
         DataDependentError: func asked for a value that only a call's data has.
         NoReverseError: there is no reverse pass to record.
     """
-    given = func, args, kwargs or {}, gradients, symbolic
+    given = func, args, kwargs or {}, gradients, symbolic, guarded
     try:
         return _record(_Recorder(*given))
     except RuntimeError as error:
@@ -103,10 +108,12 @@ def _record(recorder: "_Recorder") -> Recording:
             known = modules_given(recorder.func, recorder.leaves)
             with dispatched_as_before(), noted(known) as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
-        except Exception as error:
-            explain(error, recorder.func)
+            return recorder.finish(graph, modules)
+        except BaseException as error:
+            undo(recorder.changes())
+            if isinstance(error, Exception):
+                explain(error, recorder.func)
             raise
-        return recorder.finish(graph, modules)
 
 
 class _Recorder:
@@ -119,8 +126,10 @@ class _Recorder:
         kwargs: dict[str, Any],
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
+        guarded: bool,
     ) -> None:
         self.func = func
+        self.guarded = guarded
         self.symbolic = symbolic
         self.leaves, self.spec = tree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
@@ -128,12 +137,15 @@ class _Recorder:
         self.inputs: list[Node] = []
         self.captured: dict[int, tuple[Tensor, FakeTensor]] = {}
         self.cotangents: list[Node] = []
+        self.unused: list[Node] = []  # inputs that nothing reads
         self.gradients: Gradients | None = None
         self.watch = Watch(self)
         self.subscripts = Subscripts(func)
         self.effects = Effects.none()
         self.steps = Steps()
         self.calls_hooks = False  # of captured tensors
+        self.ran = _C.RanCode()
+        self.before = Before(self.watch.surroundings) if guarded else None
 
     def run(self) -> list[Any]:
         self.mode = FakeTensorMode(
@@ -163,15 +175,20 @@ class _Recorder:
             )
             with self.steps.noted(), recorded(recomputations), bottom, instead:
                 try:
+                    if self.guarded:
+                        self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = tree.flatten(result)
                     with _torch._C.DisableTorchFunction():
+                        self.watch.note_backward()
                         self.refuse_backward(given)
                         self.refuse_other_leaves((args, kwargs), given)
                         computed = self.sort_outputs(leaves, given)
                     self.hooked = self.hooks_called()
                     found = self.reverse(computed, given) if self.wants_gradients else []
                 finally:
+                    if self.guarded:
+                        self.ran.stop()
                     with _torch._C.DisableTorchFunction():
                         self.watch.put_back()
         return [*computed, *found]
@@ -305,23 +322,50 @@ class _Recorder:
         makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
         if not wanted or makes_leaves:
             raise NoReverseError("it makes a tensor that requires grad")
+        try:
+            found = self.pull_back([outputs[i] for i in of_outputs], wanted)
+        except _SpentError:
+            of_outputs = [i for i in of_outputs if not _is_spent(outputs[i], wanted)]
+            self.unused += self.cotangents
+            self.inputs = [node for node in self.inputs if node not in self.unused]
+            self.cotangents = []
+            if not of_outputs:
+                return []
+            found = self.pull_back([outputs[i] for i in of_outputs], wanted)
+        self.gradients = Gradients(of_outputs, by_inputs)
+        return found
+
+    def pull_back(self, outputs: list[Tensor], wanted: list[Any]) -> list[Tensor | None]:
+        """The gradients of these outputs, by cotangents that are inputs of the graph."""
         cotangents = [
-            self.input(outputs[i].detach(), f"cotangent_{count}", dense=True)
-            for count, i in enumerate(of_outputs)
+            self.input(output.detach(), f"cotangent_{count}", dense=True)
+            for count, output in enumerate(outputs)
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
-        self.gradients = Gradients(of_outputs, by_inputs)
         # A backward is called where autocast is off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
-                found = gradients([outputs[i] for i in of_outputs], wanted, cotangents)
+                return list(gradients(outputs, wanted, cotangents))
             except RuntimeError as error:
+                said = str(error).strip().partition("\n")[0]
+                if _SPENT in said:
+                    raise _SpentError from error
                 explain(error, self.func)
                 if isinstance(error, TransformError):
                     raise
-                said = str(error).strip().partition("\n")[0]
                 raise NoReverseError(said or type(error).__name__) from error
-        return list(found)
+
+    def changes(self) -> list[Change]:
+        """What the function has changed of Python."""
+        return self.before.changes(self.ran.codes) if self.before is not None else []
+
+    def guards(self, modules: list[Called]) -> Guards | None:
+        """What it has read of Python."""
+        if not self.guarded:
+            return None
+        given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
+        called = [each.module for each in modules]
+        return guards_of(self.func, given, called, self.ran.codes)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         self.subscripts.refuse_what_differs()
@@ -337,6 +381,8 @@ class _Recorder:
             anchor.prepend(node)
         anchor._remove_from_list()
         graph.graph.eliminate_dead_code()
+        for node in self.unused:
+            graph.graph.erase_node(node)
         graph.recompile()
         return Recording(
             graph,
@@ -349,7 +395,29 @@ class _Recorder:
             self.effects,
             self.steps.stepped,
             self.hooked,
+            self.guards(modules),
+            self.changes(),
         )
+
+
+# What torch says of a graph that backward() has been through.
+_SPENT = "Trying to backward through the graph a second time"
+
+
+class _SpentError(Exception):
+    """An output's graph has been let go of by a backward() inside the function."""
+
+
+def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
+    """Whether nothing can be differentiated through an output any more, as after loss.backward()."""
+    with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
+        try:
+            torch.autograd.grad(
+                output, wanted, torch.ones_like(output), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            return _SPENT in str(error)
+    return False
 
 
 def _held_by(module: torch.nn.Module) -> list[Any]:

@@ -8,7 +8,9 @@ from torch.fx import GraphModule
 
 from torchlayers import tree
 from torchlayers.compiled.effects import Effects
+from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.modules_called import Called
+from torchlayers.compiled.mutations import Change
 from torchlayers.compiled.optimizers import Stepped
 from torchlayers.compiled.tensor_hooks import Hooked
 from torchlayers.torch_compile import import_whole
@@ -67,6 +69,8 @@ class Recording(NamedTuple):
     effects: Effects
     stepped: list[Stepped]
     hooked: list[Hooked]
+    guards: Guards | None  # what it read of Python, if that was asked for
+    changes: list[Change]  # and what it changed
 
     @property
     def computed(self) -> int:

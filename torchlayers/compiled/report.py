@@ -14,6 +14,7 @@ class SignatureReport(NamedTuple):
         calls: how often it was called.
         operators: how many operators its graph has.
         why: how it differs from the most similar signature before it.
+        guards: what it has read of Python, which is compared before each call.
     """
 
     arguments: str
@@ -22,6 +23,7 @@ class SignatureReport(NamedTuple):
     calls: int
     operators: int
     why: str
+    guards: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
@@ -29,6 +31,7 @@ class Report(NamedTuple):
 
     name: str
     signatures: tuple[SignatureReport, ...]
+    as_it_is: str = ""  # why other calls run the function uncompiled
 
     def __repr__(self) -> str:
         count = len(self.signatures)
@@ -40,4 +43,18 @@ class Report(NamedTuple):
             )
             if entry.why:
                 lines.append(f"     new because {entry.why}")
+            if entry.guards:
+                lines.append(f"     guards: {_listed(entry.guards)}")
+        if self.as_it_is:
+            lines.append(f"  other calls run as they are: {self.as_it_is}")
         return "\n".join(lines)
+
+
+_SHOWN = 8
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """The first ones, each once: many layers have the same."""
+    once = [*dict.fromkeys(names)]
+    more = f", and {len(once) - _SHOWN} more" if len(once) > _SHOWN else ""
+    return ", ".join(once[:_SHOWN]) + more

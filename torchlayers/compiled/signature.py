@@ -25,6 +25,7 @@ class Modes(NamedTuple):
     autocast: tuple[tuple[bool, torch.dtype], ...]
     deterministic: bool
     device: torch.device | None  # the default one
+    settings: int  # of torch: which kernels, precision of products, anomaly mode
 
     @property
     def any_autocast(self) -> bool:
@@ -97,6 +98,7 @@ def modes() -> Modes:
         ),
         torch.are_deterministic_algorithms_enabled(),
         _C.default_device(),
+        _C.torch_settings(),
     )
 
 
@@ -209,6 +211,7 @@ def _differing_modes(now: Modes, before: Modes) -> str:
         "autocast": "autocast is another",
         "deterministic": "deterministic algorithms are {}",
         "device": "the default device is {}",
+        "settings": "a setting of torch is another (precision of products, kernels, anomaly mode)",
     }
     for field, new, old in zip(Modes._fields, now, before, strict=True):
         if new != old:

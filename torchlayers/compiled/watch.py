@@ -6,6 +6,8 @@ back when it is over; effects.py does it to the caller's at each call. What can'
 refused where it is written.
 """
 
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
@@ -14,7 +16,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
-from torch.nn import Buffer
+from torch.nn import Buffer, Module
+from torch.optim import Optimizer
 
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.leaks import Surroundings
@@ -59,6 +62,21 @@ _OF_ALL: dict[Any, str] = {
 }
 
 
+_ZERO_GRADS = {inspect.unwrap(each).__code__ for each in (Module.zero_grad, Optimizer.zero_grad)}
+
+
+def _is_in_zero_grad() -> bool:
+    """Whether a gradient is read only to be dropped, so that it does not matter what it is."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_code in _ZERO_GRADS:
+            return bool(frame.f_locals.get("set_to_none"))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
 class Recorder(Protocol):
     """What makes the recording."""
 
@@ -74,6 +92,7 @@ class Watch:
 
     Attributes:
         rules: by torch's functions, what is called in their place.
+        surroundings: what the function can reach, as it was.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -84,9 +103,11 @@ class Watch:
         self._moved: dict[int, Tensor] = {}  # whose data was set
         self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # as they were
         self._grads_set: dict[int, Tensor] = {}
+        # Of captured leaves, before backward() may have added to them.
+        self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._grads_read: dict[int, int | None] = {}
         self._storages: list[tuple[Tensor, int]] = []  # with how many bytes they had
-        self._surroundings = Surroundings(recorder.func)
+        self.surroundings = Surroundings(recorder.func)
         self.rules: dict[Any, Callable[..., Any]] = {
             _SET_DATA: self._set_data,
             _SET_GRAD: self._set_grad,
@@ -95,6 +116,7 @@ class Watch:
             Tensor.requires_grad_: self._requiring(Tensor.requires_grad_),
             Tensor.detach_: self._requiring(Tensor.detach_),
             Tensor.untyped_storage: self._storage,
+            Tensor.backward: self._backward,
             **{func: self._refusing(func, why, False) for func, why in _OF_INPUTS.items()},
             **{func: self._refusing(func, why, True) for func, why in _OF_ALL.items()},
         }
@@ -105,7 +127,18 @@ class Watch:
         self._arguments[id(fake)] = fake, given, dict(own)
 
     def add_captured(self, tensor: Tensor) -> None:
+        if tensor.requires_grad and tensor.is_leaf:
+            self._grads_before[id(tensor)] = tensor, _GET_GRAD(tensor)
         self._histories.append((tensor, tensor.requires_grad, tensor.grad_fn))
+
+    def note_backward(self) -> None:
+        """What backward() has added to gradients of captured tensors, which no function tells."""
+        for tensor, before in [*self._grads_before.values()]:
+            if id(tensor) in self._grads or not tensor.is_leaf:
+                continue
+            added_in_place = before is not None and id(before) in self._recorder.captured
+            if _GET_GRAD(tensor) is not before or added_in_place:
+                self._note_grad(tensor)
 
     def has_grad_of(self, tensor: Tensor) -> bool:
         """Whether the function read or set its gradient."""
@@ -127,7 +160,7 @@ class Watch:
         for tensor, required in (*arguments, *(each[:2] for each in self._histories)):
             if tensor.requires_grad is not required:
                 effects.requires_grad[self._place(tensor)] = tensor.requires_grad
-        for leak in self._surroundings.leaks():
+        for leak in self.surroundings.leaks():
             was = leak.before
             is_tensor = isinstance(leak.value, FakeTensor) and type(was) in (Tensor, Buffer)
             if not (leak.is_attribute and is_tensor and self._is_unread(was)):
@@ -142,9 +175,10 @@ class Watch:
 
     def put_back(self) -> None:
         """Captured tensors, and what holds tensors, are as they were before the recording."""
-        self._surroundings.put_back()
-        for tensor, gradient in self._grads.values():
-            tensor.grad = gradient
+        self.surroundings.put_back()
+        for tensor, gradient in (*self._grads_before.values(), *self._grads.values()):
+            if tensor.is_leaf and _GET_GRAD(tensor) is not gradient:
+                tensor.grad = gradient
         for tensor, required, node in self._histories:
             if node is None and tensor.grad_fn is not None:
                 tensor.detach_()
@@ -205,21 +239,36 @@ class Watch:
 
     def _get_grad(self, x: Tensor, *owner: Any) -> Tensor | None:
         if self._is_input(x) and x.is_leaf and id(x) not in self._grads:
-            self._note_grad(x)
+            if _is_in_zero_grad():
+                self._set_grad(x, None)
+            else:
+                self._note_grad(x)
         return _GET_GRAD(x, *owner)  # type: ignore[no-any-return]
 
     def _note_grad(self, x: Tensor) -> None:
         """The gradient that an input has already is an input, too."""
         given = self._arguments[id(x)][1] if id(x) in self._arguments else x
-        gradient = _GET_GRAD(given) if given.is_leaf else None
         place = self._place(x)
+        gradient = _GET_GRAD(given) if given.is_leaf else None
+        if id(x) in self._grads_before:
+            gradient = self._grads_before[id(x)][1]
         self._grads_read[place] = None
         if gradient is not None:
             fake = self._recorder.capture(gradient)
             self._grads_read[place] = self._place(gradient)
             if given is not x:
                 _SET_GRAD(x, fake)
-        self._grads[id(x)] = x, _GET_GRAD(x)
+        self._grads[id(x)] = x, _GET_GRAD(x) if given is not x else gradient
+        if _GET_GRAD(x) is not self._grads[id(x)][1]:
+            self._grads_set[id(x)] = x
+
+    def _backward(self, x: Tensor, *rest: Any, **named: Any) -> None:
+        """What it adds to is read. Captured tensors tell themselves: note_backward."""
+        for fake, _, _ in self._arguments.values():
+            if fake.requires_grad and fake.is_leaf and id(fake) not in self._grads:
+                self._note_grad(fake)
+                self._grads_set[id(fake)] = fake
+        x.backward(*rest, **named)
 
     def _requiring(self, func: Callable[..., Any]) -> Callable[..., Any]:
         def require(x: Tensor, *rest: Any, **named: Any) -> Any:

@@ -1,0 +1,91 @@
+// The Python state that a recording has read, compared before each call.
+#pragma once
+
+#include <torch/csrc/utils/pybind.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+namespace torchlayers {
+
+// Says in a nanosecond whether a dict may have been changed. NOTE [Dict versions].
+class DictVersion {
+ public:
+  explicit DictVersion(PyObject* dict);
+  DictVersion(const DictVersion&) = delete;
+  DictVersion& operator=(const DictVersion&) = delete;
+  DictVersion(DictVersion&& other) noexcept
+      : dict_(std::exchange(other.dict_, nullptr)), changes_(other.changes_), seen_(other.seen_) {}
+  DictVersion& operator=(DictVersion&&) = delete;
+  ~DictVersion();
+
+  bool is_seen() const {
+    return seen_ == now();
+  }
+  // What the dict holds now has been looked at.
+  void see() {
+    seen_ = now();
+  }
+
+ private:
+  uint64_t now() const;
+
+  PyObject* dict_; // borrowed
+  const uint64_t* changes_ = nullptr;
+  uint64_t seen_ = 0;
+};
+
+// What a place is expected to hold: the same object, or for a constant an equal one; or nothing.
+struct Expected {
+  bool holds(PyObject* now) const;
+
+  pybind11::object value; // null for nothing
+  bool is_constant = false;
+};
+
+// A list of such places, by what holds them.
+class Guards {
+ public:
+  // (kind, holder, keys, values, constants) each, as torchlayers/compiled/guards.py makes them.
+  void add(const pybind11::tuple& guard);
+
+  bool hold();
+  // The guard that does not hold, in the order of add, and which of its places; -1: the size.
+  std::optional<std::pair<size_t, Py_ssize_t>> failed();
+
+  int visit(visitproc visit, void* arg) const;
+  void clear();
+
+ private:
+  enum class Kind { Items, Whole, List, Cell, Function, Object, Asked };
+  struct Guard {
+    std::optional<Py_ssize_t> differs() const;
+    std::optional<Py_ssize_t> items_differ() const;
+    std::optional<Py_ssize_t> whole_differs() const;
+    bool holds(size_t place, PyObject* now) const {
+      return values[place].holds(now);
+    }
+
+    Kind kind;
+    pybind11::object holder;
+    PyObject* dict; // of Items and Whole; the holder keeps it
+    std::vector<pybind11::object> keys;
+    std::vector<Expected> values;
+    size_t index; // in the order of add
+  };
+
+  std::vector<Guard> dicts_;
+  std::vector<DictVersion> versions_; // of dicts_
+  std::vector<Guard> others_;
+  size_t count_ = 0;
+};
+
+// The guards of an object of _C.Guards, or null for None.
+Guards* guards_of(pybind11::handle object);
+
+void bind_guards(pybind11::module_& m);
+
+} // namespace torchlayers

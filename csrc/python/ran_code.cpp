@@ -1,0 +1,68 @@
+// Which Python code runs while a function is recorded.
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <unordered_set>
+
+#include "python/bindings.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// This thread's, from start to stop. Who profiles it goes on.
+class RanCode {
+ public:
+  void start() {
+    const PyThreadState* thread = PyThreadState_Get();
+    others_ = thread->c_profilefunc;
+    others_object_ = py::reinterpret_borrow<py::object>(thread->c_profileobj);
+    PyEval_SetProfile(&note, py::capsule(this, [](void*) {}).ptr());
+  }
+
+  void stop() {
+    PyEval_SetProfile(others_, others_object_.ptr());
+  }
+
+  // Pairs of a code object and the globals that it ran with.
+  py::list codes;
+
+ private:
+  static int note(PyObject* self, PyFrameObject* frame, int what, PyObject* arg) {
+    auto* ran = static_cast<RanCode*>(PyCapsule_GetPointer(self, nullptr));
+    if (ran->others_ != nullptr && ran->others_(ran->others_object_.ptr(), frame, what, arg) != 0) {
+      return -1;
+    }
+    if (what != PyTrace_CALL) {
+      return 0;
+    }
+    const auto code = py::reinterpret_steal<py::object>(
+        reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    if (ran->seen_.insert(code.ptr()).second) {
+      const auto globals = py::reinterpret_steal<py::object>(
+          PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals"));
+      if (!globals) {
+        return -1;
+      }
+      ran->codes.append(py::make_tuple(code, globals));
+    }
+    return 0;
+  }
+
+  Py_tracefunc others_ = nullptr;
+  py::object others_object_;
+  std::unordered_set<PyObject*> seen_; // the list keeps them
+};
+
+} // namespace
+
+void bind_ran_code(py::module_& m) {
+  py::class_<RanCode>(m, "RanCode", "The Python code that runs on this thread from start to stop.")
+      .def(py::init<>())
+      .def("start", &RanCode::start)
+      .def("stop", &RanCode::stop)
+      .def_readonly("codes", &RanCode::codes);
+}
+
+} // namespace torchlayers

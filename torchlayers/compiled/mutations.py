@@ -1,0 +1,181 @@
+"""What a function changes of Python while it is recorded: a counter, a list, an attribute.
+
+Python runs once for many calls. What sets an attribute or a variable that the function does not
+read to a number or the like does so at each call. Anything else that it changes makes the recording
+good for that call alone. Often the next one changes nothing: something was made at the first call
+and kept. Where the same place is changed again, the function runs uncompiled, and a warning says
+so.
+"""
+
+import collections
+import random
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from torch._subclasses import FakeTensor
+
+from torchlayers.compiled.code_reads import Reads, is_recordings, is_users, together
+from torchlayers.compiled.guards import Guards, is_constant
+from torchlayers.compiled.leaks import Surroundings
+
+_ABSENT = object()
+
+
+class Change(NamedTuple):
+    """One place that a function changed.
+
+    Attributes:
+        holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell or a class.
+        before, after: what it held. Of a container without keys, all of it.
+    """
+
+    holder: Any
+    key: Any
+    before: Any
+    after: Any
+    name: str
+
+    @property
+    def place(self) -> tuple[int, Any]:
+        return id(self.holder), self.key
+
+    def undo(self) -> None:
+        self._set(self.before)
+
+    def again(self) -> None:
+        self._set(self.after)
+
+    def _set(self, value: Any) -> None:
+        holder: Any = self.holder
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = value
+        elif isinstance(holder, _Generator):
+            holder.set(value)
+        elif isinstance(holder, list):
+            holder[:] = value
+        elif isinstance(holder, (set, collections.deque)):
+            holder.clear()
+            holder |= value if isinstance(holder, set) else ()
+            if isinstance(holder, collections.deque):
+                holder.extend(value)
+        elif isinstance(holder, type):
+            delattr(holder, self.key) if value is _ABSENT else setattr(holder, self.key, value)
+        elif value is _ABSENT:
+            holder.pop(self.key, None)
+        else:
+            holder[self.key] = value
+
+
+class _Generator(NamedTuple):
+    """Random numbers that torch does not draw."""
+
+    name: str
+    get: Any
+    set: Any
+
+
+_GENERATORS = (
+    _Generator("Python's random numbers", random.getstate, random.setstate),
+    _Generator(
+        "NumPy's random numbers",
+        lambda: numpy.random.get_state(legacy=True),
+        numpy.random.set_state,
+    ),
+)
+
+
+class Before:
+    """Python as it was before a function is recorded."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._generators = [each.get() for each in _GENERATORS]
+
+    def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
+        """What the code that ran has changed."""
+        users = [code for code, _ in ran if is_users(code)]
+        every = together(code for code, _ in ran if not is_recordings(code))
+        own = together(users)
+        variables = {name for code in users for name in (*code.co_freevars, *code.co_cellvars)}
+        loaded = own.globals | own.attributes | variables
+        found = [
+            change
+            for kept in self._surroundings.kept
+            for change in _changes_in(kept, every, loaded, own.any_stored)
+        ]
+        for generator, before in zip(_GENERATORS, self._generators, strict=True):
+            after = generator.get()
+            if not _are_equal(before, after):
+                found.append(Change(generator, None, before, after, generator.name))
+        return found
+
+
+def _changes_in(kept: Any, every: Reads, loaded: set[str], any_stored: bool) -> list[Change]:
+    now: dict[Any, Any] = kept.now()
+    before: dict[Any, Any] = kept.before
+    if len(now) == len(before) and all(
+        key in before and before[key] is value for key, value in now.items()
+    ):
+        return []
+    if isinstance(kept.holder, (list, set, collections.deque)):
+        last = kept.name.rpartition(".")[2].partition("[")[0]
+        is_same = len(now) == len(before) and all(
+            key in before and _is_same(before[key], value) for key, value in now.items()
+        )
+        if is_same or last not in loaded:
+            return []
+        whole = [*now] if isinstance(kept.holder, set) else [*now.values()]
+        was = [*before] if isinstance(kept.holder, set) else [*before.values()]
+        return [Change(kept.holder, None, was, whole, kept.name)]
+    is_table = kept.name.endswith(".") or not kept.name
+    found = []
+    for key in {**before, **now}:
+        was, value = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        if _is_same(was, value) or isinstance(value, FakeTensor):
+            continue
+        if isinstance(kept.holder, types.CellType):
+            is_written = kept.name in every.stored
+        elif is_table:
+            is_written = key in every.stored or any_stored
+        else:
+            is_written = kept.name.rpartition(".")[2].partition("[")[0] in loaded
+        if is_written and key != "_flat_weights":
+            found.append(Change(kept.holder, key, was, value, kept.path(key)))
+    return found
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    if before is _ABSENT or now is _ABSENT or type(before) is not type(now):
+        return False
+    return is_constant(before) and repr(before) == repr(now)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(_are_equal, one, other))
+    return bool(numpy.array_equal(one, other)) if isinstance(one, numpy.ndarray) else one == other
+
+
+def undo(changes: Sequence[Change]) -> None:
+    """Python is again as it was."""
+    for change in changes:
+        change.undo()
+
+
+def made_again(changes: Sequence[Change], guards: Guards) -> bool:
+    """Whether each of them can be made at later calls: nothing that is read, and plain values."""
+    read = {
+        (id(place.holder), key) for place in guards.places for key in (place.keys or (None, ""))
+    }
+    return all(
+        is_constant(change.after) and change.place not in read and not _is_container(change)
+        for change in changes
+    )
+
+
+def _is_container(change: Change) -> bool:
+    return isinstance(change.holder, (list, set, collections.deque, _Generator))
