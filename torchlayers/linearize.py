@@ -6,13 +6,14 @@ linear map.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.fx.node import map_arg
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -23,7 +24,9 @@ from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.nodes import is_collective
 from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import Jvp
+from torchlayers.recorded_again import is_recording
 from torchlayers.stack import current_stack
+from torchlayers.surroundings import Surroundings
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
@@ -32,7 +35,8 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     Calling the derivative many times costs less than as many jvps: what depends on the primals
     alone is computed once, and kept. func is run twice, once for its value and once recorded.
     Inside another transform, and where func computes with a tensor subclass that has a
-    ``__torch_dispatch__``, nothing is recorded, and each call is a jvp.
+    ``__torch_dispatch__``, nothing is recorded, and each call is a jvp. Random numbers that func
+    draws are those of its value in each call, and the generators go on as after one run of func.
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors.
@@ -50,7 +54,13 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     Source: torch.func.linearize.
     """
+    # What the linear map keeps must not change when the primals are written to, by func or later.
+    kept, ambient = primals, None
+    if not _is_left_to_a_compiler():
+        kept, ambient = tree.map_tensors(torch.clone, primals), Surroundings()
     output = func(*primals)
+    if ambient is not None:
+        ambient.forget_unused()
     _, output_spec = tree.flatten(output)
     leaves, spec = tree.flatten(primals)
     for i, leaf in enumerate(leaves):
@@ -59,7 +69,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
                 f"torchlayers: linearize: primal {i} must be a tensor, got {type(leaf).__name__}. "
                 "Bind other arguments beforehand, with functools.partial or a lambda."
             )
-    tangents_of = _linear_map(func, primals, leaves, spec)
+    tangents_of = _linear_map(func, kept, leaves, spec, ambient)
     if torch_compile.is_tracing():
         return output, lambda *tangents: tree.unflatten(
             tangents_of(*tree.leaves(tangents)), output_spec
@@ -96,6 +106,7 @@ def _linear_map(
     primals: tuple[Any, ...],
     leaves: list[Tensor],
     spec: tree.TreeSpec,
+    ambient: Surroundings | None,
 ) -> Callable[..., list[Any]]:
     """The output tangents' leaves as a function of the tangents' leaves."""
 
@@ -105,20 +116,19 @@ def _linear_map(
             if torch_compile.is_tracing():
                 pushed = forward_in_dynamo.jvp(func, point, given, strict=False, has_aux=False)
                 return tree.leaves(pushed[1])
-            return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
+            with nullcontext() if ambient is None else ambient.again():
+                return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
 
         return by_jvp
 
     # A recording holds plain tensors, so it would lose what the layers around it track, and a
     # compiler records on its own.
-    if torch_compile.is_tracing() or torch_compile.is_exporting() or current_stack():
+    if _is_left_to_a_compiler() or is_recording() or current_stack():
         return jvp_at(primals)
-    # What the linear map keeps must not change when the primals are written to.
-    kept = tree.map_tensors(torch.clone, primals)
     try:
-        recorded = _record(jvp_at(kept), leaves)
+        recorded = _record(jvp_at(primals), leaves)
     except _SubclassSeen:
-        return jvp_at(kept)
+        return jvp_at(primals)
     if _can_fold(recorded):
         _fold(recorded)
     program = replay(recorded)
@@ -129,6 +139,10 @@ def _linear_map(
         return program(flat)
 
     return by_program
+
+
+def _is_left_to_a_compiler() -> bool:
+    return torch_compile.is_tracing() or torch_compile.is_exporting()
 
 
 def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModule:
@@ -156,14 +170,44 @@ class _SubclassSeen(BaseException):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _SubclassSeen at the first operator that is called with a subclass."""
+    """Raises _SubclassSeen at the first operator that is called with a subclass.
+
+    What is drawn becomes a constant of the recording, as it does not depend on tangents.
+    """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types:
             raise _SubclassSeen
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return _drawn(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+
+def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random operator's result, which the recording holds as a constant."""
+    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
+    given |= kwargs
+    targets = [
+        given[argument.name]
+        for argument in op._schema.arguments
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(given.get(argument.name), Tensor)
+    ]
+    with disable_proxy_modes_tracing():
+        copies = [target.clone() for target in targets]
+        args, kwargs = _replaced((args, kwargs), targets, copies)
+        result = op(*args, **kwargs)
+    for target, copy in zip(targets, copies, strict=True):
+        target.copy_(copy)
+    return _replaced(result, copies, targets)
+
+
+def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
+    by_tensor = dict(zip(map(id, tensors), others, strict=True))
+    return tree.map_tensors(lambda tensor: by_tensor.get(id(tensor), tensor), values)
 
 
 def _can_fold(recorded: GraphModule) -> bool:

@@ -2,6 +2,10 @@
 
 #include <ATen/FunctionalTensorWrapper.h>
 
+#include <algorithm>
+#include <string_view>
+#include <typeinfo>
+
 #include "core/args.h"
 #include "core/recording.h"
 #include "layers/stand_in_sample.h"
@@ -33,6 +37,15 @@ struct RevealPolicy {
 };
 template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
 void set_policy(c10::TensorImpl& impl, Policy policy);
+
+// Whether such a view is all of the memory, read in another way: as real numbers, or conjugated.
+bool is_of_all_memory(const ViewsOf::value_type& view) {
+  const std::string_view name = typeid(*view).name();
+  return std::ranges::any_of(
+      std::initializer_list<std::string_view>{
+          "view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_"},
+      [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
+}
 
 bool changes_how_it_is_seen(const Operator& op) {
   return op.handle.hasTag(at::Tag::inplace_view);
@@ -106,15 +119,21 @@ void lay_out_like(const Args& views, size_t count, const Args& results) {
   });
 }
 
+void allow_as_strided(const at::Tensor& view) {
+  for (const auto& made_by : views_of(*functionalization::unsafeGetFunctionalWrapper(view))) {
+    made_by->is_as_strided = false;
+  }
+}
+
 at::Tensor whole_of(const at::Tensor& view) {
   auto* impl = functionalization::unsafeGetFunctionalWrapper(view);
-  if (impl->isBaseTensor()) {
+  if (std::ranges::all_of(views_of(*impl), &is_of_all_memory)) {
     return view;
   }
   const at::Tensor whole(impl->shallow_copy_and_detach(
       impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   auto* of_whole = functionalization::unsafeGetFunctionalWrapper(whole);
-  views_of(*of_whole).clear();
+  std::erase_if(views_of(*of_whole), [](const auto& view) { return !is_of_all_memory(view); });
   of_whole->apply_updates();
   of_whole->regenerate_from_base();
   return whole;

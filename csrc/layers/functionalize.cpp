@@ -67,14 +67,17 @@ void FunctionalizeLayer::switch_on() {
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
   const KeptStrides strides(op, args);
+  const DispatchKeySet own(DispatchKey::Functionalize);
+  allow_only(own, /*include=*/own);
+  functionalization::FunctionalizationReapplyViewsGuard keep_views(keeps_views_);
   if (is_as_strided(op)) {
     count_from_the_start(op, args);
   }
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
-  const DispatchKeySet own(DispatchKey::Functionalize);
-  allow_only(own, /*include=*/own);
-  functionalization::FunctionalizationReapplyViewsGuard keep_views(keeps_views_);
   op.handle.callBoxed(&args);
+  if (is_as_strided(op) && is_functional(peek(args, 0, 1).toTensor())) {
+    allow_as_strided(peek(args, 0, 1).toTensor());
+  }
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
     const at::Tensor result = op.aliases ? tensor : made_functional(tensor);
     if (is_functional(result)) {

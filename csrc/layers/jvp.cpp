@@ -132,7 +132,11 @@ void JvpLayer::process(const Operator& op, Args& args) {
     rule = op.functional ? Operator::of(*op.functional).jvp_rule.load() : nullptr;
   }
   Tangents tangents;
-  const ArgumentFacts facts = look_at(args, op.num_args, &tangents);
+  ArgumentFacts facts = look_at(args, op.num_args, &tangents);
+  if (writes && facts.any_tangent && own_written_tangents(op, args)) {
+    tangents.clear();
+    facts = look_at(args, op.num_args, &tangents);
+  }
   switch (recorder_of(op, rule, facts)) {
     case Recorder::Nobody:
       send_down(op, args);
@@ -145,6 +149,28 @@ void JvpLayer::process(const Operator& op, Args& args) {
       leave_to_autograd(op, args, facts.any_tangent);
       break;
   }
+}
+
+// NOTE [Borrowed tangents]
+bool JvpLayer::own_written_tangents(const Operator& op, const Args& args) {
+  Tangents targets;
+  for (const size_t i : op.written_args) {
+    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& target) {
+      if (is_at_level(target, *this) && writes_to_borrowed(target)) {
+        targets.push_back(target);
+      }
+    });
+  }
+  if (targets.empty()) {
+    return false;
+  }
+  const Below below(*this, op);
+  for (const at::Tensor& target : targets) {
+    if (writes_to_borrowed(target)) { // views of one argument are many
+      own_tangent(target, level());
+    }
+  }
+  return true;
 }
 
 void JvpLayer::apply_rule(
@@ -233,6 +259,9 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
     args.insert(args.end(), kept.begin(), kept.end());
     decompose_or_refuse(op, args, *this);
     return;
+  }
+  if (any_tangent && op.aliases) {
+    visit_tensors(args, op.num_returns, [](const at::Tensor& result) { note_view(result); });
   }
   Tangents of_results;
   if (any_tangent && op.has_custom_autograd &&

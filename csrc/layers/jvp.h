@@ -45,6 +45,7 @@ class JvpLayer final : public AutogradLayer {
   const char* where_to_register() const override {
     return " and torchlayers.extend.jvp_rule";
   }
+  bool own_written_tangents(const Operator& op, const Args& args);
   void apply_rule(const JvpRule& rule, const Operator& op, Args& args, const Tangents& tangents);
   void apply_rule_in_place(const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents);
   void leave_to_autograd(const Operator& op, Args& args, bool any_tangent);

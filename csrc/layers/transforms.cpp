@@ -68,7 +68,7 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
     }
   }
   at::Tensor dual = wrap(value, layer, /*is_immutable=*/false);
-  give_tangent(dual, without_dead_wrappers(fitting));
+  lend_tangent(dual, without_dead_wrappers(fitting));
   return dual;
 }
 

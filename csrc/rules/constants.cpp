@@ -47,6 +47,7 @@ void add_constants(Table& rules) {
            "new_full",
            "new_empty",
            "new_empty_strided",
+           "detach_copy",
        }) {
     rules[name].constant();
   }

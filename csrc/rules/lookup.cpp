@@ -1,4 +1,10 @@
 // What the core finds of an operator in the tables of this room.
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
 #include "core/hooks.h"
 #include "rules/batching/families.h"
 #include "rules/table.h"
@@ -6,13 +12,37 @@
 namespace torchlayers {
 namespace {
 
-OperatorRules rules_of(const c10::OperatorName& name) {
+OperatorRules of_tables(const c10::OperatorName& name) {
   return {
       Table::find(name),
       Table::find_vjp(name),
       BatchingTable::find(name),
       Table::is_constant(name),
   };
+}
+
+// The view (slice) that an operator (slice_copy) copies: functionalize calls it in the view's place.
+std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
+  constexpr std::string_view kSuffix = "_copy";
+  if (!name.name.ends_with(kSuffix)) {
+    return std::nullopt;
+  }
+  c10::OperatorName view(
+      name.name.substr(0, name.name.size() - kSuffix.size()), name.overload_name);
+  const auto found = c10::Dispatcher::singleton().findSchema(view);
+  const bool is_view = found && !found->schema().is_mutable() &&
+                       !found->schema().arguments().empty() &&
+                       found->schema().arguments()[0].alias_info() != nullptr;
+  return is_view ? std::optional(std::move(view)) : std::nullopt;
+}
+
+// A copy of a view has the view's mathematics.
+OperatorRules rules_of(const c10::OperatorName& name) {
+  OperatorRules rules = of_tables(name);
+  if (const auto view = view_copied_by(name); view && rules.jvp == nullptr) {
+    rules = of_tables(*view);
+  }
+  return rules;
 }
 
 [[maybe_unused]] const bool is_supplied = (hooks.find_rules = &rules_of, true);

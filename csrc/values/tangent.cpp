@@ -1,7 +1,11 @@
 #include "values/tangent.h"
 
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/_new_zeros_with_same_feature_meta.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/forward_grad.h>
@@ -13,10 +17,12 @@
 #include <optional>
 #include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include "core/device.h"
 #include "core/recording.h"
 #include "core/stack.h"
+#include "values/lines.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -42,6 +48,8 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
   meta.fw_grad_->set_value(at::functorch::makeTensorWrapper(tangent, layer), kDualLevel);
   return true;
 }
+
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
 // What autograd knows of a tensor, and the tangent that a rule gave it.
 // NOTE [Tangents of rules].
@@ -75,12 +83,63 @@ struct WithTangent final : Meta {
     return was_handed_out && this->fw_grad_ == nullptr;
   }
 
+  void replace(at::Tensor other) {
+    tangent = std::move(other);
+    this->fw_grad_.reset();
+    was_handed_out = false;
+  }
+
   at::Tensor tangent;
+  // Of an argument whose tangent is the caller's: its views.
+  std::unique_ptr<std::vector<WeakTensor>> views_of_borrowed;
   mutable bool was_handed_out = false;
 };
 
 using TensorMeta = WithTangent<AutogradMeta>;
 using ViewMeta = WithTangent<DifferentiableViewMeta>;
+
+const at::TensorBase& root_of(const at::Tensor& wrapper) {
+  const auto* view = impl::get_view_autograd_meta(wrapper);
+  return view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : wrapper;
+}
+
+// What is known of the argument that a tensor is, or is a view of, if its tangent is the caller's.
+TensorMeta* borrowing(const at::TensorBase& root) {
+  auto* meta = impl::get_autograd_meta(root);
+  if (meta == nullptr || typeid(*meta) != typeid(TensorMeta)) {
+    return nullptr;
+  }
+  auto* known = static_cast<TensorMeta*>(meta);
+  return known->views_of_borrowed != nullptr ? known : nullptr;
+}
+
+// The part of a copy that corresponds to this view of what was copied.
+at::Tensor part_like(const at::Tensor& view, const at::Tensor& copy, const at::Tensor& of) {
+  at::Tensor base = copy;
+  if (copy.is_complex() && !view.is_complex()) {
+    base = at::view_as_real(copy);
+  } else if (!copy.is_complex() && view.is_complex()) {
+    base = at::view_as_complex(copy);
+  }
+  const c10::SymInt start = of.sym_storage_offset() * of.itemsize() / view.itemsize();
+  at::Tensor part = base.as_strided_symint(
+      view.sym_sizes(),
+      view.sym_strides(),
+      view.sym_storage_offset() - start + base.sym_storage_offset());
+  if (part.is_conj() != view.is_conj()) {
+    part = at::_conj(part);
+  }
+  return part.is_neg() != view.is_neg() ? at::_neg_view(part) : part;
+}
+
+void replace_tangent(const at::Tensor& wrapper, const at::Tensor& tangent) {
+  auto* meta = impl::get_autograd_meta(wrapper);
+  if (typeid(*meta) == typeid(ViewMeta)) {
+    static_cast<ViewMeta*>(meta)->replace(tangent);
+  } else {
+    hand_over(*meta, wrapper, tangent);
+  }
+}
 
 template <class Meta>
 const at::Tensor* held_by(const AutogradMeta& meta) {
@@ -156,6 +215,42 @@ void give_tangent(const at::Tensor& wrapper, at::Tensor tangent) {
   wrapper.unsafeGetTensorImpl()->set_autograd_meta(std::move(meta));
 }
 
+void lend_tangent(const at::Tensor& wrapper, at::Tensor tangent) {
+  give_tangent(wrapper, std::move(tangent));
+  auto* meta = static_cast<TensorMeta*>(impl::get_autograd_meta(wrapper));
+  meta->views_of_borrowed = std::make_unique<std::vector<WeakTensor>>();
+}
+
+void note_view(const at::Tensor& view) {
+  const at::TensorBase& root = root_of(view);
+  if (TensorMeta* known = borrowing(root); known != nullptr && !root.is_same(view)) {
+    make_place_in(
+        *known->views_of_borrowed, [](const WeakTensor& other) { return other.expired(); });
+    known->views_of_borrowed->emplace_back(view.getIntrusivePtr());
+  }
+}
+
+bool writes_to_borrowed(const at::Tensor& wrapper) {
+  return borrowing(root_of(wrapper)) != nullptr;
+}
+
+void own_tangent(const at::Tensor& wrapper, int64_t level) {
+  const at::Tensor root(root_of(wrapper));
+  TensorMeta* known = borrowing(root);
+  const auto views = std::move(known->views_of_borrowed);
+  const at::Tensor borrowed = known->tangent;
+  const at::Tensor own = copy_like(borrowed, unwrap(root, level));
+  for (const WeakTensor& weak : *views) {
+    if (auto impl = weak.lock()) {
+      const at::Tensor view(std::move(impl));
+      if (const at::Tensor tangent = tangent_of(view, level); tangent.defined()) {
+        replace_tangent(view, part_like(tangent, own, borrowed));
+      }
+    }
+  }
+  known->replace(own);
+}
+
 void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tensor tangent) {
   const auto creation =
       at::GradMode::is_enabled() ? CreationMeta::DEFAULT : CreationMeta::NO_GRAD_MODE;
@@ -164,6 +259,7 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
     torch::autograd::as_view(base, wrapper, true, true, nullptr, nullptr, creation);
     if (tangent.defined()) {
       hand_over(*impl::materialize_autograd_meta(wrapper), wrapper, tangent);
+      note_view(wrapper);
     }
     return;
   }
@@ -176,8 +272,12 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
       std::nullopt,
       /*shared_view_info=*/true,
       above == nullptr ? creation : propagate_creation_meta(above->get_creation_meta(), creation));
+  const bool has_tangent = tangent.defined();
   meta->tangent = std::move(tangent);
   view->set_autograd_meta(std::move(meta));
+  if (has_tangent) {
+    note_view(wrapper);
+  }
 }
 
 bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {

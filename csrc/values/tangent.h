@@ -24,6 +24,19 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level);
 // Gives a wrapper that nobody else has seen yet its tangent, a value of the layers below.
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent);
 
+// NOTE [Borrowed tangents]
+// The tangents that jvp is called with are the caller's, and stay as they are. A write to a dual
+// tensor writes to its tangent too, so the first write to an argument, or to a view of one, copies
+// its tangent, and the views of the argument that are alive get views of the copy. Whoever does not
+// write to an argument pays for no copy.
+void lend_tangent(const at::Tensor& wrapper, at::Tensor tangent);
+// A view that torch's kernels have made, of a tensor that may have such a tangent.
+void note_view(const at::Tensor& view);
+// Whether a write to this tensor is the first to such a tangent.
+bool writes_to_borrowed(const at::Tensor& wrapper);
+// Copies it. Called below the layer of this level.
+void own_tangent(const at::Tensor& wrapper, int64_t level);
+
 // Lets torch know that such a wrapper is a view of this tensor, so that a write to either is
 // seen by both, and by their tangents. The tangent may be undefined.
 void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tensor tangent);
