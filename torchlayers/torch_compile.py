@@ -16,7 +16,9 @@ transforms have come to.
 import contextlib
 import functools
 import importlib
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -101,13 +103,35 @@ def import_whole(*modules: str) -> None:
         return
 
     def work() -> None:
-        with contextlib.suppress(BaseException):  # which the import after this one raises again
+        # What it ends with the import after this one raises again.
+        with contextlib.suppress(BaseException), _without_cache():
             for module in modules:
                 importlib.import_module(module)
 
     thread = threading.Thread(target=work, name="torchlayers imports")
     thread.start()
     thread.join()
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Importing Dynamo makes inductor's cache directory: if that can't be made, it is done without.
+
+    Who uses the directory is told then.
+    """
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    try:
+        os.makedirs(before or tempfile.gettempdir(), exist_ok=True)
+    except OSError:
+        os.environ[name] = os.sep  # which is there, and nothing is written to it
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
+        elif os.environ.get(name) == os.sep:
+            del os.environ[name]
 
 
 @contextlib.contextmanager

@@ -167,7 +167,6 @@ OTHERS = {
     ),
     "something else": (lambda notes: notes.update(torchlayers="[1]"), "no package that torchlayers"),
     "without its digest": (lambda notes: notes.pop("torchlayers_sha256"), "is damaged: what it"),
-    "another device": (lambda notes: notes.update(AOTI_DEVICE_KEY="moon"), "can't be loaded"),
     "another torch": (of_another_torch, "was compiled for torch 1.0, and this is"),
     "another processor": (
         lambda notes: notes.update(AOTI_MACHINE="aarch64"),
@@ -209,8 +208,6 @@ def damaged(whole: bytes, place: int) -> bytes:
 DAMAGED = {
     "a byte of the code": lambda whole: damaged(whole, len(whole) // 2),
     "a byte of the index": lambda whole: damaged(whole, len(whole) - 22),
-    "where the index begins": lambda whole: damaged(whole, len(whole) - 6),
-    "how many files there are": lambda whole: damaged(whole, len(whole) - 11),
     "the first byte": lambda whole: damaged(whole, 0),
     "the end": lambda whole: whole[:-1],
     "everything": lambda whole: b"",
@@ -312,6 +309,7 @@ def test_arguments_that_are_negated_lazily(writing, look):
     torch.testing.assert_close(theirs, mine)
 
 
+@pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_arguments_that_are_conjugated_lazily(tmp_path):
     z = torch.complex(torch.arange(3.0), torch.ones(3))
     tl.compile(lambda z: z * z.real).lower(z).save(tmp_path / "f.pt2")
@@ -389,7 +387,7 @@ def test_it_is_not_recorded(writing):
     ("tensor", "words"),
     [
         (torch.ones(3).to_sparse(), r"one of the layout torch\.sparse_coo"),
-        (torch.quantize_per_tensor(torch.ones(3), 1.0, 0, torch.quint8), "a quantized one"),
+        (torch.ones(3).to_mkldnn(), r"one of the layout torch\._mkldnn"),
     ],
 )
 def test_tensors_of_other_kinds_are_refused(writing, tensor, words):

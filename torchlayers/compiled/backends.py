@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiled import inductor
+from torchlayers.compiled import cache_directory, inductor
 from torchlayers.compiled.compare import Before, compared
 from torchlayers.compiled.graphs import draws_from, final_copies, half_precision, is_functional
 from torchlayers.compiled.replay import replay
@@ -119,6 +119,11 @@ class Runner:
             inductor.say_no_compiler()
             self._go_on_replaying("no C++ compiler")
         except Exception as error:
+            if (why := cache_directory.reason(error)) is not None:
+                cache_directory.say_unusable(why)
+                self._go_on_replaying("no cache directory")
+                self.seconds += time.perf_counter() - start
+                return
             text = str(error).strip().splitlines()
             reason = f"{type(error).__name__}: {text[0] if text else ''}"
             self._go_on_replaying(reason)

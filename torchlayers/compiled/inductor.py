@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
-from torchlayers.compiled import loops
+from torchlayers.compiled import cache_directory, loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
 from torchlayers.compiled.recording import recording
@@ -61,8 +61,10 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         options: what inductor is configured with, by the names in torch._inductor.config.
     Raises:
         NoCompilerError: this machine has no C++ compiler.
+        NoCacheError: no file can be written to inductor's cache directory.
         Exception: whatever inductor ends with.
     """
+    cache_directory.check()
     import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
     from torch._inductor import config
 

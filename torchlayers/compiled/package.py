@@ -25,6 +25,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchlayers import _C, tree
+from torchlayers.compiled import cache_directory
 from torchlayers.compiled.graphs import final_copies
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.signature import PLAIN, Like
@@ -86,12 +87,18 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
     }
     copyreg.pickle(pytree.LeafSpec, _leaf_again)
     try:
+        cache_directory.check()
         with torch.no_grad():
             exported = torch.export.export(_Held(content), examples)
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=path, inductor_configs=settings
             )
     except Exception as error:
+        if (why := cache_directory.reason(error)) is not None:
+            raise TransformError(
+                f"torchlayers: save: {cache_directory.described(why)}. Set TORCHINDUCTOR_CACHE_DIR "
+                "to a directory that can be written to."
+            ) from error
         if is_no_compiler(error):
             raise TransformError(
                 "torchlayers: save: this machine has no C++ compiler, which AOTInductor needs."

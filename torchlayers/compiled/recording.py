@@ -20,7 +20,7 @@ def recording() -> contextlib.AbstractContextManager[Any]:
 
     Both patch torch's modules, and put back what they found there.
     """
-    import_whole("torch._dynamo")
+    import_whole("torch._dynamo", "torch._inductor.compiler_bisector")
     from torch._dynamo.convert_frame import compile_lock
 
     return compile_lock
