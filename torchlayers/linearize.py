@@ -25,6 +25,8 @@ from torchlayers.errors import NotTensorError, StructureError
 from torchlayers.jvp import Jvp
 from torchlayers.stack import current_stack
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """func's value at the primals, and its derivative there as a function of tangents.
@@ -135,7 +137,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
     """The function of tangents as a graph.
 
     Raises:
-        _SubclassSeen: it computes with tensors of a class of the user's.
+        _SubclassSeen: it computes with tensors of a class of the user's, or compressed sparse ones.
     """
     if not all(type(leaf) in (Tensor, Parameter) for leaf in leaves):
         raise _SubclassSeen
@@ -148,6 +150,11 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
 
 
+def _is_compressed(leaf: Any) -> bool:
+    """Whether it is a sparse tensor of CSR's kind, which torch asks for strides to record it."""
+    return isinstance(leaf, Tensor) and leaf.layout in _COMPRESSED
+
+
 class _SubclassSeen(BaseException):
     """What a subclass computes with it hides: in a recording that would seem constant.
 
@@ -156,12 +163,12 @@ class _SubclassSeen(BaseException):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _SubclassSeen at the first operator that is called with a subclass."""
+    """Raises _SubclassSeen at the first operator that is called with what can't be recorded."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types:
+        if types or any(map(_is_compressed, tree.leaves((args, kwargs)))):
             raise _SubclassSeen
         return func(*args, **(kwargs or {}))
 

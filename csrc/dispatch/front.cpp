@@ -100,6 +100,20 @@ void explain_missing_kernel(
   }
 }
 
+// What torch says of layouts that a kernel does not take.
+void explain_layout(const c10::Error& error, const Operator& op, const Layer& layer) {
+  const std::string text = error.what_without_backtrace();
+  const bool is_torchs = typeid(error) == typeid(c10::Error) && !text.starts_with("torchlayers");
+  if (is_torchs && text.find("Sparse") != std::string::npos) {
+    raise(
+        "{} can't run {} on these sparse tensors, for which torch has no kernel: {}. Convert them "
+        "with to_dense(), or to another layout.",
+        layer.name(),
+        op.name(),
+        text.substr(0, text.find('\n')));
+  }
+}
+
 void refuse_captured(const Operator& op, const Args& args) {
   visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
     const auto* wrapper = wrapper_of(tensor);
@@ -174,6 +188,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
     layer->process(op, *args);
   } catch (const c10::NotImplementedError& error) {
     explain_missing_kernel(error, op, *layer);
+    throw;
+  } catch (const c10::Error& error) {
+    explain_layout(error, op, *layer);
     throw;
   }
   if (C10_UNLIKELY(stacks_left_dirty.load(std::memory_order_relaxed) > 0)) {

@@ -1,6 +1,7 @@
 """A program under a stack of transforms, as source and as what it computes."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.programs.functions import FUNCTIONS
-from tests.programs.values import APART, Value
+from tests.programs.values import APART, SPARSE, Value, sparse
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
 FORWARD = ("jvp", "jacfwd", "hessian")
@@ -113,7 +114,7 @@ class Case:
 
     def function(self, **libraries: Any) -> Callable[[Tensor], Tensor]:
         """f0, with these libraries under the names that the levels use."""
-        names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **libraries}
+        names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **sparse(), **libraries}
         names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]
@@ -132,6 +133,7 @@ class Case:
             "import torchlayers as tl",
             "from math import inf, nan",
             f"APART = torch.tensor({APART.tolist()}, dtype=torch.float64)",
+            *(SPARSE.splitlines() if re.search(r"COO|CSR", str(self.program)) else ()),
             *self.constant.lines("K"),
             *self.x.lines("x"),
             self.source,

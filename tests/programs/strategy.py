@@ -5,7 +5,14 @@ import dataclasses
 from hypothesis import strategies as st
 
 from tests.programs.case import FORWARD, JACOBIANS, KINDS, Case, Level
-from tests.programs.rules import AT_SPECIAL_VALUES, CALLS, CASTS, FAMILIES, OLD_CALLS
+from tests.programs.rules import (
+    AT_SPECIAL_VALUES,
+    CALLS,
+    CASTS,
+    FAMILIES,
+    OLD_CALLS,
+    SPARSE_PRODUCTS,
+)
 from tests.programs.values import Value, layouts
 from tests.programs.writer import Writer
 
@@ -57,6 +64,7 @@ def cases(
         families = AT_SPECIAL_VALUES
     elif "func" not in libraries:
         families += [CALLS, OLD_CALLS]
+        families += [] if mixed else [SPARSE_PRODUCTS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
         # torch.func takes what a Function's jvp computes for a constant.
         families += [CALLS]
