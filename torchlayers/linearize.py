@@ -28,6 +28,8 @@ from torchlayers.recorded_again import is_recording
 from torchlayers.stack import current_stack
 from torchlayers.surroundings import Surroundings
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """func's value at the primals, and its derivative there as a function of tangents.
@@ -149,7 +151,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
     """The function of tangents as a graph.
 
     Raises:
-        _SubclassSeen: it computes with tensors of a class of the user's.
+        _SubclassSeen: it computes with tensors of a class of the user's, or compressed sparse ones.
     """
     if not all(type(leaf) in (Tensor, Parameter) for leaf in leaves):
         raise _SubclassSeen
@@ -162,6 +164,11 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         return make_fx(torch_compile.traced_here(watched))(*[torch.empty_like(leaf) for leaf in leaves])
 
 
+def _is_compressed(leaf: Any) -> bool:
+    """Whether it is a sparse tensor of CSR's kind, which torch asks for strides to record it."""
+    return isinstance(leaf, Tensor) and leaf.layout in _COMPRESSED
+
+
 class _SubclassSeen(BaseException):
     """What a subclass computes with it hides: in a recording that would seem constant.
 
@@ -170,7 +177,7 @@ class _SubclassSeen(BaseException):
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _SubclassSeen at the first operator that is called with a subclass.
+    """Raises _SubclassSeen at the first operator that is called with what can't be recorded.
 
     What is drawn becomes a constant of the recording, as it does not depend on tangents.
     """
@@ -178,7 +185,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types:
+        if types or any(map(_is_compressed, tree.leaves((args, kwargs)))):
             raise _SubclassSeen
         if torch.Tag.nondeterministic_seeded in func.tags:
             return _drawn(func, args, kwargs or {})

@@ -1,4 +1,7 @@
 // The front: takes the layer on top of the stack and lets it process the operator.
+#include <array>
+#include <string_view>
+
 #include "core/args.h"
 #include "core/errors.h"
 #include "core/keys.h"
@@ -55,6 +58,59 @@ void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
         "use it for this vmap too, or torchlayers.install(), which puts it in torch.func's place.",
         mirror().size(),
         toString(handle.operator_name()));
+  }
+}
+
+// The kinds of tensors that have kernels of their own, by the names of their keys, and what to do.
+struct Kind {
+  std::string_view key;
+  const char* name;
+  const char* advice;
+};
+constexpr std::array kKinds{
+    Kind{"SparseCsr", "sparse (CSR, CSC, BSR or BSC)", "Convert it with to_dense() or to_sparse()."},
+    Kind{"Sparse", "sparse (COO)", "Convert it with to_dense(), or compute with its values()."},
+    Kind{"NestedTensor", "nested", "Pad it with to_padded_tensor(), or unbind() it."},
+    Kind{"Mkldnn", "MKL-DNN's", "Convert it with to_dense()."},
+    Kind{"Quantized", "quantized", "Convert it with dequantize()."},
+};
+
+// What torch says where an operator, or one that its derivative takes, has no kernel for a kind.
+void explain_missing_kernel(
+    const c10::NotImplementedError& error, const Operator& op, const Layer& layer) {
+  const std::string text = error.what_without_backtrace();
+  constexpr std::string_view begin = "Could not run '";
+  constexpr std::string_view middle = "' with arguments from the '";
+  const size_t end = text.find(middle);
+  if (!text.starts_with(begin) || end == std::string::npos) {
+    return;
+  }
+  const std::string missing = text.substr(begin.size(), end - begin.size());
+  const std::string_view backend = std::string_view(text).substr(end + middle.size());
+  for (const Kind& kind : kKinds) {
+    if (backend.starts_with(kind.key)) {
+      raise_not_implemented(
+          "{} can't run {} on a tensor that is {}: torch has no {} of that kind. {}",
+          layer.name(),
+          op.name(),
+          kind.name,
+          missing,
+          kind.advice);
+    }
+  }
+}
+
+// What torch says of layouts that a kernel does not take.
+void explain_layout(const c10::Error& error, const Operator& op, const Layer& layer) {
+  const std::string text = error.what_without_backtrace();
+  const bool is_torchs = typeid(error) == typeid(c10::Error) && !text.starts_with("torchlayers");
+  if (is_torchs && text.find("Sparse") != std::string::npos) {
+    raise(
+        "{} can't run {} on these sparse tensors, for which torch has no kernel: {}. Convert them "
+        "with to_dense(), or to another layout.",
+        layer.name(),
+        op.name(),
+        text.substr(0, text.find('\n')));
   }
 }
 
@@ -128,7 +184,15 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   }
   trace("process", op, *layer);
   Processing processing(*layer);
-  layer->process(op, *args);
+  try {
+    layer->process(op, *args);
+  } catch (const c10::NotImplementedError& error) {
+    explain_missing_kernel(error, op, *layer);
+    throw;
+  } catch (const c10::Error& error) {
+    explain_layout(error, op, *layer);
+    throw;
+  }
   if (C10_UNLIKELY(stacks_left_dirty.load(std::memory_order_relaxed) > 0)) {
     refuse_dirt_of(op);
   }

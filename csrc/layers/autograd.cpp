@@ -13,6 +13,7 @@
 #include "core/trace.h"
 #include "layers/function.h"
 #include "values/tangent.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -252,7 +253,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   // 6. Let the wrappers know their values' new sizes.
   for (const at::Tensor& tensor : written) {
     if (auto* wrapper = wrapper_of(tensor)) {
-      wrapper->refreshMetadata();
+      refresh(*wrapper);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "core/stack.h"
 #include "layers/transforms.h"
 #include "values/batched.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -114,7 +115,7 @@ at::Tensor shown_by(const Hold& hold, at::Tensor tensor, int64_t from) {
   for (int64_t level = 1; level <= top_level(); ++level) {
     if (!is_vmap(level)) {
       if (level > from) { // it is the transform's own: the hook may write to it
-        tensor = at::functorch::makeTensorWrapper(tensor, entry_at(level).interpreter());
+        tensor = wrapper_around(tensor, entry_at(level).interpreter());
       }
       continue;
     }

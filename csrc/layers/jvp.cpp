@@ -16,6 +16,7 @@
 #include "core/trace.h"
 #include "values/inside.h"
 #include "values/tangent.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -122,7 +123,7 @@ JvpLayer::Recorder JvpLayer::recorder_of(
   if (!facts.any_tangent) {
     return op.aliases ? Recorder::Autograd : Recorder::Nobody;
   }
-  return rule != nullptr && facts.are_strided ? Recorder::Rule : Recorder::Autograd;
+  return rule != nullptr ? Recorder::Rule : Recorder::Autograd;
 }
 
 void JvpLayer::process(const Operator& op, Args& args) {
@@ -232,7 +233,7 @@ void JvpLayer::apply_rule_in_place(
     target._set_fw_grad(wrapped, kDualLevel, /*is_inplace_op=*/true);
   }
   torch::autograd::impl::bump_version(target);
-  wrapper_of(target)->refreshMetadata();
+  refresh(*wrapper_of(target));
   drop(args, op.num_args);
   args.emplace_back(target);
 }

@@ -18,6 +18,7 @@
 #include "rules/batching/batched_call.h"
 #include "rules/batching/in_place.h"
 #include "rules/batching/pointwise.h"
+#include "rules/batching/products.h"
 #include "values/batched.h"
 #include "values/wrapper.h"
 
@@ -27,9 +28,12 @@ namespace {
 
 bool apply_rule(BatchedCall& call) {
   static const BatchingRule of_pointwise{line_up};
+  if (!call.is_strided()) {
+    return multiply_by_sparse(call);
+  }
   const Operator& op = call.op();
   const BatchingRule* rule = op.is_pointwise ? &of_pointwise : op.batching_rule.load();
-  return rule != nullptr && call.is_strided() &&
+  return rule != nullptr &&
          (call.is_batch_size_known() || !rule->counts_samples) && rule->apply(call, rule->arg);
 }
 

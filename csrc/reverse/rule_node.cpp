@@ -12,6 +12,7 @@
 #include "reverse/anomaly.h"
 #include "reverse/node_names.h"
 #include "reverse/nodes.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -186,7 +187,7 @@ std::optional<std::pair<Args, Args>> RuleNode::unpacked() const {
 std::pair<Args, Args> RuleNode::at_level() const {
   const auto& interpreter = mirror()[level_ - 1].interpreter();
   const auto wrapped = [&](const at::Tensor& value) {
-    return at::functorch::makeTensorWrapper(value, interpreter, /*is_immutable=*/false);
+    return wrapper_around(value, interpreter, /*is_immutable=*/false);
   };
   const auto unpacked = this->unpacked();
   Args args = unpacked ? unpacked->first : args_;

@@ -146,6 +146,59 @@ void einsum(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
+// beta * self + alpha * (a b), of a sparse a or b and a self that is dense.
+void sparse_addmm(JvpCall& call) {
+  call.run();
+  Tensor sum;
+  if (call.has_tangent(0)) {
+    sum = times(call.tangent(0), call.scalar(3));
+  }
+  const auto add = [&](const Tensor& a, const Tensor& b) {
+    sum = sum_of({sum, times(at::mm(a, b), call.scalar(4))});
+  };
+  if (call.has_tangent(1)) {
+    add(call.tangent(1), call[2]);
+  }
+  if (call.has_tangent(2)) {
+    add(call[1], call.tangent(2));
+  }
+  call.set_tangent(0, sum);
+}
+
+// beta * self + alpha * (a b) at the elements that self has.
+void sampled_addmm(JvpCall& call) {
+  call.run();
+  const auto add = [&](const Tensor& to, const at::Scalar& beta, const Tensor& a, const Tensor& b) {
+    return at::sparse_sampled_addmm(to, a, b, beta, call.scalar(4));
+  };
+  Tensor sum;
+  if (call.has_tangent(0)) {
+    sum = call.tangent(0) * call.scalar(3);
+  }
+  for (const size_t i : {1, 2}) {
+    if (call.has_tangent(i)) {
+      const Tensor& a = i == 1 ? call.tangent(1) : call[1];
+      const Tensor& b = i == 2 ? call.tangent(2) : call[2];
+      sum = sum.defined() ? add(sum, 1, a, b) : add(call[0], 0, a, b);
+    }
+  }
+  call.set_tangent(0, sum);
+}
+
+// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these: it
+// knows which gradients are sparse too. Its forward mode has no formulas for them.
+void add_sparse(Table& rules) {
+  rules["_sparse_addmm"].jvp(sparse_addmm);
+  rules["_sparse_sparse_matmul"].linear_in(0, 1);
+  rules["sparse_sampled_addmm"].jvp(sampled_addmm);
+  rules["_sparse_coo_tensor_with_dims_and_tensors"].linear_in(4);
+  rules["sparse_compressed_tensor.comp_plain_value_size"].linear_in(2);
+  rules["_sparse_sum.dim"].linear_in(0);
+  rules["_coalesce"].linear_in(0);
+  rules["sparse_mask"].linear_in(0);
+  rules["_to_dense"].linear_in(0);
+}
+
 } // namespace
 
 void add_products(Table& rules) {
@@ -205,6 +258,7 @@ void add_products(Table& rules) {
       addr, a.outer(b), g.mv(conjugated_like(g, c[2])), g.t().mv(conjugated_like(g, c[1])));
   rules["linear"].jvp(linear).vjp(
       VJP(0, linear_input(g, c[1])), VJP(1, linear_weight(g, x)), VJP(2, g));
+  add_sparse(rules);
 }
 
 } // namespace torchlayers

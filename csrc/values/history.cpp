@@ -6,6 +6,7 @@
 #include "values/batched.h"
 #include "values/placed.h"
 #include "values/tangent.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -86,7 +87,7 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
     tangent = tangent_of(tensor, level.level);
     tangent = tangent.defined() ? level.remade->given_to(tangent, stack) : tangent;
   }
-  tensor = at::functorch::makeTensorWrapper(
+  tensor = wrapper_around(
       given_to(is_of_level ? wrapper->value() : tensor, stack, i + 1), entry.interpreter());
   if (tangent.defined()) {
     give_tangent(tensor, std::move(tangent));

@@ -4,6 +4,7 @@
 #include "values/batched.h"
 #include "values/placed.h"
 #include "values/tangent.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -61,7 +62,7 @@ at::Tensor Shell::around(const at::Tensor*& next, size_t i) const {
   if (level.kind == Kind::Batched) {
     return batched_again(inner, level.dim, entry);
   }
-  at::Tensor result = at::functorch::makeTensorWrapper(inner, entry.interpreter());
+  at::Tensor result = wrapper_around(inner, entry.interpreter());
   if (tangent.defined()) {
     give_tangent(result, std::move(tangent));
   }

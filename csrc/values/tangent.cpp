@@ -23,6 +23,7 @@
 #include "core/recording.h"
 #include "core/stack.h"
 #include "values/lines.h"
+#include "values/without_strides.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -45,7 +46,7 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
   }
   const auto& layer = mirror()[static_cast<size_t>(*level - 1)].interpreter();
   meta.fw_grad_ = std::make_shared<ForwardGrad>();
-  meta.fw_grad_->set_value(at::functorch::makeTensorWrapper(tangent, layer), kDualLevel);
+  meta.fw_grad_->set_value(wrapper_around(tangent, layer), kDualLevel);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include "core/hooks.h"
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/without_strides.h"
 
 namespace torchlayers {
 
@@ -76,7 +77,7 @@ at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) 
   if (value.key_set().has(c10::DispatchKey::Python)) {
     hooks.met_subclass(value);
   }
-  return at::functorch::makeTensorWrapper(value, entry.interpreter(), is_immutable);
+  return wrapper_around(value, entry.interpreter(), is_immutable);
 }
 
 bool is_at_level(const at::Tensor& tensor, const Layer& layer) {

@@ -241,3 +241,45 @@ def test_what_is_conjugated_lazily_is_not_taken_for_a_copy_that_is_not():
 def test_a_write_with_one_argument_may_be_the_last_one():
     same(lambda x: x.sqrt_(), torch.rand(3))
     same(lambda x: x.clone().sqrt_(), torch.rand(3))
+
+
+# Their functional operators return contiguous memory, or as their other operands lie.
+WRITES_TO_VIEWS = {
+    "masked_fill_": lambda y, x: y.masked_fill_(x > 5, 0.1),
+    "index_add_": lambda y, x: y.index_add_(0, torch.tensor([0, 1]), x[:2]),
+    "index_copy_": lambda y, x: y.index_copy_(0, torch.tensor([0, 1]), x[:2]),
+    "addmm_": lambda y, x: y.addmm_(x, x),
+    "tril_": lambda y, x: y.tril_(),
+    "cumsum_": lambda y, x: y.cumsum_(0),
+    "mul_": lambda y, x: y.mul_(x),
+    "pow_": lambda y, x: y.pow_(2),
+    "copy_": lambda y, x: y.copy_(x),
+}
+READS = {
+    "view": lambda x: x.view(-1).sin(),
+    "as_strided": lambda x: x.as_strided((9,), (1,)).sin(),
+    "a write through a view": lambda x: x.view(-1)[1:3].add_(1),
+}
+
+
+@pytest.mark.parametrize("is_input", [True, False])
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("write", WRITES_TO_VIEWS)
+def test_a_write_through_a_transpose_keeps_the_layout(write, read, is_input):
+    def func(x):
+        given, y = x * 1, x if is_input else x * 2
+        WRITES_TO_VIEWS[write](y.t(), given)
+        return READS[read](y)
+
+    graph = same(func, torch.arange(9.0).reshape(3, 3))
+    assert not any(name.endswith("_") and name != "copy_" for name in operators(graph))
+
+
+def test_a_view_in_place_of_a_tensor_is_no_write():
+    def func(x):
+        y = x * 2
+        y.t_()
+        y.masked_fill_(x > 5, 0.1)
+        return y.t().view(-1) * 1
+
+    same(func, torch.arange(9.0).reshape(3, 3))

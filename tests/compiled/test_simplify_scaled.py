@@ -253,3 +253,29 @@ def test_an_identity_may_stand_for_batches_of_batches(left, right):
     x, y = torch.randn(left).double(), torch.randn(right).double()
     for argnum in (0, 1):
         same(tl.jacrev(traces, argnum), x, y)
+
+
+PARTS_OF_IDENTITIES = {
+    "rows": lambda x: torch.eye(6, dtype=x.dtype)[:2, :4] @ x,
+    "columns": lambda x: torch.eye(6, dtype=x.dtype)[:, :4] @ x,
+    "one column": lambda x: torch.eye(6, dtype=x.dtype)[:, :1] @ x[:1],
+    "a Hessian of a sum of rows": lambda x: tl.hessian(
+        lambda x: (x.mv(x[0])[:, None] * x).masked_fill(x > 0.5, 0.25).tanh().sum()
+    )(x),
+    "a Hessian of what is sorted": lambda x: tl.hessian(
+        lambda x: (torch.outer(x[0], x[:, 0]) @ x).sort(-1)[0].tanh().sum()
+    )(x),
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("name", PARTS_OF_IDENTITIES)
+def test_a_product_with_a_part_of_an_identity_matrix_is_no_copy(name, size):
+    torch.manual_seed(0)
+    rows = size if name.startswith("a Hessian") else 4
+    same(
+        PARTS_OF_IDENTITIES[name],
+        torch.randn(rows, size, dtype=torch.float64),
+        exact=False,
+        checked=False,
+    )

@@ -1,6 +1,7 @@
 """A program under a stack of transforms, as source and as what it computes."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import torchlayers
 from tests.programs.functions import FUNCTIONS, is_called
-from tests.programs.values import APART, Value
+from tests.programs.values import APART, SPARSE, Value, sparse
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
 FORWARD = ("jvp", "linearize", "jacfwd", "hessian")
@@ -138,8 +139,8 @@ class Case:
 
     def function(self, **libraries: Any) -> Callable[[Tensor], Tensor]:
         """f0, with these libraries under the names that the levels use."""
-        names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **libraries}
-        names["KEY"] = torchlayers.random.key(0)
+        names = {"torch": torch, "APART": APART, "K": self.constant.tensor()}
+        names |= {"KEY": torchlayers.random.key(0), **sparse(), **libraries}
         names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]
@@ -162,6 +163,7 @@ class Case:
             "torch.manual_seed(0)",
             "KEY = tl.random.key(0)",
             f"APART = torch.tensor({APART.tolist()}, dtype=torch.float64)",
+            *(SPARSE.splitlines() if re.search(r"COO|CSR", str(self.program)) else ()),
             *self.constant.lines("K"),
             *self.x.lines("x"),
             self.source,

@@ -96,6 +96,14 @@ def can_multiply(a: Tensor, b: Tensor) -> bool:
     return a.shape[-1] == inner and _broadcast(a.shape[:-2], b.shape[:-2])
 
 
+def has_few_rows(a: Tensor) -> bool:
+    return a.dim() in (1, 2) and 0 < a.shape[0] <= 4 and a.dtype == torch.float64
+
+
+def has_few_columns(a: Tensor) -> bool:
+    return a.dim() == 2 and 0 < a.shape[1] <= 4 and a.dtype == torch.float64
+
+
 def fits(*operands: Tensor) -> bool:
     return _expands(operands[-1].shape, operands[0].shape)
 
@@ -303,6 +311,19 @@ PRODUCTS = [
     *rules("torch.outer({a}, {b})", first=are_vectors, others=are_vectors),
     *rules("torch.einsum('...i,...i->...', {a}, {b})", first=has_dims, others=same_shape),
     *rules("torch.nn.functional.conv1d({a}, {a}, padding=1)", first=has_three_dims),
+]
+
+# By matrices of values.SPARSE, which no torch.func takes everywhere.
+SPARSE_PRODUCTS = [
+    *rules(
+        "COO[{rows}] @ {a}",
+        "CSR[{rows}] @ {a}",
+        "COO[{rows}].t() @ {a}",
+        "(CSR[{rows}] * 2) @ {a}",
+        first=has_few_rows,
+        seals=True,
+    ),
+    *rules("{a} @ COO[{columns}]", "{a} @ CSR[{columns}]", first=has_few_columns, seals=True),
 ]
 
 INDEXING = [

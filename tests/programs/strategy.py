@@ -14,6 +14,7 @@ from tests.programs.rules import (
     OLD_CALLS,
     OUR_CALLS,
     SCRIPT_CALLS,
+    SPARSE_PRODUCTS,
 )
 from tests.programs.values import Value, layouts
 from tests.programs.writer import Writer
@@ -84,6 +85,7 @@ def cases(
         families += [OUR_CALLS, SCRIPT_CALLS, DRAWS, DRAWS, DRAWS]
     elif "func" not in libraries:
         families += [CALLS, OLD_CALLS, OUR_CALLS, SCRIPT_CALLS]
+        families += [] if mixed else [SPARSE_PRODUCTS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
         # torch.func takes what a Function's jvp computes for a constant.
         families += [CALLS]

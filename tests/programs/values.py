@@ -1,7 +1,9 @@
 """The tensors that programs start from: their values, and how these lie in memory."""
 
 import dataclasses
+import functools
 import math
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -78,3 +80,21 @@ class Value:
 
 # To add to a tensor whose elements have to have an order that no rounding error changes.
 APART = torch.tensor([0.0, 6.0, 3.0, 15.0, 9.0, 12.0], dtype=torch.float64)
+
+# Sparse matrices by their size and layout, as source.
+SPARSE = """
+_PLACES = torch.arange(4)
+_SQUARE = (_PLACES[:, None] * 3 + _PLACES * 5 + 1) % 4 % 3 * torch.tensor(0.5, dtype=torch.float64)
+COO = [_SQUARE[:n, :n].to_sparse() for n in range(5)]
+CSR = [_SQUARE[:n, :n].to_sparse_csr() for n in range(5)]
+"""
+
+
+@functools.cache
+def sparse() -> dict[str, list[Tensor]]:
+    """The matrices of SPARSE."""
+    names = {"torch": torch}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of a layout that is in beta
+        exec(SPARSE, names)
+    return {"COO": names["COO"], "CSR": names["CSR"]}  # type: ignore[dict-item]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.programs.functions import FUNCTIONS
 from tests.programs.rules import FRESH, VIEWS, WRITES, Rule
-from tests.programs.values import APART, Value
+from tests.programs.values import APART, Value, sparse
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,7 +74,7 @@ class Writer:
             value.dtype not in ("float64", "bool", "int64") for value in [*variables, constant]
         )
         self.lines: list[str] = []
-        self.names = {"torch": torch, "APART": APART, "K": constant.tensor(), **CLASSES}
+        self.names = {"torch": torch, "APART": APART, "K": constant.tensor(), **sparse(), **CLASSES}
         self.operands = [Operand("K", self.names["K"])]
         for i, value in enumerate(variables):
             self.names[f"x{i}"] = value.tensor().requires_grad_(i > 0)
@@ -194,7 +194,7 @@ class Writer:
         {d}: a dimension of the first operand; and of that dimension (the first one without {d}),
         {i}: an index; {p}: one that is not negative; {index}: a tensor of indices; {order}: one
         that has them all once;
-        {columns}: the last dimension's size; {shape}; {t}: a number to compare with.
+        {rows}, {columns}: the first and the last dimension's size; {shape}; {t}: a number to compare with.
         """
         example = (chosen or self.operands)[0].example
         fields: dict[str, Any] = {
@@ -202,6 +202,7 @@ class Writer:
         }
         fields["shape"] = tuple(example.shape)
         fields["t"] = f"{0.0517 + 0.0103 * len(self.lines):.4f}"
+        fields["rows"] = example.shape[0] if example.dim() else 1
         fields["columns"] = example.shape[-1] if example.dim() else 1
         if example.dim() == 0:
             return fields
@@ -270,6 +271,8 @@ def _saved_by(tensor: Tensor) -> set[int]:
                 saved = getattr(node, name)
                 tensors = saved if isinstance(saved, (tuple, list)) else [saved]
                 memory |= {
-                    each.untyped_storage()._cdata for each in tensors if isinstance(each, Tensor)
+                    each.untyped_storage()._cdata
+                    for each in tensors
+                    if isinstance(each, Tensor) and each.layout is torch.strided
                 }
     return memory

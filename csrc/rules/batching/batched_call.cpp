@@ -16,6 +16,8 @@ BatchedCall::BatchedCall(const Operator& op, Args& args, Layer& layer)
       const at::Tensor& value = at::functorch::maybeGetBatchedImpl(tensor)->value();
       is_strided_ = is_strided_ && torchlayers::is_strided(value);
       ++num_batched_;
+    } else {
+      is_strided_ = is_strided_ && torchlayers::is_strided(tensor);
     }
     if (op.is_pointwise) {
       alike_.look_at(tensor);

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "rules/batching/families.h"
+#include "rules/batching/products.h"
 
 namespace torchlayers {
 namespace {
@@ -315,7 +316,59 @@ bool einsum(BatchedCall& call, size_t) {
   return call.run();
 }
 
+bool is_one_sparse_matrix(const BatchedCall& call, size_t i) {
+  return !call.is_batched(i) && call.rank(i) == 2 && call.tensor(i).layout() != at::kStrided;
+}
+
+// The samples' columns side by side, or their rows one below the other: torch has no product of a
+// sparse matrix and a batch.
+Tensor product_by_sparse(const BatchedCall& call, size_t first, size_t second) {
+  const bool is_first = is_one_sparse_matrix(call, first);
+  const Tensor sparse = call.value(is_first ? first : second);
+  const Tensor given = call.value(is_first ? second : first);
+  if (given.dim() == 2) {
+    return is_first ? at::mm(sparse, given.t()).t() : at::mm(given, sparse);
+  }
+  if (is_first) {
+    const c10::SymInt batch = given.sym_size(0);
+    const c10::SymInt columns = given.sym_size(2);
+    return at::mm(sparse, given.movedim(0, 1).flatten(1))
+        .unflatten_symint(1, {batch, columns})
+        .movedim(1, 0);
+  }
+  return at::mm(given.flatten(0, 1), sparse)
+      .unflatten_symint(0, {given.sym_size(0), given.sym_size(1)});
+}
+
+bool may_multiply_by_sparse(const BatchedCall& call, size_t first, size_t second) {
+  const bool is_first = is_one_sparse_matrix(call, first);
+  const size_t given = is_first ? second : first;
+  const int64_t rank = call.rank(given);
+  return (is_first || is_one_sparse_matrix(call, second)) && call.is_batched(given) &&
+         call.tensor(given).layout() == at::kStrided && (rank == 1 || rank == 2) &&
+         call.tensor(first).sym_size(-1) ==
+             call.tensor(second).sym_size(call.rank(second) == 1 ? 0 : -2);
+}
+
 } // namespace
+
+bool multiply_by_sparse(BatchedCall& call) {
+  const std::string& name = call.op().schema().name();
+  if (name == "aten::mm" || name == "aten::mv" || name == "aten::matmul") {
+    return may_multiply_by_sparse(call, 0, 1) &&
+           call.give([&] { return product_by_sparse(call, 0, 1); });
+  }
+  const bool is_sum = name == "aten::addmm" || name == "aten::_sparse_addmm";
+  if (!is_sum || call.rank(0) != 2 || !may_multiply_by_sparse(call, 1, 2)) {
+    return false;
+  }
+  const at::Scalar beta = call[3].toScalar();
+  const at::Scalar alpha = call[4].toScalar();
+  return call.give([&] {
+    const Tensor product = product_by_sparse(call, 1, 2) * alpha;
+    return beta.equal(0) ? product : call.value(0) * beta + product;
+  });
+}
 
 void add_batched_products(BatchingTable& rules) {
   rules.add({"matmul"}, {matmul});

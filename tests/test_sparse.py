@@ -1,0 +1,117 @@
+"""Sparse tensors, captured and as arguments: what the dense matrix gives, or refused in words."""
+
+import functools
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+
+DENSE = torch.tensor(
+    [[1.0, 0.0, 2.0, 0.0], [0.0, 0.0, -1.0, 0.5], [0.0, 3.0, 0.0, 0.0], [-0.5, 0.0, 0.0, 1.5]],
+    dtype=torch.float64,
+)
+X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(4, 3)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),
+    pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+]
+
+
+def with_repeated_places(dense: Tensor) -> Tensor:
+    once = dense.to_sparse()
+    places = torch.cat((once.indices(), once.indices()), 1)
+    values = torch.cat((once.values() * 0.25, once.values() * 0.75))
+    return torch.sparse_coo_tensor(places, values, dense.shape)
+
+
+LAYOUTS = {
+    "COO": Tensor.to_sparse,
+    "COO with repeated places": with_repeated_places,
+    "CSR": Tensor.to_sparse_csr,
+    "CSC": Tensor.to_sparse_csc,
+    "BSR": lambda dense: dense.to_sparse_bsr((2, 2)),
+    "BSC": lambda dense: dense.to_sparse_bsc((2, 2)),
+}
+PRODUCTS = {
+    "a matrix": lambda s, x: s @ x,
+    "a vector": lambda s, x: s @ x[:, 0],
+    "from the right": lambda s, x: x.mT @ s,
+    "mm": torch.mm,
+    "mv": lambda s, x: torch.mv(s, x[:, 1]),
+    "addmm": lambda s, x: torch.addmm(x, s, x.sin(), beta=2, alpha=0.5),
+    "transposed": lambda s, x: s.t() @ x,
+    "times a number": lambda s, x: (s * 2) @ x,
+    "the sum of two": lambda s, x: (s + s) @ x,
+}
+# The second is of the dense matrix, where it is another function.
+OTHERS = {
+    "sparse.mm": (torch.sparse.mm, torch.mm),
+    "sparse.addmm": (lambda s, x: torch.sparse.addmm(x, s, x), lambda s, x: x + s @ x),
+    "sparse.sum": (lambda s, x: torch.sparse.sum(s) * x, lambda s, x: s.sum() * x),
+    "sparse.softmax": (
+        lambda s, x: torch.sparse.softmax(s, 1) @ x,
+        lambda s, x: s.masked_fill(s == 0, -torch.inf).softmax(1) @ x,
+    ),
+    "sampled_addmm": (
+        lambda s, x: torch.sparse.sampled_addmm(s, x, x.mT),
+        lambda s, x: s + (x @ x.mT) * (s != 0),
+    ),
+    "to_dense": (lambda s, x: s.to_dense() @ x,) * 2,
+    "elementwise": (lambda s, x: s.sin() @ x,) * 2,
+    "times a dense matrix": (lambda s, x: s * (x @ x.mT),) * 2,
+    "plus a dense matrix": (lambda s, x: x @ x.mT + s,) * 2,
+    "by itself": (lambda s, x: (s @ s) @ x,) * 2,
+    "negative": (lambda s, x: (-s) @ x,) * 2,
+}
+# Of a function of x, at X.
+TRANSFORMS = {
+    "grad": lambda f: tl.grad(lambda x: f(x).sin().sum())(X),
+    "vjp": lambda f: tl.vjp(f, X)[1](f(X).detach())[0],
+    "jvp": lambda f: tl.jvp(f, (X,), (X.cos(),))[1],
+    "jacrev": lambda f: tl.jacrev(f)(X),
+    "jacfwd": lambda f: tl.jacfwd(f)(X),
+    "hessian": lambda f: tl.hessian(lambda x: f(x).sin().sum())(X),
+    "linearize": lambda f: tl.linearize(f, X)[1](X.cos()),
+    "vmap": lambda f: tl.vmap(f)(torch.stack((X, 2 * X))),
+    "vmap along columns": lambda f: tl.vmap(f, in_dims=2, out_dims=-1)(torch.stack((X, 2 * X), 2)),
+    "functionalize": lambda f: tl.functionalize(f)(X),
+    "functionalize(grad)": lambda f: tl.functionalize(tl.grad(lambda x: f(x).sin().sum()))(X),
+    "vmap(grad)": lambda f: tl.vmap(tl.grad(lambda x: f(x).sin().sum()))(torch.stack((X, 2 * X))),
+    "jvp(grad)": lambda f: tl.jvp(tl.grad(lambda x: f(x).sin().sum()), (X,), (X.cos(),))[1],
+    "grad(jvp)": lambda f: tl.grad(lambda x: tl.jvp(f, (x,), (x.cos(),))[1].sin().sum())(X),
+    "vmap(jvp)": lambda f: tl.vmap(lambda t: tl.jvp(f, (X,), (t,))[1])(torch.stack((X, 2 * X))),
+}
+
+
+def dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("layout", ["COO", "COO with repeated places", "CSR", "CSC"])
+def test_products_with_a_captured_matrix(layout, transform):
+    s = LAYOUTS[layout](DENSE)
+    for f in PRODUCTS.values():
+        expected = TRANSFORMS[transform](functools.partial(f, DENSE))
+        torch.testing.assert_close(TRANSFORMS[transform](functools.partial(f, s)), expected)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_captured_matrix_gives_what_the_dense_one_gives_or_is_refused(layout, transform):
+    s = LAYOUTS[layout](DENSE)
+    for f, of_dense in [*OTHERS.values(), *((f, f) for f in PRODUCTS.values())]:
+        try:
+            f(s, X)
+        except (RuntimeError, ValueError):  # torch has no such function of this layout
+            continue
+        try:
+            result = TRANSFORMS[transform](lambda x, f=f: dense(f(s, x)))
+        except (RuntimeError, NotImplementedError) as error:
+            assert str(error).startswith("torchlayers: ")
+            continue
+        expected = TRANSFORMS[transform](lambda x, of_dense=of_dense: of_dense(DENSE, x))
+        torch.testing.assert_close(result, expected)
