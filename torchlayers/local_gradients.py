@@ -226,7 +226,7 @@ def _run(
     keep_graph: bool,
     create_graph: bool,
     inputs: Any,
-    allow_unused: bool,
+    allow_unreachable: bool,
     accumulate_grad: bool,
 ) -> Any:
     """Stands before torch's call of its engine."""
@@ -238,10 +238,10 @@ def _run(
             keep_graph,
             create_graph,
             inputs,
-            allow_unused,
+            allow_unreachable,
             accumulate_grad=accumulate_grad,
         )
-    task = _Task(outputs, cotangents, keep_graph, create_graph, inputs, allow_unused)
+    task = _Task(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
     return task.changed(_functorch.unwrap_if_dead).run()
 
 

@@ -107,10 +107,10 @@ at::Tensor resolve_captured(const at::Tensor& tensor) {
 
 at::Tensor resolve_returned(const at::Tensor& tensor) {
   const Layer& layer = entered_layer();
-  const at::Tensor alive = without_dead_wrappers(tensor);
-  const auto* wrapper = wrapper_of(alive);
+  const at::Tensor resolved = resolve_captured(tensor);
+  const auto* wrapper = wrapper_of(resolved);
   const bool is_of_top = wrapper != nullptr && is_of_layer(*wrapper, layer);
-  return is_of_top ? constant_in(alive, layer) : resolve_captured(alive);
+  return is_of_top ? constant_in(resolved, layer) : resolved;
 }
 
 void resolve_captured(const Operator& op, Args& args) {

@@ -151,13 +151,18 @@ def reads_memory(error: RuntimeError) -> bool:
     return "data pointer" in str(error)
 
 
-def reads_batched(error: RuntimeError) -> bool:
-    """Whether a Function read a batched tensor that it was not given. NOTE [Captured by a Function]"""
-    text = str(error)
-    return "a tensor batched by" in text and _USED_BY_FUNCTION in text
+def reads_batched(error: BaseException | None, by: str = "vmap") -> bool:
+    """Whether a Function read a tensor that it was not given, batched by the layer of this name.
+
+    NOTE [Captured by a Function].
+    """
+    words = f"a tensor batched by {by}"
+    while error is not None and not (words in str(error) and _BY_A_FUNCTION in str(error)):
+        error = error.__cause__
+    return error is not None
 
 
-_USED_BY_FUNCTION = "was used by an autograd.Function outside that transform"
+_BY_A_FUNCTION = "was used by an autograd.Function outside that transform"
 
 
 def explain_captured(function: Any, error: RuntimeError, method: str = "forward") -> None:

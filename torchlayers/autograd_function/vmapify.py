@@ -61,11 +61,12 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
     values, in_dims = unbatched(operands, interpreter.level())
     if all(dim is None for dim in tree.leaves(in_dims)):
+        by = f"vmap (level {interpreter.level()})"
         try:
             with _C.Below():
                 outputs = custom_function_call.on_top(function, *values)
         except RuntimeError as error:
-            if not (function.generate_vmap_rule and derivatives.reads_batched(error)):
+            if not (function.generate_vmap_rule and derivatives.reads_batched(error, by)):
                 derivatives.explain_captured(function, error)
                 raise
         else:
