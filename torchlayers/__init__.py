@@ -7,11 +7,13 @@ built_for.check()  # before anything that loads the extension
 # ruff: noqa: E402
 from torchlayers import autograd_function as autograd_function
 from torchlayers import checkpoint_policies as checkpoint_policies
+from torchlayers import copies as copies
 from torchlayers import distributed as distributed
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers import hooks as hooks
+from torchlayers import local_gradients as local_gradients
 from torchlayers import random as random
 from torchlayers.checkpoint import checkpoint as checkpoint
 from torchlayers.checkpoint_policies import checkpoint_name as checkpoint_name

@@ -330,7 +330,7 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
-    if text.startswith("Cannot access data pointer of Tensor"):
+    if text.startswith(("Cannot access data pointer of Tensor", "Cannot access storage of ")):
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         advice = (
             f"has no memory to give to tolist(), numpy() or data_ptr(): inside it a tensor is "
@@ -338,6 +338,11 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."
+    elif text.startswith("backward() called inside a functorch transform"):
+        advice = (
+            "can't run backward(), which adds to the .grad of tensors that the transform does not "
+            "know. Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+        )
     elif text.startswith("NYI: querying is_contiguous inside of vmap"):
         advice = (
             "can't tell in which order the memory of a sample is ("

@@ -9,8 +9,7 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "dispatch/hidden.h"
-#include "layers/function.h"
-#include "values/wrapper.h"
+#include "layers/captured.h"
 
 namespace torchlayers {
 namespace {
@@ -114,15 +113,6 @@ void explain_layout(const c10::Error& error, const Operator& op, const Layer& la
   }
 }
 
-void refuse_captured(const Operator& op, const Args& args) {
-  visit_tensors(args, op.num_args, [](const at::Tensor& tensor) {
-    const auto* wrapper = wrapper_of(tensor);
-    if (wrapper != nullptr && wrapper->is_alive()) {
-      raise("a tensor of grad or jvp was used by an autograd.Function outside that transform.");
-    }
-  });
-}
-
 } // namespace
 
 // NOTE [Stepping aside]
@@ -158,6 +148,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   Layer* layer = top_layer();
   const Operator& op = Operator::of(handle);
   trace_state("front", op);
+  if (C10_UNLIKELY(functions_at_work.load(std::memory_order_relaxed) > 0)) {
+    resolve_captured(op, *args);
+  }
   if (layer != nullptr && is_bypassed(kTorchFuncFront)) {
     layer->bypassed(op, *args);
     layer = nullptr;
@@ -173,9 +166,6 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
     if ((!op.hidden_args.empty() || op.hides_results) && run_hidden(op, keys, args, *layer)) {
       return;
     }
-  }
-  if (layer == nullptr && BelowForFunction::is_at_bottom()) {
-    refuse_captured(op, *args);
   }
   // torch.func takes some operators apart (linear) that a layer has a rule for.
   if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {

@@ -6,12 +6,13 @@
 #include "core/keys.h"
 #include "core/recording.h"
 #include "core/stack.h"
+#include "layers/captured.h"
 
 namespace torchlayers {
 namespace {
 
 thread_local FunctionsOfOneLevel* innermost_function = nullptr;
-thread_local int at_bottom = 0;
+thread_local BelowForFunction* innermost_below = nullptr;
 
 } // namespace
 
@@ -48,6 +49,14 @@ const FunctionsOfOneLevel* FunctionsOfOneLevel::running_jvp_on(const Layer& laye
   return function;
 }
 
+bool FunctionsOfOneLevel::are_recorded_on(const Layer& layer) {
+  const auto* function = innermost_function;
+  while (function != nullptr && function->layer_ != &layer) {
+    function = function->outer_;
+  }
+  return function == nullptr || function->modes_.grad;
+}
+
 RunsJvp::RunsJvp() : function_(innermost_function) {
   if (function_ != nullptr) {
     function_->runs_jvp_ = true;
@@ -60,28 +69,44 @@ RunsJvp::~RunsJvp() {
   }
 }
 
-BelowForFunction::BelowForFunction()
-    : cast_outside_(thread_keys().excluded() & kAutocastKeys),
+RunsBackward::RunsBackward()
+    : layer_(top_layer()), backwards_(layer_ != nullptr ? layer_->leave_backward() : 0) {}
+
+RunsBackward::~RunsBackward() {
+  if (layer_ != nullptr) {
+    layer_->return_to_backward(backwards_);
+  }
+}
+
+BelowForFunction::BelowForFunction(bool enters_again)
+    : to_enter_again_(enters_again ? entered_layer().number() : 0),
+      outer_(innermost_below),
+      cast_outside_(thread_keys().excluded() & kAutocastKeys),
       allowed_(at::functorch::getSingleLevelAutogradFunctionAllowed()),
       below_(entered_layer(), FunctionsOfOneLevel::modes_below(entered_layer())) {
   auto& keys = thread_keys();
   keys.set_excluded((keys.excluded() - kAutocastKeys) | cast_outside_);
   if (mirror().empty()) {
     keys.set_included(keys.included() | DispatchKeySet(kFront));
-    ++at_bottom;
   }
   at::functorch::setSingleLevelAutogradFunctionAllowed(false);
+  innermost_below = this;
+  ++functions_at_work;
 }
 
 BelowForFunction::~BelowForFunction() {
-  if (mirror().empty()) {
-    --at_bottom;
-  }
+  --functions_at_work;
+  innermost_below = outer_;
   at::functorch::setSingleLevelAutogradFunctionAllowed(allowed_);
 }
 
-bool BelowForFunction::is_at_bottom() {
-  return at_bottom > 0 && mirror().empty();
+uint64_t BelowForFunction::to_enter_again() {
+  const auto* below = innermost_below;
+  while (below != nullptr &&
+         (below->to_enter_again_ == 0 || entered_for(below->to_enter_again_) != nullptr)) {
+    below = below->outer_;
+  }
+  return below != nullptr ? below->to_enter_again_ : 0;
 }
 
 } // namespace torchlayers

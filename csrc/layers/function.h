@@ -28,6 +28,10 @@ class FunctionsOfOneLevel {
   // The one that is running the jvp of a Function on this layer's level, or null.
   static const FunctionsOfOneLevel* running_jvp_on(const Layer& layer);
 
+  // Whether grad mode was on where the Function was applied that is being applied on this layer's
+  // level; true where there is none.
+  static bool are_recorded_on(const Layer& layer);
+
  private:
   friend class RunsJvp;
   bool runs_jvp_ = false;
@@ -53,24 +57,43 @@ class RunsJvp {
   FunctionsOfOneLevel* function_;
 };
 
+// While it lives, a Function's backward runs, which may differentiate on its own: what it calls is
+// recorded on the level of the layer on top, though that runs its own backward.
+// NOTE [The backward phase].
+class RunsBackward {
+ public:
+  RunsBackward();
+  ~RunsBackward();
+  RunsBackward(const RunsBackward&) = delete;
+  RunsBackward& operator=(const RunsBackward&) = delete;
+
+ private:
+  Layer* layer_;
+  int backwards_;
+};
+
 // While it lives, the top layer is off the stack, for the forward of an
 // autograd.Function that it is processing. Applying a Function has turned recording
 // off, and that is meant for its own level: below, the modes are those that it was
 // applied with (those of now where no Function is being applied: a rule of the user's).
 // Autocast, which happens once, is left to what the forward calls.
 // Below the last layer the front stays on, to find tensors that the forward was not
-// given: a wrapper of a layer that is off would there be taken for its value.
+// given. NOTE [Captured by a Function].
 class BelowForFunction {
  public:
-  BelowForFunction();
+  // `enters_again`: the layer is a vmap, and a vmap is entered again for the Function's methods.
+  explicit BelowForFunction(bool enters_again = false);
   ~BelowForFunction();
   BelowForFunction(const BelowForFunction&) = delete;
   BelowForFunction& operator=(const BelowForFunction&) = delete;
 
-  // Whether this thread is below the last layer.
-  static bool is_at_bottom();
+  // The number of the vmap to enter again, which is the innermost that has not been yet; 0 where
+  // there is none.
+  static uint64_t to_enter_again();
 
  private:
+  const uint64_t to_enter_again_;
+  BelowForFunction* outer_;
   const DispatchKeySet cast_outside_;
   const bool allowed_;
   const Below below_;

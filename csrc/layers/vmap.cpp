@@ -11,6 +11,7 @@
 #include "core/recording.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/captured.h"
 #include "layers/vmap_draws.h"
 #include "layers/vmap_errors.h"
 #include "layers/vmap_no_samples.h"
@@ -124,6 +125,16 @@ std::map<std::string, c10::IValue> VmapLayer::metadata() const {
 at::functorch::DynamicLayer VmapLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
       at::functorch::TransformType::Vmap, level, batch_size_, known_to_torch(randomness_));
+}
+
+void VmapLayer::switch_on() {
+  functions_at_work += again_of_ != 0 ? 1 : 0;
+}
+
+void VmapLayer::switch_off() {
+  functions_at_work -= again_of_ != 0 ? 1 : 0;
+  made_.clear();
+  whose_ = nullptr;
 }
 
 void VmapLayer::process(const Operator& op, Args& args) {

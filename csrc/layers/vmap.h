@@ -32,6 +32,12 @@ class VmapLayer final : public Layer {
     draws_.emplace(key, Draws::Samples{batch_size_, first});
   }
 
+  // The samples of another vmap, whose number is `again_of`, entered once more for a Function.
+  VmapLayer(c10::SymInt batch_size, Randomness randomness, uint64_t again_of)
+      : VmapLayer(std::move(batch_size), randomness) {
+    again_of_ = again_of;
+  }
+
   const char* kind() const override {
     return "vmap";
   }
@@ -59,10 +65,12 @@ class VmapLayer final : public Layer {
   bool draws_for_each() const {
     return randomness_ == Randomness::Different || randomness_ == Randomness::Keyed;
   }
-  void switch_off() override {
-    made_.clear();
-    whose_ = nullptr;
+  // 0 if it is no other's. NOTE [Captured by a Function].
+  uint64_t again_of() const {
+    return again_of_;
   }
+  void switch_on() override;
+  void switch_off() override;
   // Whose a tensor from outside is, in the words of the user's program: "`seen`, which f captured".
   using Whose = std::function<std::string(const at::Tensor&)>;
   void ask(Whose whose) {
@@ -84,6 +92,7 @@ class VmapLayer final : public Layer {
 
   c10::SymInt batch_size_;
   Randomness randomness_;
+  uint64_t again_of_ = 0;
   std::optional<Draws> draws_;
   Inside made_;
   Whose whose_;

@@ -16,15 +16,18 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
+#include "layers/captured.h"
 #include "layers/draws.h"
 #include "layers/function.h"
 #include "layers/inner_levels.h"
 #include "layers/transforms.h"
+#include "layers/vmap.h"
 
 #include "python/bindings.h"
 #include "python/compiled_call.h"
 #include "python/modules.h"
 #include "python/program.h"
+#include "python/requires_grad.h"
 #include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
@@ -72,14 +75,18 @@ bool is_functionalize(const Layer* layer) {
 }
 
 // A guard that lives from the beginning of a `with` block to its end.
-template <class Guard>
-void bind_guard(py::module_& m, const char* name, const char* doc) {
+template <class Guard, class... Given, class... Named>
+void bind_guard(py::module_& m, const char* name, const char* doc, const Named&... named) {
   struct Block {
+    std::tuple<Given...> given;
     std::optional<Guard> guard;
   };
+  const auto emplace = [](Block& block) {
+    std::apply([&](const Given&... given) { block.guard.emplace(given...); }, block.given);
+  };
   py::class_<Block>(m, name, doc)
-      .def(py::init<>())
-      .def("__enter__", wrap_pybind_function([](Block& block) { block.guard.emplace(); }))
+      .def(py::init([](Given... given) { return new Block{{given...}, {}}; }), named...)
+      .def("__enter__", wrap_pybind_function(emplace))
       .def("__exit__", [](Block& block, const py::args&) { block.guard.reset(); });
 }
 
@@ -111,13 +118,20 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_dual_level(m);
   stand_before_subscripts();
   stand_before_script_calls();
+  stand_before_requires_grad();
+  bind_requires_grad(m);
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
 
   bind_guard<FunctionsOfOneLevel>(
       m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
-  bind_guard<BelowForFunction>(m, "Below", "Inside, the top layer is off the stack.");
+  bind_guard<BelowForFunction, bool>(
+      m,
+      "Below",
+      "Inside, the top layer is off the stack; if True, a vmap that is entered again for it.",
+      py::arg("enters_again") = false);
+  bind_guard<RunsBackward>(m, "RunsBackward", "Inside, a Function computes its gradients.");
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
   bind_guard<ComparingRanks>(
       m, "ComparingRanks", "Inside, collectives of named axes make sure that all ranks are there.");
@@ -193,7 +207,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               StackCopy(mirror().begin(), mirror().begin() + level), at::GradMode::is_enabled());
           return f();
         }));
-  m.def("wrap_argument", wrap_pybind_function(&wrap_argument));
+  m.def("wrap_returned", wrap_pybind_function([](const at::Tensor& tensor) {
+          return wrap_argument(resolve_returned(tensor));
+        }));
   m.def("unwrap", wrap_pybind_function(&unwrap));
   m.def("is_batched", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
           const auto* batched = at::functorch::maybeGetBatchedImpl(shown_at(tensor, level));
@@ -204,6 +220,25 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
+  // A value that a Function takes or gives, and where its batch of this level is, or None.
+  m.def(
+      "unbatched",
+      wrap_pybind_function(
+          [](const at::Tensor& tensor,
+             int64_t level) -> std::pair<at::Tensor, std::optional<int64_t>> {
+            const at::Tensor value =
+                shown_at(resolve_captured(without_dead_wrappers(tensor)), level);
+            const auto* batched = at::functorch::maybeGetBatchedImpl(value);
+            if (batched == nullptr || batched->level() != level) {
+              return {value, std::nullopt};
+            }
+            return {without_dead_wrappers(batched->value()), batched->bdim()};
+          }));
+  // Of the vmap of this level: that of the one that it was entered again for; or 0.
+  m.def("again_of", [](int64_t level) {
+    const auto* vmap = dynamic_cast<const VmapLayer*>(layer_at(level));
+    return vmap != nullptr ? vmap->again_of() : 0;
+  });
   m.def("was_made_inside", [](const at::Tensor& tensor, int64_t level) {
     const Layer* layer = layer_at(level);
     return layer != nullptr && layer->inside() != nullptr && layer->inside()->has_made(tensor);

@@ -1,6 +1,7 @@
 #include "python/entry.h"
 
 #include "layers/drawn_outside.h"
+#include "layers/function.h"
 #include "layers/functionalize.h"
 #include "layers/grad.h"
 #include "layers/jvp.h"
@@ -122,6 +123,21 @@ void bind_entries(py::module_& m) {
     return std::make_shared<Entry>(
         std::make_shared<VmapLayer>(batch_size, parse_randomness(randomness)));
   });
+  // The samples once more for a Function's method: those of that number, or of the vmap that the
+  // Function's call has left. NOTE [Captured by a Function].
+  m.def(
+      "vmap_again_entry",
+      [](const c10::SymInt& batch_size,
+         const py::object& randomness,
+         std::optional<uint64_t> of) {
+        return std::make_shared<Entry>(std::make_shared<VmapLayer>(
+            batch_size,
+            parse_randomness(randomness),
+            of ? *of : BelowForFunction::to_enter_again()));
+      },
+      py::arg("batch_size"),
+      py::arg("randomness"),
+      py::arg("of") = py::none());
   m.def("seeded_entry", [](const at::Tensor& key) {
     return std::make_shared<Entry>(std::make_shared<SeededLayer>(key));
   });

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from torchlayers import _C, tree
 
-_functorch: Any = torch._C._functorch
-
 
 class Dims:
     """The batch dimensions of a vmapped Function's outputs: an output more, which is no tensor."""
@@ -42,19 +40,13 @@ def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple
 
 def _remove(value: Any, level: int) -> tuple[Any, Any]:
     if isinstance(value, Tensor):
-        return _unwrap(value, level)
+        return _C.unbatched(value, level)
     if not isinstance(value, (tuple, list, dict)):
         return value, None
     held = Held.of(value, level)
     if not isinstance(held, Held):
         return value, None
     return tree.unflatten(held.leaves, held.spec), tree.unflatten(held.dims, held.spec)
-
-
-def _unwrap(tensor: Tensor, level: int) -> tuple[Tensor, int | None]:
-    return _functorch._unwrap_batched(  # type: ignore[no-any-return]
-        _C.shown_at(tensor, level), level
-    )
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.Size)
@@ -74,7 +66,8 @@ class Held(NamedTuple):
             return value
         flat, spec = tree.flatten(value)
         pairs = [
-            _unwrap(leaf, level) if isinstance(leaf, Tensor) else (leaf, None) for leaf in flat
+            _C.unbatched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None)
+            for leaf in flat
         ]
         if all(dim is None for _, dim in pairs):
             return value

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch._functorch.autograd_function import WrappedCtx
 from torch.autograd.function import BackwardCFunction
 
+from torchlayers import _C
 from torchlayers.autograd_function.batching import Dims, Held, batched, unbatched
 from torchlayers.errors import FunctionError
 
@@ -32,6 +33,7 @@ class Record(NamedTuple):
     saved_dims: tuple[Any, ...]
     saved_for_forward_dims: tuple[Any, ...] | None
     fields: dict[str, Any]
+    again_of: int  # the vmap's number. NOTE [Captured by a Function]
 
 
 class _Inside:
@@ -123,7 +125,9 @@ def keep(one_sample: OneSample, out_dims: Dims, input_shapes: list[Any]) -> None
     inside = one_sample._torchlayers
     saved, saved_for_forward = inside.saved_dims, inside.saved_for_forward_dims
     fields = _fields(one_sample)
-    put(inside.ctx, _RECORD, Record(out_dims, input_shapes, saved, saved_for_forward, fields))
+    again_of = _C.again_of(inside.level)
+    record = Record(out_dims, input_shapes, saved, saved_for_forward, fields, again_of)
+    put(inside.ctx, _RECORD, record)
 
 
 def close(one_sample: OneSample) -> None:

@@ -1,11 +1,19 @@
 """What torch itself refuses of autograd.Functions, in other words."""
 
+import re
 import sys
 from typing import Any
 
 from torchlayers.autograd_function.adoption import is_torchs
 from torchlayers.errors import FunctionError
 from torchlayers.torch_versions import applied_function
+
+
+# What torch says of a gradient whose shape is not its input's.
+_GRADIENT = re.compile(
+    r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*\]) but "
+    r"expected shape compatible with (\[.*\])"
+)
 
 
 def explain(error: RuntimeError) -> None:
@@ -25,6 +33,13 @@ def explain(error: RuntimeError) -> None:
                 "outside, before the transform is called; or give it a setup_context."
             )
         raise FunctionError(f"torchlayers: {name} {reason}") from error
+    if found := _GRADIENT.match(text):
+        name, place, got, shape = found.groups()
+        raise FunctionError(
+            f"torchlayers: {name.removesuffix('Generated')}.backward returned a gradient of shape "
+            f"{got} for input {place} of forward, whose shape is {shape}. Return one of the "
+            "input's shape."
+        ) from error
     if text.startswith("cannot use C++ torch::autograd::Function"):
         raise FunctionError(
             "torchlayers: a C++ torch::autograd::Function records on one level alone, so the "

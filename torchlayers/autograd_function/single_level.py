@@ -23,11 +23,15 @@ def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
     lifted = tree.map_all_tensors(_C.lift, operands)
     one_level = generated.of(function, "single level", _generate)
     with _C.OneLevel():
-        return one_level.apply(*lifted)
+        try:
+            return one_level.apply(*lifted)
+        except RuntimeError as error:
+            derivatives.explain_tangents(function, error)
+            raise
 
 
 def _generate(function: Function) -> type[_SingleLevelFunction]:
-    backward = derivatives.backward_of(function)
+    backward_of_function = derivatives.backward_of(function)
     jvp_of_function = derivatives.jvp_of(function)
     set_up = derivatives.setup_context_of(function)
     name = generated.name_of(function)
@@ -43,7 +47,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
             except RuntimeError as error:
                 derivatives.explain_captured(function, error)
                 raise
-        return tree.map_outputs(_C.wrap_argument, outputs, values, operands)
+        return tree.map_outputs(_C.wrap_returned, outputs, values, operands)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         set_up(ctx, inputs, output)
@@ -54,6 +58,10 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
                     "outside the transform: its gradient would be silently wrong. Pass it to the "
                     "transformed function as an argument, or clone it."
                 )
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with _C.RunsBackward():
+            return backward_of_function(ctx, *grads)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         with _C.RunsJvp():  # NOTE [A jvp is differentiated too]

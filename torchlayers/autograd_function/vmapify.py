@@ -61,10 +61,17 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
     values, in_dims = unbatched(operands, interpreter.level())
     if all(dim is None for dim in tree.leaves(in_dims)):
-        with _C.Below():
-            outputs = custom_function_call.on_top(function, *values)
-        _C.note_made(_tensors(outputs), _tensors(values), interpreter.level())
-        return outputs
+        by = f"vmap (level {interpreter.level()})"
+        try:
+            with _C.Below():
+                outputs = custom_function_call.on_top(function, *values)
+        except RuntimeError as error:
+            if not (function.generate_vmap_rule and derivatives.reads_batched(error, by)):
+                derivatives.explain_captured(function, error)
+                raise
+        else:
+            _C.note_made(_tensors(outputs), _tensors(values), interpreter.level())
+            return outputs
     if _is_ambiguous(function):
         raise FunctionError(
             f"torchlayers: {name} has both a vmap staticmethod and "
@@ -72,11 +79,15 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
         )
     if function.generate_vmap_rule:
         vmapped = _generated(function, in_dims, info)
-        with _C.Below():
+        with _C.Below(enters_again=True):
             outputs, out_dims = _split_dims(custom_function_call.on_top(vmapped, *values))
     elif derivatives.has_vmap(function):
         with _C.Below():
-            outputs, out_dims = run_vmap(function, info, in_dims, values)
+            try:
+                outputs, out_dims = run_vmap(function, info, in_dims, values)
+            except RuntimeError as error:
+                derivatives.explain_captured(function, error, "vmap")
+                raise
     else:
         raise FunctionError(
             f"torchlayers: vmap does not know how to batch {name}. If its methods "
@@ -154,7 +165,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     name = generated.name_of(function)
 
     def forward(*operands: Any) -> Any:
-        with _C.vmap_entry(*info) as level:
+        with _C.vmap_again_entry(*info) as level:
             outputs = function.forward(*batched(operands, in_dims))
             values, out_dims = unbatched(tree.as_tuple(outputs), level)
         return (*values, Dims(out_dims, is_single=not isinstance(outputs, tuple)))
@@ -162,7 +173,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
     # NOTE [setup_context runs under vmap]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         dims = outputs[-1]
-        with _C.vmap_entry(*info) as level:
+        with _C.vmap_again_entry(*info) as level:
             one_sample = context.OneSample(ctx, level, name)
             samples = batched(inputs, in_dims)
             results = batched(outputs[:-1], dims.tree)
@@ -176,7 +187,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         record = context.record_of(ctx)
         is_boxed = derivatives.is_boxed(function)
         grads = (grads[0] if is_boxed else grads)[:-1]
-        with _C.vmap_entry(*info) as level:
+        with _C.vmap_again_entry(*info, record.again_of) as level:
             one_sample = context.opened(ctx, level, name)
             samples = batched(grads, record.out_dims.tree)
             gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
@@ -191,7 +202,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         record = context.record_of(ctx)
-        with _C.vmap_entry(*info) as level:
+        with _C.vmap_again_entry(*info, record.again_of) as level:
             one_sample = context.opened(ctx, level, name)
             results = jvp_of_one(
                 one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))

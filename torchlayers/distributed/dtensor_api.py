@@ -18,6 +18,8 @@ from torchlayers.distributed import dtensor
 from torchlayers.distributed.sync_batch_norm import sync_batch_norm
 from torchlayers.errors import NotTensorError
 
+_functorch: Any = torch._C._functorch
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import Placement
@@ -49,6 +51,9 @@ def _from_local(
 
 
 def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
+    if dtensor.is_dtensor(x) and _functorch.is_functorch_wrapped_tensor(x._local_tensor):
+        local = x._local_tensor  # torch has made x inside, around a tensor of the transform
+        return local.view_as(local)
     placed = _placed()
     where = placed.placements_of(x)
     of_gradient = placed.of_gradient(where, grad_placements)

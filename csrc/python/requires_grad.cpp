@@ -1,0 +1,136 @@
+#include "python/requires_grad.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/object_ptr.h>
+
+#include "core/keys.h"
+#include "python/function_modes.h"
+#include "python/tree.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+using at::functorch::BatchedTensorImpl;
+
+PyMethodDef requires_grad_method{};  // torch's, with ours in the function's place
+PyGetSetDef requires_grad_attribute{};  // likewise
+PyCFunctionWithKeywords torchs_requires_grad_ = nullptr;
+getter torchs_getter = nullptr;
+setter torchs_setter = nullptr;
+
+// Whether torch would ask its class, and not do it itself.
+bool asks_its_class(PyObject* self) {
+  if (THPVariable_CheckExact(self)) {
+    return false;
+  }
+  static auto* disabled = new py::object(imported("torch._C", "_disabled_torch_function_impl"));
+  const THPObjectPtr found(PyObject_GetAttrString(
+      reinterpret_cast<PyObject*>(Py_TYPE(self)), "__torch_function__"));
+  PyErr_Clear();
+  return found.get() != disabled->ptr();
+}
+
+bool is_inside_ours(PyObject* self) {
+  return C10_UNLIKELY(thread_keys().included().has(kFront)) && !any_enabled_function_mode() &&
+         !asks_its_class(self);
+}
+
+PyObject* call_handler(PyObject* self, const py::tuple& args, const py::dict& options) {
+  static auto* handler =
+      new py::object(imported("torchlayers.local_gradients", "set_requires_grad"));
+  return (*handler)(py::handle(self), *args, **options).release().ptr();
+}
+
+PyObject* require_grad(PyObject* self, PyObject* args, PyObject* options) {
+  if (!is_inside_ours(self)) {
+    return torchs_requires_grad_(self, args, options);
+  }
+  HANDLE_TH_ERRORS
+  return call_handler(
+      self,
+      py::reinterpret_borrow<py::tuple>(args),
+      options != nullptr ? py::reinterpret_borrow<py::dict>(options) : py::dict());
+  END_HANDLE_TH_ERRORS
+}
+
+// The tensor whose own mark tells whether it is recorded.
+at::Tensor marked_tensor(const at::Tensor& tensor) {
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return marked_tensor(batched->value());
+  }
+  if (at::functionalization::impl::isFunctionalTensor(tensor)) {
+    at::functionalization::impl::sync(tensor);
+    return marked_tensor(at::functionalization::impl::from_functional_tensor(tensor));
+  }
+  return tensor;
+}
+
+PyObject* get_requires_grad(PyObject* self, void* closure) {
+  if (!is_inside_ours(self)) {
+    return torchs_getter(self, closure);
+  }
+  HANDLE_TH_ERRORS
+  return PyBool_FromLong(marked_tensor(THPVariable_Unpack(self)).requires_grad());
+  END_HANDLE_TH_ERRORS
+}
+
+int set_requires_grad(PyObject* self, PyObject* value, void* closure) {
+  if (value == nullptr || !PyBool_Check(value) || !is_inside_ours(self)) {
+    return torchs_setter(self, value, closure);
+  }
+  HANDLE_TH_ERRORS
+  Py_DECREF(call_handler(self, py::make_tuple(py::handle(value)), py::dict()));
+  return 0;
+  END_HANDLE_TH_ERRORS_RET(-1)
+}
+
+// torch keeps a batched tensor's value to itself; an explicit instantiation may name it.
+template <auto Value>
+struct Reveal {
+  friend at::Tensor& value_inside(BatchedTensorImpl& batched) {
+    return batched.*Value;
+  }
+};
+template struct Reveal<&BatchedTensorImpl::value_>;
+at::Tensor& value_inside(BatchedTensorImpl& batched);
+
+} // namespace
+
+void stand_before_requires_grad() {
+  THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, "requires_grad_"));
+  THPObjectPtr property(PyObject_GetAttrString(THPVariableClass, "requires_grad"));
+  if (!found || !property || !Py_IS_TYPE(found.get(), &PyMethodDescr_Type) ||
+      !Py_IS_TYPE(property.get(), &PyGetSetDescr_Type)) {
+    throw py::import_error("torchlayers: this torch's requires_grad is not as it is known");
+  }
+  auto* of_method = reinterpret_cast<PyMethodDescrObject*>(found.get());
+  torchs_requires_grad_ = reinterpret_cast<PyCFunctionWithKeywords>(
+      reinterpret_cast<void (*)()>(of_method->d_method->ml_meth));
+  requires_grad_method = *of_method->d_method;
+  requires_grad_method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&require_grad));
+  of_method->d_method = &requires_grad_method;
+  auto* of_attribute = reinterpret_cast<PyGetSetDescrObject*>(property.get());
+  torchs_getter = of_attribute->d_getset->get;
+  torchs_setter = of_attribute->d_getset->set;
+  requires_grad_attribute = *of_attribute->d_getset;
+  requires_grad_attribute.get = &get_requires_grad;
+  requires_grad_attribute.set = &set_requires_grad;
+  of_attribute->d_getset = &requires_grad_attribute;
+}
+
+void bind_requires_grad(py::module_& m) {
+  // As torch's own, past its question whether a transform is on.
+  m.def("set_requires_grad", torch::wrap_pybind_function([](const at::Tensor& tensor, bool value) {
+          tensor.set_requires_grad(value);
+        }));
+  // Another value in the place of that which a batched tensor batches, of its size.
+  m.def("replace_batch", [](const at::Tensor& tensor, const at::Tensor& value) {
+    value_inside(*at::functorch::maybeGetBatchedImpl(tensor)) = value;
+  });
+}
+
+} // namespace torchlayers
