@@ -163,6 +163,7 @@ def vmap(
                 mesh=mesh,
                 keyed=randomness == "keyed",
             )
+            torch_compile.copy_parameters_outside()
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )

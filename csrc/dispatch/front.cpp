@@ -7,6 +7,7 @@
 #include "dispatch/fallbacks.h"
 #include "dispatch/hidden.h"
 #include "layers/function.h"
+#include "values/escaped.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -103,7 +104,11 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   const Operator& op = Operator::of(handle);
   trace_state("front", op);
   if (layer != nullptr && is_bypassed(kTorchFuncFront)) {
-    layer->bypassed(op, *args);
+    for (const Layer* each : layers_on_stack()) {
+      if (each != nullptr) {
+        each->bypassed(op, *args);
+      }
+    }
     layer = nullptr;
   }
   if (layer != nullptr) {
@@ -118,8 +123,11 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
       return;
     }
   }
-  if (layer == nullptr && BelowForFunction::is_at_bottom()) {
-    refuse_captured(op, *args);
+  if (layer == nullptr) {
+    if (BelowForFunction::is_at_bottom()) {
+      refuse_captured(op, *args);
+    }
+    settle_escaped(op, *args); // NOTE [Escaped]
   }
   // torch.func takes some operators apart (linear) that a layer has a rule for.
   if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {

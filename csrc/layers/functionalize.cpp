@@ -7,6 +7,7 @@
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "values/escaped.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -43,6 +44,7 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   visit_tensors(args, op.num_returns, [this](const at::Tensor& tensor) {
     if (functionalization::isFunctionalTensor(tensor)) {
       functionalization::unsafeGetFunctionalWrapper(tensor)->set_level(level());
+      add_front_key(tensor);
     }
   });
 }

@@ -24,10 +24,12 @@
 #include "python/bindings.h"
 #include "python/compiled_call.h"
 #include "python/modules.h"
+#include "python/new_tensors.h"
 #include "python/program.h"
 #include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
+#include "values/escaped.h"
 #include "values/inside.h"
 #include "values/places.h"
 #include "values/wrapper.h"
@@ -108,6 +110,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_compiled_call(m);
   bind_dual_level(m);
   stand_before_subscripts();
+  stand_before_new_tensors();
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
@@ -174,6 +177,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("add_front_key", wrap_pybind_function(&add_front_key));
   m.def("seen_from", wrap_pybind_function(&seen_from));
   m.def("sample_of", wrap_pybind_function(&sample_of));
   m.def("held_at", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {
