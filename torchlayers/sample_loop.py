@@ -92,12 +92,11 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
     return either
 
 
-def _reason(error: RuntimeError) -> str | None:
+def _reason(error: BaseException) -> str | None:
     """What the function did that the vmap refused: the next to be entered, or a layer inside it."""
     text = str(error)
-    while isinstance(error.__cause__, RuntimeError):  # torch.testing says it in other words
-        error = error.__cause__
-        text = str(error)
+    if "torchlayers: " not in text and error.__cause__ is not None:
+        return _reason(error.__cause__)  # torch.testing says it in other words
     layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
     if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
         return None

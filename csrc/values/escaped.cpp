@@ -7,6 +7,7 @@
 #include "core/keys.h"
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -55,8 +56,9 @@ at::Tensor without_ended_functionalize(at::Tensor tensor) {
 
 void settle_escaped(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&op](const at::Tensor& tensor, size_t) {
-    refuse_batched(op, tensor);
-    return without_ended_functionalize(tensor);
+    const at::Tensor value = without_dead_wrappers(tensor);
+    refuse_batched(op, value);
+    return without_ended_functionalize(value);
   });
 }
 
