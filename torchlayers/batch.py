@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, steps, tree, whose
-from torchlayers.errors import DimensionError, NotTensorError, OutDimError
+from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.random.keys import fold_in
 from torchlayers.seeded import seeded
 
@@ -182,6 +182,14 @@ class Vmap(NamedTuple):
 
     def _returned(self) -> str:
         return f"torchlayers: {self.api}({tree.name_of(self.func)}, out_dims={self.out_dims!r})"
+
+
+def check_randomness(api: str, randomness: str) -> None:
+    if randomness not in ("error", "same", "different", "keyed"):
+        raise TransformError(
+            f"torchlayers: {api}: randomness must be 'error', 'same', 'different' or 'keyed', got "
+            f"{randomness!r}."
+        )
 
 
 def dims_of(out_dims: Any, spec: tree.TreeSpec) -> list[int | None]:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.batch import check_randomness
+from torchlayers.chunks import check_chunk_size
 from torchlayers.names import Argnums
 from torchlayers.sample_norms.arguments import Given, Numbers, of_samples
 from torchlayers.sample_norms.sample import Sample
@@ -56,6 +58,9 @@ def per_sample_norms(
 
     Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015).
     """
+
+    check_randomness("per_sample_norms", randomness)
+    check_chunk_size("per_sample_norms", chunk_size, None)
 
     def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
         def of_sample(*args: Any) -> Any:
@@ -114,6 +119,7 @@ def clipped_grad(
         in Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at Small
         Cost" (2023).
     """
+    check_randomness("clipped_grad", randomness)
     if not isinstance(max_norm, Tensor) and not max_norm > 0:
         raise ValueError(
             f"torchlayers: clipped_grad: max_norm is a norm greater than 0, got {max_norm!r}."
