@@ -1,5 +1,9 @@
 """Tensors that escape their transform: what was kept of one that has ended, and where it may go."""
 
+import copy
+import io
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import torch.func
@@ -189,6 +193,135 @@ def test_what_an_exception_lets_escape_is_dead():
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS.keys())
 def test_a_batched_tensor_looks_as_torch_funcs(look):
     agree(lambda tf: look(tf, kept_by_vmap(tf, torch.ones(2, 3))))
+
+
+def in_a_thread(call):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result()
+
+
+OUTSIDE = {
+    "an operator": lambda t: t.sin(),
+    "beside another": lambda t: X + t,
+    "a view": lambda t: t.unsqueeze(0),
+    "a random operator": torch.bernoulli,
+    "an operator of lists": lambda t: torch.stack([t, t]),
+    "of a list in place": lambda t: torch._foreach_add_([t], 1.0),
+    "a composite": lambda t: torch.nn.functional.linear(t, torch.ones(2, 3)),
+    "an index": lambda t: t[0],
+    "a mask": lambda t: t[t > 0],
+    "a write": lambda t: t.add_(1),
+    "y[i] = v": lambda t: t.__setitem__(0, 1.0),
+    "written into another": lambda t: torch.zeros(3).copy_(t),
+    "a comparison": lambda t: t == 1,
+    "bool": lambda t: bool(t.sum()),
+    "item": lambda t: t[0].item(),
+    "a loop": list,
+    "equal": lambda t: torch.equal(t, t),
+    "allclose": lambda t: torch.allclose(t, t),
+    "tolist": lambda t: t.tolist(),
+    "numpy": lambda t: t.detach().numpy(),
+    "to": lambda t: t.to(torch.float64),
+    "detach": lambda t: t.detach(),
+    "a parameter": lambda t: torch.nn.Parameter(t),
+    "new_zeros": lambda t: t.new_zeros(2),
+    "with plain autograd": lambda t: (t * X.clone().requires_grad_()).sum(),
+    "without grad": lambda t: torch.no_grad()(torch.sin)(t),
+    "in inference mode": lambda t: torch.inference_mode()(torch.sin)(t),
+    "in another thread": lambda t: in_a_thread(t.sin),
+    "in torch.func's grad": lambda t: torch.func.grad(lambda x: (x * t).sum())(X),
+    "in torch.func's jvp": lambda t: torch.func.jvp(lambda x: x * t, (X,), (X,)),
+    "in torch.func's vmap": lambda t: torch.func.vmap(lambda x: x * t)(torch.ones(2, 3)),
+    "in functionalize of torch.func's": lambda t: torch.func.functionalize(lambda x: x * t)(X),
+}
+
+
+def kept_by_vmap_of_grad(tf, x=X):
+    kept = []
+    tf.vmap(tf.grad(lambda y: kept.append(y * 2) or y.sum()))(x)
+    return kept[0]
+
+
+def kept_by_grad_of_vmap(tf, x=X):
+    kept = []
+    tf.grad(lambda x: tf.vmap(lambda y: kept.append(y * 2) or y.sum())(x).sum())(x)
+    return kept[0]
+
+
+@pytest.mark.parametrize("use", OUTSIDE.values(), ids=OUTSIDE)
+@pytest.mark.parametrize("keep", [kept_by_vmap, kept_by_vmap_of_grad, kept_by_grad_of_vmap])
+def test_a_batched_tensor_used_outside_every_transform_is_refused(keep, use):
+    """In torch.func's vmap of its level, which took it for its own, the result was wrong."""
+    escaped = keep(tl, torch.rand(2, 3))
+    with pytest.raises(RuntimeError, match=r"torchlayers: a tensor batched by vmap \(level [12]\)"):
+        use(escaped)
+
+
+def test_the_error_names_the_operator_and_the_line():
+    escaped = kept_by_vmap(tl, torch.ones(2, 3))
+    with pytest.raises(RuntimeError) as error:
+        escaped.exp()
+    assert str(error.value) == (
+        "torchlayers: a tensor batched by vmap (level 1) was used by aten::exp outside that "
+        "transform, which has ended or is another thread's. Return it from the function instead "
+        f"of keeping it. In test_escaped.py:{error.traceback[-1].lineno + 1}, `escaped.exp()`."
+    )
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda t: torch.save(t, io.BytesIO())]
+)
+def test_a_batched_tensor_is_not_copied_outside(copied):
+    with pytest.raises(NotImplementedError, match="a tensor that torchlayers.vmap batched"):
+        copied(kept_by_vmap(tl, torch.ones(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("keep", "shown"),
+    [
+        (kept_by_vmap, "BatchedTensor(escaped, lvl=1, bdim=0, value="),
+        (kept_by_grad, "GradTrackingTensor(escaped, lvl=-2, value="),
+        (kept_by_vmap_of_grad, "GradTrackingTensor(escaped, lvl=-2, value="),
+        (kept_by_grad_of_vmap, "BatchedTensor(escaped, lvl=2, bdim=0, value="),
+        (lambda tf, x: kept_by_functionalize(x), "FunctionalTensor(escaped, lvl=1, value="),
+    ],
+    ids=["vmap", "grad", "vmap of grad", "grad of vmap", "functionalize"],
+)
+def test_what_has_escaped_prints_and_says_so(keep, shown):
+    escaped = keep(tl, torch.ones(2, 3))
+    assert repr(escaped).startswith(shown)
+    assert in_a_thread(lambda: str(escaped)).startswith(shown)
+
+
+def test_a_tensor_at_home_does_not_print_as_escaped():
+    printed = []
+    nest = tl.functionalize(tl.vmap(tl.grad(lambda x: printed.append(repr(x)) or x.sum())))
+    nest(torch.ones(2, 3))
+    assert "BatchedTensor(lvl=2" in printed[0]
+    assert "escaped" not in printed[0]
+
+
+def kept_by_functionalize(x=X, f=lambda y: y * 2):
+    kept = []
+    tl.functionalize(lambda y: kept.append(f(y)) or y + 1)(x)
+    return kept[0]
+
+
+def written(y):
+    z = y * 1
+    z[1:].mul_(2)
+    return z
+
+
+@pytest.mark.parametrize("use", [*USES.values(), lambda tf, t: t.numpy().tolist()])
+@pytest.mark.parametrize(
+    ("f", "value"),
+    [(lambda y: y * 2, X * 2), (lambda y: y, X), (written, X * torch.tensor([1.0, 2.0, 2.0]))],
+    ids=["a result", "the argument", "written to"],
+)
+def test_a_functional_tensor_acts_as_the_value_in_it(f, value, use):
+    """Its numpy() was memory that nobody had written to."""
+    assert_same(use(tl, kept_by_functionalize(f=f)), use(tl, value), rounded=True)
 
 
 def used_outside(outer, use):

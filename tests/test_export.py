@@ -93,6 +93,40 @@ def test_strictly(name):
     assert_exports(ALL[name](f), strict=True)
 
 
+class Reads(nn.Module):
+    """Its transform's function reads a parameter, and so does one within it."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call = call
+        self.w, self.v = nn.Parameter(torch.tensor([0.5, 2.0])), nn.Parameter(torch.ones(2))
+
+    def forward(self, x):
+        return self.call(lambda a: a * self.w, lambda a: (a * self.v).sin(), x)
+
+
+READS = {
+    "vmap": lambda f, g, x: tl.vmap(f)(x),
+    "jvp": lambda f, g, x: tl.jvp(f, (x,), (x,))[1],
+    "linearize": lambda f, g, x: tl.linearize(f, x)[1](x),
+    "functionalize": lambda f, g, x: tl.functionalize(f)(x),
+    "vmap of vmap": lambda f, g, x: tl.vmap(lambda a: f(a) + tl.vmap(f)(a[None])[0])(x),
+    "vmap of jvp": lambda f, g, x: tl.vmap(lambda a: tl.jvp(f, (a,), (a,))[1] + g(a))(x),
+    "jvp of vmap": lambda f, g, x: tl.jvp(tl.vmap(lambda a: f(g(a))), (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("call", READS.values(), ids=READS)
+def test_strictly_where_the_function_reads_a_parameter(call, frozen):
+    """torch.func's fail there: Dynamo copies the parameter in the layer."""
+    module = Reads(call).requires_grad_(not frozen)
+    program = torch.export.export(module, (X,), strict=True).module()
+    torch.testing.assert_close(program(2 * X), module(2 * X))
+    for given, own in zip(program.parameters(), module.parameters(), strict=True):
+        assert torch.equal(given, own) and given.requires_grad == own.requires_grad
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in WITHOUT_GRADIENTS])
 def test_gradients_are_refused_strictly(name):
     with pytest.raises(Exception, match="strict=False"):

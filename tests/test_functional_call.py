@@ -813,3 +813,26 @@ def test_make_fx(net):
     graph = make_fx(lambda given, x: tl.functional_call(net, given, (x,)))(given, X)
     doubled = {name: 2 * t for name, t in given.items()}
     torch.testing.assert_close(graph(doubled, X), by_state(net, doubled, X))
+
+
+# Names of what is not there
+
+
+def test_a_name_through_a_submodule_that_is_not_there():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    with pytest.raises(AttributeError) as info:
+        tl.functional_call(net, {"2.weight": X}, (X,))
+    assert str(info.value).startswith(
+        "torchlayers: functional_call: the Sequential has no tensor '2.weight': it has nothing "
+        "called '2'. Did you mean '1.weight'? In test_functional_call.py:"
+    )
+    with pytest.raises(AttributeError, match=r"its '0' \(Linear\) has nothing called 'a'"):
+        tl.functional_call(net, {"0.a.b": X}, (X,))
+
+
+def test_strict_tells_names_that_are_near():
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    given = dict(net.named_parameters())
+    given["0.weigth"] = given.pop("0.weight")
+    with pytest.raises(RuntimeError, match=r"those of the Sequential(.|\n)*mean '0.weight'\?"):
+        tl.functional_call(net, given, (X,), strict=True)

@@ -493,3 +493,22 @@ def test_a_scalars_jacobian_is_recorded_outside_as_grad_mode_says(grad_mode):
     x = X.clone().requires_grad_()
     with torch.set_grad_enabled(grad_mode):
         assert tl.jacrev(lambda x: (x**3).sum())(x).requires_grad == grad_mode
+
+
+def test_errors_of_hvp_name_hvp():
+    x, f = torch.ones(3), torch.sum
+    calls = [
+        lambda: tl.hvp(torch.sin, (x,), (x,)),
+        lambda: tl.hvp(lambda x: None, (x,), (x,)),
+        lambda: tl.hvp(f, (x,), (x,), has_aux=True),
+        lambda: tl.hvp(f, (torch.arange(3),), (x,)),
+        lambda: tl.hvp(f, (1.0,), (1.0,)),
+        lambda: tl.hvp(f, (x,), (x, x)),
+        lambda: tl.hvp(f, (x,), (x[:2],)),
+        lambda: tl.hvp(f, (x,), x[:2], argnums=0),
+        lambda: tl.hvp(f, (), ()),
+        lambda: tl.vmap(lambda x: tl.hvp(torch.sin, (x,), (x,)))(torch.ones(2, 3)),
+    ]
+    for call in calls:
+        with pytest.raises(tl.errors.TransformError, match=r"^torchlayers: hvp: "):
+            call()

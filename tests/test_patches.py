@@ -19,6 +19,7 @@ import torch._higher_order_ops
 import torch.distributed.tensor
 import torch.export
 import torch.fx.experimental.proxy_tensor
+import torch.nn.attention.flex_attention
 import torch.utils.checkpoint
 
 
@@ -56,6 +57,9 @@ CHANGED = {
     "Tensor.register_post_accumulate_grad_hook",
     "_CheckpointFrame.__init__",
     "torch._higher_order_ops.utils._hop_compile_and_call",
+    "torch._tensor_str._functorch_wrapper_str_intern",
+    "torch.nn.attention.flex_attention._validate_device",
+    "torch.nn.attention.flex_attention.setup_compilation_env",
 }
 
 

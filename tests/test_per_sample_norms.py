@@ -452,3 +452,31 @@ def test_misuse_is_refused_in_words():
 
     with pytest.raises(TransformError, match="past the modes of torch functions"):
         tl.per_sample_norms(past_modes)(weight, x)
+
+
+SAMPLES = torch.ones(4, 3)
+NORMS = {
+    "per_sample_norms": tl.per_sample_norms,
+    "clipped_grad": lambda f, **options: tl.clipped_grad(f, 1.0, **options),
+}
+
+
+@pytest.mark.parametrize("api", NORMS)
+def test_errors_name_what_was_called(api):
+    def loss(w, x):
+        return (w @ x).sum()
+
+    w, transform = torch.ones(2, 3), NORMS[api]
+    calls = [
+        lambda: transform(loss, in_dims=(None, 5))(w, SAMPLES),
+        lambda: transform(loss, in_dims=(None, None))(w, SAMPLES),
+        lambda: transform(loss)(w, 3.0),
+        lambda: transform(lambda w, x, y: loss(w, x))(w, SAMPLES, SAMPLES[:2]),
+        lambda: transform(lambda w, x: (loss(w, x), object()), has_aux=True)(w, SAMPLES),
+        lambda: transform(loss, randomness="never")(w, SAMPLES),
+        lambda: transform(lambda w, x: w @ x)(w, SAMPLES),
+        lambda: transform(loss)(w.long(), SAMPLES),
+    ]
+    for call in calls:
+        with pytest.raises((RuntimeError, ValueError), match=rf"^torchlayers: {api}\b"):
+            call()

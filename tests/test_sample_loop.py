@@ -48,6 +48,76 @@ def test_each_sample_has_what_it_has_alone(f):
     assert tl.current_stack() == ()
 
 
+def grows(x):
+    while x.abs().max() < 10:
+        x = x * 2
+    return x
+
+
+def compares(x):
+    try:
+        torch.testing.assert_close(x, X[0])
+    except AssertionError:
+        return -x
+    return x
+
+
+# What has a value, a memory or a size of one sample alone, and operators that no batch can run.
+ASKS = {
+    "equal": lambda x: 2 * x if torch.equal(x, X[0]) else x,
+    "allclose": lambda x: 2 * x if torch.allclose(x, X[0]) else x,
+    "is_nonzero": lambda x: 2 * x if torch.is_nonzero(x[0] + 1) else x,
+    "bool": lambda x: 2 * x if bool(x[0] > 0) else x,
+    "isnan().any()": lambda x: 0 * x if x.log().isnan().any() else x,
+    "in": lambda x: 2 * x if 3.0 in x else x,
+    "float": lambda x: x * float(x[0]),
+    "range": lambda x: x * len(range(x.abs()[2].long())),
+    "a list's index": lambda x: x * [5, 6, 7][x[0].long()],
+    "sorted": lambda x: torch.stack(sorted(x)),
+    "format": lambda x: x * float(f"{x[0]:.3f}"),
+    "tolist": lambda x: x * x.tolist()[0],
+    "numpy": lambda x: x * float(x.detach().numpy()[0]),
+    "torch.tensor of numbers": lambda x: torch.tensor([x[0], x[2]]) * x[:2],
+    "data": lambda x: x.data * x,
+    "untyped_storage": lambda x: x * (x.untyped_storage().nbytes() > 0),
+    "is_contiguous": lambda x: x * x[None, :, None, None].is_contiguous(
+        memory_format=torch.channels_last
+    ),
+    "unique": lambda x: torch.unique(x).sum() * x,
+    "unique_consecutive": lambda x: torch.unique_consecutive(x > 0).sum() * x,
+    "nonzero": lambda x: (x > 0).nonzero().sum() * x,
+    "argwhere": lambda x: torch.argwhere(x > 0).sum() * x,
+    "where": lambda x: torch.where(x > 0)[0].sum() * x,
+    "masked_select": lambda x: torch.masked_select(x, x > 0).sum() * x,
+    "a mask": lambda x: x[x > 0].sum() * x,
+    "bincount": lambda x: torch.bincount(x.abs().long()).sum() * x,
+    "repeat_interleave": lambda x: x.repeat_interleave(x.abs().long() + (x > 0)).sum() * x,
+    "one_hot": lambda x: torch.nn.functional.one_hot(x.abs().long() + (x > 2)).sum() * x,
+    "arange": lambda x: torch.arange(x[2].abs()).sum() * x[0],
+    "a slice": lambda x: x[: x[0].long()].sum() * x,
+    "torch.testing": compares,
+    "while": grows,
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning", "ignore:To copy", "ignore:Converting")
+@pytest.mark.parametrize("f", ASKS.values(), ids=ASKS)
+def test_whatever_asks_for_one_sample(f):
+    torch.testing.assert_close(looped(f)(X), alone(f))
+    pairs = torch.stack([X, X.flip(0) * 2])
+    torch.testing.assert_close(looped(looped(f))(pairs), torch.stack([alone(f, x) for x in pairs]))
+
+
+@pytest.mark.filterwarnings("ignore:torchlayers:UserWarning", "ignore:To copy", "ignore:Converting")
+@pytest.mark.parametrize("name", sorted({*ASKS} - {"torch.testing"}))
+def test_whatever_asks_for_one_sample_and_gradients(name):
+    f = ASKS[name]
+    slope = tl.grad(lambda x: f(x).sum())
+    torch.testing.assert_close(looped(slope)(X), alone(slope))
+    outside = tl.grad(lambda xs: looped(f)(xs).sum())(X)
+    torch.testing.assert_close(outside, tl.grad(lambda xs: alone(f, xs).sum())(X))
+
+
 def test_the_warning_names_the_line():
     with pytest.warns(UserWarning, match=r"In test_sample_loop.py:\d+, `if x.sum\(\) > 0:`"):
         looped(branches)(X)

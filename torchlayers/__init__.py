@@ -14,6 +14,7 @@ from torchlayers import graph as graph
 from torchlayers import higher_order as higher_order
 from torchlayers import hooks as hooks
 from torchlayers import local_gradients as local_gradients
+from torchlayers import printing as printing
 from torchlayers import random as random
 from torchlayers.checkpoint import checkpoint as checkpoint
 from torchlayers.checkpoint_policies import checkpoint_name as checkpoint_name

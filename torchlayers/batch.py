@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, steps, tree, whose
-from torchlayers.errors import DimensionError, NotTensorError, OutDimError
+from torchlayers.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.random.keys import fold_in
 from torchlayers.seeded import seeded
 
@@ -30,6 +30,7 @@ class Vmap(NamedTuple):
     randomness: str
     key: Tensor | None = None  # where it is keyed
     first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
+    api: str = "vmap"  # what errors say was called
 
     def with_key(self) -> "Vmap":
         """The same, with a key of this call where it is keyed and has none."""
@@ -166,7 +167,7 @@ class Vmap(NamedTuple):
                 else "Give out_dims=None for it to return it as it is."
             )
             raise NotTensorError(
-                f"torchlayers: vmap({tree.name_of(self.func)}): the function must return only "
+                f"torchlayers: {self.api}({tree.name_of(self.func)}): the function must return only "
                 f"tensors, got {type(leaf).__name__}. {advice}"
             )
         dims = leaf.dim() + 1
@@ -177,10 +178,18 @@ class Vmap(NamedTuple):
             )
 
     def call(self) -> str:
-        return f"torchlayers: vmap({tree.name_of(self.func)}, in_dims={self.in_dims!r})"
+        return f"torchlayers: {self.api}({tree.name_of(self.func)}, in_dims={self.in_dims!r})"
 
     def _returned(self) -> str:
-        return f"torchlayers: vmap({tree.name_of(self.func)}, out_dims={self.out_dims!r})"
+        return f"torchlayers: {self.api}({tree.name_of(self.func)}, out_dims={self.out_dims!r})"
+
+
+def check_randomness(api: str, randomness: str) -> None:
+    if randomness not in ("error", "same", "different", "keyed"):
+        raise TransformError(
+            f"torchlayers: {api}: randomness must be 'error', 'same', 'different' or 'keyed', got "
+            f"{randomness!r}."
+        )
 
 
 def dims_of(out_dims: Any, spec: tree.TreeSpec) -> list[int | None]:

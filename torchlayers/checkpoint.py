@@ -8,7 +8,7 @@ a hook runs] in csrc/core/earlier_stack.h), and the places of that level are fil
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C, torch_compile, tree
 from torchlayers.checkpoint_policies import Policy, everything_saveable, nothing_saveable
-from torchlayers.errors import RecomputationError
+from torchlayers.errors import CallError, RecomputationError, location
 from torchlayers.kept import Giving, Keeping
 from torchlayers.recorded_again import may_recompute
 from torchlayers.stack import transformed
@@ -30,7 +30,9 @@ _torch: Any = torch  # what it keeps for its own use has no types
 __all__ = ["checkpoint"]
 
 
-def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P, R]:
+def checkpoint(
+    func: Callable[P, R], policy: Policy | None = None, *args: NoReturn, **options: NoReturn
+) -> Callable[P, R]:
     """The function, whose saved tensors are computed again in the backward.
 
     It may be nested, inside a transform and around one, under every nest of transforms; it draws
@@ -41,9 +43,12 @@ def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P
         func: takes and returns tensors and pytrees of tensors.
         policy: what is kept all the same, operator by operator
             (:mod:`torchlayers.checkpoint_policies`); None keeps the arguments alone.
+        args, options: none. torch's checkpoint takes func's arguments there, which is an error
+            here.
     Returns:
         A function with func's arguments and results.
     Raises:
+        CallError: it was called as torch.utils.checkpoint.checkpoint is.
         RecomputationError: func did something else when it was recomputed, or one of its arguments
             has been written to since.
     Example:
@@ -54,6 +59,9 @@ def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P
     Source: jax.checkpoint; Griewank and Walther, "Evaluating Derivatives" (2008), chapter 12.
     """
 
+    if args or options or not (policy is None or callable(policy)):
+        _refuse_call(func, (policy, *args), options)
+
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if torch_compile.is_tracing():  # torch.func's transforms refuse hooks there
             return func(*args, **kwargs)
@@ -62,6 +70,20 @@ def checkpoint(func: Callable[P, R], policy: Policy | None = None) -> Callable[P
         return _Call(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
 
     return transformed(func, wrapper)
+
+
+def _refuse_call(
+    func: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]
+) -> NoReturn:
+    what = [type(value).__name__ for value in given if value is not None]
+    what += [f"{name}={value!r}" for name, value in options.items()]
+    name = tree.name_of(func)
+    raise CallError(
+        f"torchlayers: checkpoint: got {', '.join(what)} beside the function. It takes a function, "
+        "and perhaps a policy, and returns a function: write "
+        f"torchlayers.checkpoint({name})(x), where torch's is checkpoint({name}, x)."
+        f"{location()}"
+    )
 
 
 class AllThere(BaseException):

@@ -110,7 +110,7 @@ class StructureError(TransformError):
 
 
 class CallError(TransformError, TypeError):
-    """A function that a transform gave was called with other arguments than it takes.
+    """A transform, or a function that it gave, was called with arguments that it does not take.
 
     Example:
         >>> output, vjp_fn = torchlayers.vjp(torch.sin, torch.ones(3))
@@ -281,7 +281,7 @@ class NotTensorError(TransformError, ValueError, TypeError):
 
 def instead(api: str) -> str:
     """What to do with an argument that can't be differentiated by."""
-    if api in ("vjp", "jvp"):  # they differentiate by all their arguments
+    if api in ("vjp", "jvp", "hvp"):  # they differentiate by all their arguments
         return "bind it beforehand, with functools.partial or a lambda"
     return "leave it out of argnums"
 
@@ -335,6 +335,11 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         advice = (
             f"has no memory to give to tolist(), numpy() or data_ptr(): inside it a tensor is "
             f"{held} ({text}). Return the tensor, and convert it outside."
+        )
+    elif text.startswith("Cannot access storage of"):
+        advice = (
+            f"has no memory to give to untyped_storage(): inside it a tensor shares that of its "
+            f"batch ({text}). Ask for it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."

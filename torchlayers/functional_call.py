@@ -1,15 +1,17 @@
 """A module called with given tensors in the place of its parameters and buffers."""
 
+import difflib
+import itertools
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import reduce
-from typing import Any
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from torchlayers import _C, recomputed_modules, torch_compile, torch_func
+from torchlayers.errors import location
 
 Named = dict[str, Tensor]
 # The place of an attribute: a dict, the key in it, and what to put there.
@@ -58,6 +60,7 @@ def functional_call(
         ValueError: tied tensors, or one that stands in two places, are given different values; a
             name is in two dicts.
         TypeError: what is given is no tensor, or is to replace what is none.
+        AttributeError: a name leads through a submodule that is not there.
         RuntimeError: with strict, a name is missing or unexpected; another thread is calling the
             module; it is jitted.
     Example:
@@ -159,6 +162,49 @@ def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
             step, sent = generator.throw, error
 
 
+# Names that the module does not have
+
+
+def refuse_names(module: nn.Module, unexpected: list[str], missing: list[str]) -> NoReturn:
+    """Raises what strict refuses."""
+    lines = [
+        f"\n\t{kind} key(s): {', '.join(map(repr, names))}."
+        for kind, names in (("Unexpected", unexpected), ("Missing", missing))
+        if names
+    ]
+    raise RuntimeError(
+        f"torchlayers: functional_call: strict, and the names are not those of the "
+        f"{type(module).__name__}.{''.join(lines)}{_meant(module, unexpected)}{location()}"
+    )
+
+
+def _owner(module: nn.Module, name: str) -> Any:
+    """What holds the tensor of this name."""
+    path = name.split(".")[:-1]
+    owner: Any = module
+    for i, child in enumerate(path):
+        try:
+            owner = getattr(owner, child)
+        except AttributeError as error:
+            within = f"its {'.'.join(path[:i])!r} ({type(owner).__name__})" if i else "it"
+            raise AttributeError(
+                f"torchlayers: functional_call: the {type(module).__name__} has no tensor "
+                f"{name!r}: {within} has nothing called {child!r}."
+                f"{_meant(module, [name])}{location()}"
+            ) from error
+    return owner
+
+
+def _meant(module: nn.Module, names: list[str]) -> str:
+    """`` Did you mean 'layer.weight'?``, where the module has names like these."""
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    own = [name for name, _ in tensors]
+    near = [
+        *dict.fromkeys(found for name in names for found in difflib.get_close_matches(name, own, 1))
+    ]
+    return f" Did you mean {' and '.join(map(repr, near))}?" if near else ""
+
+
 # What is neither a parameter nor a buffer
 
 
@@ -208,13 +254,12 @@ def _run_with_attributes(
                     "torchlayers: functional_call: tensors are given by names, and one key is of "
                     f"type {type(name).__name__}: {name!r}."
                 )
-            value, path = given[name], name.split(".")
-            owner = reduce(getattr, path[:-1], module)
-            _check(owner, path[-1], name, value)
-            if place := _place(owner, path[-1], value):
+            value, owner, key = given[name], _owner(module, name), name.rpartition(".")[2]
+            _check(owner, key, name, value)
+            if place := _place(owner, key, value):
                 own[name] = place
             else:
-                stack.enter_context(_assigned(owner, path[-1], name, given))
+                stack.enter_context(_assigned(owner, key, name, given))
         try:
             return _C.run_module(
                 module, func, planned, args, kwargs, tie_weights, (*settings, *own.values())

@@ -73,6 +73,7 @@ def functional(tensor: Tensor, level: int) -> Tensor:
     """The tensor as a functionalize layer of this level tracks it."""
     _C.check_from_outside(tensor)
     wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
+    _C.add_front_key(wrapped)  # NOTE [Escaped] in csrc/values/escaped.h
     return wrapped
 
 

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torchlayers import tree
+from torchlayers import _C, torch_compile, tree
 from torchlayers.distributed.spread import Spread
 from torchlayers.errors import StructureError
-from torchlayers.grad import grad
-from torchlayers.jvp import jvp
+from torchlayers.grad import Grad, grad
+from torchlayers.jvp import Jvp, jvp
 from torchlayers.names import Argnums, are_numbers, by_names
+from torchlayers.stack import transformed
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -64,7 +65,7 @@ def hvp(
         return _over_ranks(mesh, func, primals, tangents, argnums, has_aux)
     if argnums is None:
         everything = tuple(range(len(primals)))
-        return _product(grad(func, everything, has_aux), primals, tangents, has_aux)
+        return _product(_gradient(func, everything, has_aux), primals, tangents, has_aux)
     if not are_numbers(argnums):
         return by_names("hvp", partial(_by_some, tangents, has_aux), func, argnums)(*primals)
     return _by_some(tangents, has_aux, func, argnums)(*primals)
@@ -102,7 +103,7 @@ def _by_some(
             args = [*primals]
             for place, value in zip(places, chosen, strict=True):
                 args[place] = value
-            return grad(func, argnums, has_aux)(*args)
+            return _gradient(func, argnums, has_aux)(*args)
 
         along = (tangents,) if isinstance(argnums, int) else tangents
         return _product(gradient, tree.pick(primals, places), along, has_aux)
@@ -110,8 +111,27 @@ def _by_some(
     return product
 
 
+def _gradient(
+    func: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
+) -> Callable[..., Any]:
+    """grad, whose errors name hvp."""
+    if torch_compile.is_tracing():
+        return grad(func, argnums, has_aux)
+    given = Grad("hvp", func, argnums, has_aux)
+
+    def gradient(*args: Any) -> Any:
+        gradients, _, aux = _C.call_grad(given, args, {})
+        return (gradients, aux) if has_aux else gradients
+
+    return transformed(func, gradient)
+
+
 def _product(
     gradient: Callable[..., Any], primals: tuple[Any, ...], tangents: Any, has_aux: bool
 ) -> Any:
-    _, product, *aux = jvp(gradient, primals, tangents, has_aux=has_aux)
-    return (product, *aux) if has_aux else product
+    """jvp of the gradient; its errors name hvp."""
+    if torch_compile.is_tracing():
+        _, product, *rest = jvp(gradient, primals, tangents, has_aux=has_aux)
+        return (product, *rest) if has_aux else product
+    _, product, aux = Jvp("hvp", gradient, None, has_aux).push(primals, tangents)
+    return (product, aux) if has_aux else product

@@ -59,6 +59,7 @@ def jvp(
     if taps is not None:
         func = with_tangents("jvp", func, taps)
     if torch_compile.is_tracing():
+        torch_compile.copy_parameters_outside()
         return forward_in_dynamo.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     given = Jvp("jvp", func, None, has_aux, strict)
     output, output_tangents, aux = given.push(primals, tangents)
@@ -194,5 +195,6 @@ class Jvp(NamedTuple):
                 ) from error
 
     def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:
-        """What errors call it: others than jvp's own callers gave no primals and tangents."""
-        return tree.leaf_name(kind if self.api == "jvp" else "argument", args, i, places)
+        """What errors call it: callers of jvp and hvp gave primals and tangents, others arguments."""
+        is_given = self.api in ("jvp", "hvp")
+        return tree.leaf_name(kind if is_given else "argument", args, i, places)

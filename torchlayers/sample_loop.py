@@ -27,7 +27,11 @@ _ASKS = {
     "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
     "can't make one Python bool of": "asks for the value of a batched tensor",
     "has no memory to give": "asks for the memory of a batched tensor",
+    "can't tell in which order the memory": "asks for the memory of a batched tensor",
+    "has no `data` of its own": "asks for the memory of a batched tensor",
     "result would have a size of its own": "has a size that depends on data",
+    "provide an explicit positive num_classes": "has a size that depends on data",
+    "Batching rule not implemented for": "calls an operator that can't run on a batch",
 }
 
 
@@ -88,10 +92,12 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
     return either
 
 
-def _reason(error: RuntimeError) -> str | None:
-    """What the function did that the vmap refused: the next to be entered, or one inside it."""
+def _reason(error: BaseException) -> str | None:
+    """What the function did that the vmap refused: the next to be entered, or a layer inside it."""
     text = str(error)
-    layer = re.search(r"torchlayers: vmap \(level (\d+)\)", text)
+    if "torchlayers: " not in text and error.__cause__ is not None:
+        return _reason(error.__cause__)  # torch.testing says it in other words
+    layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
     if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
         return None
     return next((reason for asks, reason in _ASKS.items() if asks in text), None)

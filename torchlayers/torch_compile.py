@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
+from torch._functorch import pyfunctorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
@@ -32,6 +33,7 @@ from torchlayers.errors import TransformError
 Result = TypeVar("Result")
 
 _torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
 _PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
 
 is_tracing = torch.compiler.is_dynamo_compiling
@@ -80,6 +82,32 @@ def refuse_strict_export(api: str) -> None:
             f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
             "gradients of torch.func. Leave strict=False, its default."
         )
+
+
+def copy_parameters_outside() -> None:
+    """Lets Dynamo, where export is strict, copy the parameters that a transformed function reads.
+
+    It copies a parameter's value where it first meets it, with the levels entered that it traces
+    (torch 2.13, also for torch.func): the copy is a tensor of a level, and has no memory.
+    """
+    from torch._dynamo.variables import builder
+
+    copy: Any = builder._clone_input
+    if hasattr(copy, "__wrapped__"):
+        return
+
+    @functools.wraps(copy)
+    def outside(value: Any, fake_mode: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or _functorch.is_functorch_wrapped_tensor(value):
+            return copy(value, fake_mode)
+        with pyfunctorch.temporarily_clear_interpreter_stack():
+            return copy(value, fake_mode)
+
+    builder._clone_input = outside
+
+
+# Dynamo calls it while it traces, as in NOTE [Forward mode in Dynamo].
+copy_parameters_outside._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def refuse(api: str, **options: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from torchlayers import _C, chunks, sample_loop, steps, torch_compile, torch_func, tree
-from torchlayers.batch import Samples, Vmap, dims_of
+from torchlayers.batch import Samples, Vmap, check_randomness, dims_of
 from torchlayers.chunks import ChunkSize
 from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.spread import Check, Out, Spread, sequence_number
@@ -99,11 +99,7 @@ def vmap(
 
     Source: torch.func.vmap.
     """
-    if randomness not in ("error", "same", "different", "keyed"):
-        raise TransformError(
-            "torchlayers: vmap: randomness must be 'error', 'same', 'different' or 'keyed', got "
-            f"{randomness!r}."
-        )
+    check_randomness("vmap", randomness)
     if key is not None:
         _check_key_of(randomness, key)
     chunks.check_chunk_size("vmap", chunk_size, memory_budget)
@@ -163,6 +159,7 @@ def vmap(
                 mesh=mesh,
                 keyed=randomness == "keyed",
             )
+            torch_compile.copy_parameters_outside()
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
             )

@@ -10,6 +10,8 @@
 #include "dispatch/fallbacks.h"
 #include "dispatch/hidden.h"
 #include "layers/captured.h"
+#include "values/escaped.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -152,7 +154,11 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
     resolve_captured(op, *args);
   }
   if (layer != nullptr && is_bypassed(kTorchFuncFront)) {
-    layer->bypassed(op, *args);
+    for (const Layer* each : layers_on_stack()) {
+      if (each != nullptr) {
+        each->bypassed(op, *args);
+      }
+    }
     layer = nullptr;
   }
   if (layer != nullptr) {
@@ -166,6 +172,9 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
     if ((!op.hidden_args.empty() || op.hides_results) && run_hidden(op, keys, args, *layer)) {
       return;
     }
+  }
+  if (layer == nullptr) {
+    settle_escaped(op, *args); // NOTE [Escaped]
   }
   // torch.func takes some operators apart (linear) that a layer has a rule for.
   if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {

@@ -55,6 +55,22 @@ Targets written_among(const Operator& op, const Args& args) {
       op.name());
 }
 
+// What autograd says of a write to a tensor that a level differentiates by, or to a view of one.
+void explain_write(const c10::Error& error, const Operator& op, const Layer& layer) {
+  const std::string& text = error.msg();
+  if (text.find("leaf Variable that requires grad") == std::string::npos ||
+      text.find("torchlayers: ") != std::string::npos) {
+    return;
+  }
+  raise(
+      "{} can't let {} write to a tensor that it differentiates by: the derivative is by the value "
+      "that the function was called with ({}) Write to a copy (x = x.clone()), or use the "
+      "out-of-place operator.",
+      layer.name(),
+      op.name(),
+      text);
+}
+
 // Of those, what is not the transform's, after they were lifted. Some operators write statistics
 // there, which have no derivatives (batch norm); others, of lists and users' own, leave a
 // derivative there that nobody ever gets to see.
@@ -213,7 +229,12 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   if (op.is_custom) {
     allowed.emplace();
   }
-  op.handle.callBoxed(&args);
+  try {
+    op.handle.callBoxed(&args);
+  } catch (const c10::Error& error) {
+    explain_write(error, op, *this);
+    throw;
+  }
   for (const at::Tensor& target : captured) {
     if (follows(target)) {
       raise_mutates_captured(op, *this);

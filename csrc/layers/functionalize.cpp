@@ -9,6 +9,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/functional_views.h"
+#include "values/escaped.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -82,6 +83,7 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
     const at::Tensor result = op.aliases ? tensor : made_functional(tensor);
     if (is_functional(result)) {
       functionalization::unsafeGetFunctionalWrapper(result)->set_level(level());
+      add_front_key(result);
     }
     return result;
   });

@@ -113,6 +113,21 @@ std::optional<std::string> refusal_of_sample(
   return std::nullopt;
 }
 
+[[noreturn]] void raise_sizes_differ(const Operator& op, const VmapLayer& layer) {
+  raise(
+      "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
+      "x, 0), do it outside vmap, or give vmap fallback='loop', which runs a sample at a time.",
+      layer.name(),
+      op.name());
+}
+
+// What torch's loop over the samples says where their results don't go together.
+void explain_sizes(const c10::Error& error, const Operator& op, const VmapLayer& layer) {
+  if (says(error, "stack expects each tensor to be equal size") && op.name() != "aten::stack") {
+    raise_sizes_differ(op, layer);
+  }
+}
+
 // Errors that we know, and what to do about them.
 void explain(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
@@ -137,11 +152,7 @@ void explain(
         op.name());
   }
   if (says(error, "dynamic shape") || says(error, "vmap over `mask` in torch.masked_select")) {
-    raise(
-        "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
-        "x, 0), do it outside vmap, or give vmap fallback='loop', which runs a sample at a time.",
-        layer.name(),
-        op.name());
+    raise_sizes_differ(op, layer);
   }
   if (says(error, "Batching rule not implemented for ")) {
     throw_like(
@@ -182,6 +193,7 @@ void say_again(
       says(error, "cannot use C++ torch::autograd::Function")) {
     return;
   }
+  explain_sizes(error, op, layer);
   if (!was_said_again) {
     explain(error, op, args, layer);
   }

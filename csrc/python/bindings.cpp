@@ -26,11 +26,13 @@
 #include "python/bindings.h"
 #include "python/compiled_call.h"
 #include "python/modules.h"
+#include "python/new_tensors.h"
 #include "python/program.h"
 #include "python/requires_grad.h"
 #include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
+#include "values/escaped.h"
 #include "values/inside.h"
 #include "values/places.h"
 #include "values/wrapper.h"
@@ -119,6 +121,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   stand_before_subscripts();
   stand_before_script_calls();
   stand_before_requires_grad();
+  stand_before_new_tensors();
   bind_requires_grad(m);
 
   m.def("current_stack", wrap_pybind_function(&current_stack));
@@ -191,6 +194,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("check_from_outside", wrap_pybind_function([](const at::Tensor& tensor) {
           check_from_outside(tensor, entered_layer());
         }));
+  m.def("add_front_key", wrap_pybind_function(&add_front_key));
   m.def("seen_from", wrap_pybind_function(&seen_from));
   m.def("sample_of", wrap_pybind_function(&sample_of));
   m.def("held_at", wrap_pybind_function([](const at::Tensor& tensor, int64_t level) {

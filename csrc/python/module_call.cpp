@@ -40,7 +40,8 @@ void for_each_setting(const py::object& settings, const Visit& visit) {
 } // namespace
 
 Call::Call(PyObject* module, PyObject* settings, bool tie_weights, bool strict)
-    : plan_(plan_of(module)),
+    : module_(module),
+      plan_(plan_of(module)),
       settings_(borrowed(settings)),
       tie_weights_(tie_weights),
       strict_(strict) {
@@ -145,13 +146,10 @@ void Call::refuse_two_values(size_t slot, PyObject* name) const {
 }
 
 void Call::check_complete(PyObject* given) const {
-  std::string missing, unexpected;
-  const auto list = [](std::string& names, const std::string& name) {
-    names += (names.empty() ? "'" : ", '") + name + "'";
-  };
+  py::list missing, unexpected;
   for (size_t slot = 0; slot < values_.size(); ++slot) {
     if (values_[slot] == nullptr && !plan_->is_none(slot)) {
-      list(missing, plan_->slots()[slot].name);
+      missing.append(plan_->slots()[slot].name);
     }
   }
   PyObject *name = nullptr, *value = nullptr;
@@ -159,16 +157,13 @@ void Call::check_complete(PyObject* given) const {
     const size_t slot = plan_->find(name);
     const bool is_known = slot < values_.size() ? !plan_->is_none(slot) : slot == Child::kOpaque;
     if (!is_known) {
-      list(unexpected, py::cast<std::string>(py::str(py::handle(name))));
+      unexpected.append(py::str(py::handle(name)));
     }
   }
-  if (missing.empty() && unexpected.empty()) {
-    return;
+  if (!missing.empty() || !unexpected.empty()) {
+    imported("torchlayers.functional_call", "refuse_names")(
+        py::handle(module_), unexpected, missing);
   }
-  raise(
-      "functional_call: strict, and the names are not those of the module.{}{}",
-      unexpected.empty() ? "" : "\n\tUnexpected key(s): " + unexpected + ".",
-      missing.empty() ? "" : "\n\tMissing key(s): " + missing + ".");
 }
 
 void Call::add(PyObject* dict, PyObject* key, PyObject* before) {

@@ -39,6 +39,7 @@ class Call {
   void note_what_was_replaced();
   void put_all_back();
 
+  PyObject* const module_; // the caller's
   std::shared_ptr<Plan> plan_;
   pybind11::object settings_;
   const bool tie_weights_;

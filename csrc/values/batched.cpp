@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/hooks.h"
+#include "core/keys.h"
 #include "core/recording.h"
 #include "core/stack.h"
 #include "values/wrapper.h"
@@ -21,6 +22,12 @@ struct OurBatch final : BatchedTensorImpl {
       : BatchedTensorImpl(keys, std::move(value), dim, layer.level()), number(layer.number()) {}
 
   const uint64_t number;
+
+ private:
+  // torch says "Cannot access storage of ", and this.
+  const char* tensorimpl_type_name() const override {
+    return "a tensor that torchlayers.vmap batched: return it, and copy or save it outside";
+  }
 };
 
 } // namespace
@@ -32,9 +39,9 @@ at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
   if (value.key_set().has(c10::DispatchKey::Python)) {
     hooks.met_subclass(value);
   }
-  // No key of ours: x.new_tensor takes the keys of x apart for its device, and knows torch's alone.
+  // NOTE [Escaped].
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |
-                    c10::DispatchKeySet(c10::DispatchKey::FuncTorchBatched);
+                    c10::DispatchKeySet({c10::DispatchKey::FuncTorchBatched, kFront});
   return at::detail::make_tensor<OurBatch>(keys, std::move(value), dim, layer);
 }
 

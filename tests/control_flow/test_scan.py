@@ -314,3 +314,21 @@ def test_snapshots_that_are_none():
     for options in ({"snapshots": 0}, {"snapshots": 2, "checkpoint": True}):
         with pytest.raises(TransformError, match="snapshots must be at least 1, and stands in"):
             tl.scan(running, X[0], X, **options)
+
+
+def test_an_unlike_carry_is_refused_by_its_leaf_and_the_users_line():
+    def scanned(body):
+        return lambda: tl.scan(body, {"a": X[0], "b": X[0]}, X)
+
+    cases = {
+        "The carry's ['b'] is gone.": lambda c, x: ({"a": x}, None),
+        "The carry's ['c'] is new.": lambda c, x: ({**c, "c": x}, None),
+        "The carry's ['b'] is gone, and its ['b'][0] is new.": lambda c, x: ({**c, "b": [x]}, None),
+        "the carry's ['b'] was of shape ()": lambda c, x: ({**c, "b": X}, None),
+        "became of shape () and dtype torch.float32": lambda c, x: ({**c, "a": x.float()}, None),
+    }
+    for words, body in cases.items():
+        with pytest.raises(StructureError) as error:
+            scanned(body)()
+        assert words in str(error.value)
+        assert "In test_scan.py:" in str(error.value)

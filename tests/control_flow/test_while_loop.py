@@ -222,3 +222,14 @@ def test_fori_loop_with_batched_bounds(batched):
 def test_fori_loop_wants_integers(bound):
     with pytest.raises(tl.errors.TransformError, match="fori_loop: upper must be an int"):
         tl.fori_loop(0, bound, lambda i, x: x, torch.ones(()))
+
+
+@pytest.mark.parametrize("around", [lambda f: f(X[1]), lambda f: tl.vmap(f)(X), lambda f: tl.grad(f)(X[1])])  # fmt: skip
+def test_an_unlike_carry_is_refused_by_its_leaf_and_the_users_line(around):
+    def f(x):
+        return tl.while_loop(lambda c: c[0] > 1, lambda c: (c[0] / 2, c[1][None]), (x, x))[0]
+
+    with pytest.raises(tl.errors.StructureError) as error:
+        around(f)
+    assert "the carry's [1] was of shape () and dtype torch.float64" in str(error.value)
+    assert "In test_while_loop.py:" in str(error.value)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import torchlayers as tl
 from tests.memory.functions import functions, layers, written
 from tests.memory.nests import NESTS, ONE, V, W, X, assert_same, compare, nests
-from torchlayers.errors import RecomputationError
+from torchlayers.errors import CallError, RecomputationError
 from torchlayers.memory import PeakMemory
 
 
@@ -352,3 +352,20 @@ def test_random_numbers_in_a_recording_are_drawn_once(way):
 def test_with_fake_tensors():
     with FakeTensorMode():
         assert tl.grad(tl.checkpoint(drawing))(torch.ones(3)).shape == (3,)
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda: tl.checkpoint(ONE, X),
+        lambda: tl.checkpoint(ONE, X, X),
+        lambda: tl.checkpoint(ONE, 3),
+        lambda: tl.checkpoint(ONE, (X,)),
+        lambda: tl.checkpoint(ONE, X, use_reentrant=False),
+        lambda: tl.checkpoint(ONE, use_reentrant=False),
+        lambda: tl.grad(lambda x: tl.checkpoint(ONE, x)(x))(X),
+    ],
+)
+def test_called_as_torchs_it_says_how_it_is_called(called):
+    with pytest.raises(CallError, match=r"write torchlayers.checkpoint\(\S+\)\(x\)"):
+        called()

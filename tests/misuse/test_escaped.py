@@ -69,7 +69,9 @@ ESCAPED = [
         "used outside all",
         lambda tf: kept(tf, BATCH) + 1,
         RuntimeError,
-        "Either your tensor may have escaped from inside a function being vmapped",
+        "torchlayers: a tensor batched by vmap (level 1) was used by aten::add.Tensor outside that "
+        "transform, which has ended or is another thread's. Return it from the function instead "
+        "of keeping it.",
     ),
 ]
 

@@ -87,7 +87,46 @@ def scaled(by, x):
     return by.mul_(x)
 
 
+def by_value(op, what="a leaf", level=1):
+    return (
+        f"torchlayers: grad (level {level}) can't let {op} write to a tensor that it differentiates "
+        "by: the derivative is by the value that the function was called with "
+        f"({what} Variable that requires grad is being used in an in-place operation.) Write to a "
+        "copy (x = x.clone()), or use the out-of-place operator."
+    )
+
+
 WRITES = [
+    Misuse(
+        "grad: its argument",
+        lambda tf: tf.grad(lambda x: x.mul_(2).sum())(X.clone()),
+        RuntimeError,
+        by_value("aten::mul_.Tensor"),
+    ),
+    Misuse(
+        "vjp: its argument",
+        lambda tf: tf.vjp(lambda x: x.exp_(), X.clone()),
+        RuntimeError,
+        by_value("aten::exp_"),
+    ),
+    Misuse(
+        "jacrev: its argument",
+        lambda tf: tf.jacrev(lambda x: x.add_(1))(X.clone()),
+        RuntimeError,
+        by_value("aten::add_.Tensor"),
+    ),
+    Misuse(
+        "vmap of grad: its argument",
+        lambda tf: tf.vmap(tf.grad(lambda x: x.mul_(2).sum()))(BATCH.clone()),
+        RuntimeError,
+        by_value("aten::mul_.Tensor", level=2),
+    ),
+    Misuse(
+        "grad: a view of its argument",
+        lambda tf: tf.grad(lambda x: x[1:].mul_(2).sum())(X.clone()),
+        RuntimeError,
+        by_value("aten::mul_.Tensor", "a view of a leaf"),
+    ),
     Misuse(
         "grad: add_",
         lambda tf: tf.grad(writing(lambda y, x: y.add_(x)))(X),

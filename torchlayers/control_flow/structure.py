@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from torchlayers import tree
-from torchlayers.errors import StructureError, TransformError
+from torchlayers.errors import StructureError, TransformError, location
 
 _NUMBERS = (bool, int, float, complex)
 
@@ -82,7 +82,7 @@ class Carry:
             raise StructureError(
                 f"torchlayers: {self.api}: {self.body} must return a carry of the structure of "
                 f"init, {tree.describe(self.spec)}, and returned {tree.describe(spec)} (* stands "
-                "for a leaf)."
+                f"for a leaf).{_difference(self.spec, spec)}{location()}"
             )
         for i, leaf in enumerate(leaves):
             kind = self.kinds[i]
@@ -98,7 +98,7 @@ class Carry:
                     f"torchlayers: {self.api}: {self.body} must keep the shape and dtype of each "
                     f"leaf of the carry, and {_name(carry, i, 'the carry')} was "
                     f"{_described(kind)} and became {_described(_kind(leaf))}."
-                    f"{_advice(kind, _kind(leaf))}"
+                    f"{_advice(kind, _kind(leaf))}{location()}"
                 )
         return leaves
 
@@ -151,8 +151,21 @@ def _advice(was: Any, became: Any) -> str:
 
 
 def _name(values: Any, index: int, whole: str) -> str:
-    try:
-        path = keystr(tree_flatten_with_path(values)[0][index][0])
-    except ValueError:  # a class that was registered without names for what it holds
-        path = f"leaf {index}"
+    path = _paths(values)[index]
     return f"{whole}'s {path}" if path else whole
+
+
+def _paths(values: Any) -> list[str]:
+    try:
+        return [keystr(path) for path, _ in tree_flatten_with_path(values)[0]]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [f"leaf {i}" for i in range(tree.flatten(values)[1].num_leaves)]
+
+
+def _difference(was: tree.TreeSpec, became: tree.TreeSpec) -> str:
+    """`` The carry's ['a'] is gone, and its ['b'] is new.``: the first leaves of one alone."""
+    before, after = (_paths(tree.unflatten(range(s.num_leaves), s)) for s in (was, became))
+    gone = [path for path in before if path not in after and path][:1]
+    new = [path for path in after if path not in before and path][:1]
+    said = [f"{path} is gone" for path in gone] + [f"{path} is new" for path in new]
+    return f" The carry's {', and its '.join(said)}." if said else ""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.associative_scan import associative_scan_op, generic_associative_scan
 from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.flex_attention import flex_attention
 from torch._higher_order_ops.map import map_impl
 from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
@@ -28,6 +29,7 @@ from torchlayers import _C, tree
 from torchlayers.autograd_function.front import checkpointed
 from torchlayers.control_flow import recorded
 from torchlayers.control_flow.cond import cond
+from torchlayers.control_flow.flex_attention import attention
 from torchlayers.control_flow.inside import RULES
 from torchlayers.control_flow.map import map as map_
 from torchlayers.control_flow.scan import scan
@@ -119,6 +121,9 @@ def _associative_scan(
     return generic_associative_scan(  # type: ignore[no-untyped-call]
         combine_fn, xs, additional_inputs=additional_inputs
     )
+
+
+_rule(flex_attention)(attention)
 
 
 def _bool(pred: Any) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.batch import check_randomness
+from torchlayers.chunks import check_chunk_size
 from torchlayers.names import Argnums
 from torchlayers.sample_norms.arguments import Given, Numbers, of_samples
 from torchlayers.sample_norms.sample import Sample
@@ -57,6 +59,9 @@ def per_sample_norms(
     Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015).
     """
 
+    check_randomness("per_sample_norms", randomness)
+    check_chunk_size("per_sample_norms", chunk_size, None)
+
     def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
         def of_sample(*args: Any) -> Any:
             sample = Sample("per_sample_norms", func, given.places, has_aux, keeps=False)
@@ -67,7 +72,8 @@ def per_sample_norms(
         batched = vmap(
             transformed(func, of_sample), given.in_dims, 0, randomness, chunk_size=chunk_size
         )
-        if not has_aux and given.are_none(func):
+        # Not every function can be called with no samples.
+        if given.count("per_sample_norms", func) == 0 and not has_aux:
             nothing = [wide(leaf.new_zeros(0)) for leaf in given.leaves()]
             return given.as_chosen(nothing, argnums) if each else _sum(nothing)
         squares, aux = batched(*given.args)
@@ -113,6 +119,7 @@ def clipped_grad(
         in Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at Small
         Cost" (2023).
     """
+    check_randomness("clipped_grad", randomness)
     if not isinstance(max_norm, Tensor) and not max_norm > 0:
         raise ValueError(
             f"torchlayers: clipped_grad: max_norm is a norm greater than 0, got {max_norm!r}."
@@ -121,7 +128,7 @@ def clipped_grad(
     def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
         given.refuse_batched("clipped_grad")
         leaves = given.leaves()
-        if not has_aux and given.are_none(func):
+        if given.count("clipped_grad", func) == 0 and not has_aux:
             nothing = [wide(leaf.new_zeros(0)) for leaf in leaves]
             return given.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
         samples: list[Sample] = []

@@ -31,9 +31,13 @@ class Given(NamedTuple):
     def leaves(self) -> list[Tensor]:
         return tree.leaves(tree.pick(self.args, self.places))
 
-    def are_none(self, func: Callable[..., Any]) -> bool:
-        """Whether there are no samples, which not every function can be called with."""
-        return Vmap(func, self.in_dims, 0, "error").flat_arguments(self.args)[-1] == 0
+    def count(self, api: str, func: Callable[..., Any]) -> int:
+        """How many samples there are.
+
+        Raises:
+            What vmap raises where in_dims don't fit the arguments; api is what it calls itself.
+        """
+        return Vmap(func, self.in_dims, 0, "error", api=api).flat_arguments(self.args)[-1]
 
     def refuse_batched(self, api: str) -> None:
         for place in self.places:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C, tree
+from torchlayers.errors import NotTensorError
 from torchlayers.grad import Grad
 from torchlayers.sample_norms.noted import Uses, level_on_top
 from torchlayers.sample_norms.weight import Weight
@@ -46,7 +47,15 @@ class Sample:
         argnums = (*self.places, len(args))
         given = Grad(self.api, transformed(self.func, watched), argnums, self.has_aux)
         aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
-        return aux if self.has_aux else ()
+        if not self.has_aux:
+            return ()
+        for leaf in tree.leaves(aux):
+            if not isinstance(leaf, Tensor):
+                raise NotTensorError(
+                    f"torchlayers: {self.api}({tree.name_of(self.func)}): aux is returned for each "
+                    f"sample, and must hold only tensors, got {type(leaf).__name__}."
+                )
+        return aux
 
 
 def _arrived(weight: Weight, level: int, gradient: Tensor) -> Tensor:

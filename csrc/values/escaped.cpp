@@ -1,0 +1,72 @@
+#include "values/escaped.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/stack.h"
+#include "values/batched.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+namespace functionalization = at::functionalization::impl;
+
+// torch keeps a tensor's keys to its own kinds of tensors; an explicit instantiation may name them.
+template <auto Keys>
+struct RevealKeys {
+  friend DispatchKeySet& keys_of(c10::TensorImpl& impl) {
+    return impl.*Keys;
+  }
+};
+template struct RevealKeys<&c10::TensorImpl::key_set_>;
+DispatchKeySet& keys_of(c10::TensorImpl& impl);
+
+void refuse_batched(const Operator& op, const at::Tensor& tensor) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  const uint64_t number = batched != nullptr ? number_of(*batched) : 0;
+  if (number == 0) {
+    return; // torch's, which says no more of its vmap
+  }
+  const Layer* layer = layer_at(batched->level());
+  if (layer == nullptr || layer->number() != number) {
+    raise(
+        "a tensor batched by vmap (level {}) was used by {} outside that transform, which has ended "
+        "or is another thread's. Return it from the function instead of keeping it.",
+        batched->level(),
+        op.name());
+  }
+}
+
+at::Tensor without_ended_functionalize(at::Tensor tensor) {
+  while (functionalization::isFunctionalTensor(tensor) && tensor.key_set().has(kFront)) {
+    const auto level = functionalization::unsafeGetFunctionalWrapper(tensor)->level();
+    if (layer_at(level) != nullptr) {
+      break;
+    }
+    functionalization::sync(tensor);
+    tensor = functionalization::from_functional_tensor(tensor);
+  }
+  return tensor;
+}
+
+} // namespace
+
+void settle_escaped(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [&op](const at::Tensor& tensor, size_t) {
+    const at::Tensor value = without_dead_wrappers(tensor);
+    refuse_batched(op, value);
+    return without_ended_functionalize(value);
+  });
+}
+
+void add_front_key(const at::Tensor& tensor) {
+  if (functionalization::isFunctionalTensor(tensor)) {
+    auto& keys = keys_of(*tensor.unsafeGetTensorImpl());
+    keys = keys.add(kFront);
+  }
+}
+
+} // namespace torchlayers
