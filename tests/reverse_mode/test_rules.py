@@ -188,7 +188,9 @@ def compare(op, dtype, samples):
                 expected = [torch.where(y.isnan(), x, y) for x, y in pairs]
             if full_name(op) in NO_SECOND_DERIVATIVE and derivative == "second":
                 pairs = zip(found, expected, strict=True)
-                assert all(x.isnan().all() or torch.equal(x, y) or y.isnan().all() for x, y in pairs)
+                assert all(
+                    x.isnan().all() or torch.equal(x, y) or y.isnan().all() for x, y in pairs
+                )
                 continue
             # What cancels out is no more exact than the largest is.
             largest = max(
