@@ -54,6 +54,17 @@ def assert_equal_compiled(function, backend="eager", x=POINT):
         torch.testing.assert_close(one, other)
 
 
+def times_a_square_made_in_no_grad(x):
+    with torch.no_grad():
+        square = x * x
+    return (x * square).sum()
+
+
+@pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, tl.jacrev, tl.hessian])
+def test_no_grad_in_a_compiled_function_is_what_it_is_eagerly(transform):
+    assert_equal_compiled(lambda x: transform(times_a_square_made_in_no_grad)(x))
+
+
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_transformed_function_compiles_without_a_graph_break(name, backend):

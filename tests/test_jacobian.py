@@ -418,6 +418,23 @@ def test_plain_autograd_goes_through(api):
     agree(call)
 
 
+@pytest.mark.parametrize(
+    ("square", "seen_by_forward_mode"),
+    [(torch.no_grad()(torch.square), True), (lambda x: torch.square(x).detach(), False)],
+    ids=["no_grad", "detach"],
+)
+def test_forward_mode_goes_through_no_grad_and_not_through_detach(square, seen_by_forward_mode):
+    def f(x):
+        return (x * square(x)).sum()
+
+    x = torch.tensor([2.0, 3.0])
+    by_square = 2 * x * x if seen_by_forward_mode else 0 * x
+    torch.testing.assert_close(tl.jacrev(f)(x), x * x)
+    torch.testing.assert_close(tl.jacfwd(f)(x), x * x + by_square)
+    torch.testing.assert_close(tl.hessian(f)(x).diag(), by_square / x)
+    torch.testing.assert_close(tl.jacrev(tl.jacrev(f))(x).diag(), 0 * x)
+
+
 @all_apis
 def test_no_grad_around_is_obeyed(api):
     x = X.clone().requires_grad_()

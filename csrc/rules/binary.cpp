@@ -386,6 +386,8 @@ void add_binary(Table& rules) {
   rules["remainder.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "floor")));
   rules["fmod.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "trunc")));
   ELEMENTWISE("remainder.Scalar", t);
+  rules["remainder.Scalar_Tensor"].terms(
+      TERM(1, -t * at::scalar_tensor(c.scalar(0), c[1].options()).div(c[1], "floor")));
   ELEMENTWISE("fmod.Scalar", t);
   rules["copysign.Tensor"].terms(TERM(0, t * at_nonzero(y / x, x)));
   ELEMENTWISE("copysign.Scalar", t * at_nonzero(y / x, x));

@@ -128,9 +128,10 @@ Tensor solved_by(const Tensor& vectors, const Tensor& matrix) {
   }
   const Tensor lu = std::get<0>(at::linalg_lu_factor_ex(vectors.detach()));
   const Tensor pivots = lu.diagonal(0, -2, -1).abs();
-  const Tensor are_dependent = pivots.amin(-1, /*keepdim=*/true) <= 8 * smallest_of(pivots);
-  const Tensor solved = at::linalg_solve(vectors, matrix);
-  return at::where(are_dependent.unsqueeze(-1), NAN, solved);
+  const Tensor smallest = pivots.amin(-1, /*keepdim=*/true);
+  const Tensor factor =
+      at::ones_like(smallest).masked_fill(smallest <= 8 * smallest_of(pivots), NAN);
+  return at::linalg_solve(vectors, matrix) * factor.unsqueeze(-1); // so are its derivatives
 }
 
 // linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.

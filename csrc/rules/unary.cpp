@@ -72,8 +72,8 @@ Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
 }
 
 // x / |x|. The absolute value of a complex number is a norm, without a second derivative at zero.
-Tensor slope_of_abs(const Tensor& x, const Tensor& y) {
-  return x.is_complex() && is_differentiated_below({x}) ? over_norm(x, y) : x.sgn();
+Tensor slope_of_abs(const Tensor& x) {
+  return x.is_complex() && is_differentiated_below({x}) ? over_norm(x, x.abs()) : x.sgn();
 }
 
 Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
@@ -127,8 +127,8 @@ Tensor cube(const Tensor& x) {
 
 void add_unary(Table& rules) {
   rules["abs"]
-      .jvp(TANGENT(0, real_product(slope_of_abs(x, y), t)))
-      .vjp(VJP(0, g * slope_of_abs(x, y)));
+      .jvp(TANGENT(0, real_product(slope_of_abs(x), t)))
+      .vjp(VJP(0, g * slope_of_abs(x)));
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));

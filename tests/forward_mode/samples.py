@@ -151,7 +151,17 @@ SAMPLES: dict[str, Sample] = {
         lambda x: A.new_empty_strided(x, [2], [1]) * 0,  # what is empty is not to be compared
     ),
     "nonzero": constant(A.nonzero),
+    "norm.Scalar": (lambda x: A.norm.Scalar(x, 3), [X]),
+    "norm.ScalarOpt_dim_dtype": (
+        lambda x: A.norm.ScalarOpt_dim_dtype(x, 3, [1], True, dtype=torch.float64),
+        [X],
+    ),
+    "norm.ScalarOpt_dtype": (
+        lambda x: A.norm.ScalarOpt_dtype(x, 3, dtype=torch.float64),
+        [X],
+    ),
     "remainder.Scalar": (lambda x: A.remainder(x, 0.9), [X]),
+    "remainder.Scalar_Tensor": (lambda x: A.remainder.Scalar_Tensor(4.1, x), [X]),
     "scatter.value": (lambda x: A.scatter.value(x, 1, IDS, 0.3), [X]),
     "searchsorted.Tensor": (
         lambda edges, x: A.searchsorted(edges, x).double(),

@@ -144,10 +144,13 @@ REFUSED = {
 
 # Where plain autograd gives nan, and torchlayers fewer of them: the limit where there is one.
 NAN_IN_TORCH = {
-    "linalg.norm.subgradients_at_zero": "its second derivative at zero",
     "masked.logaddexp": "its second derivative at infinity",
     "masked.prod": "its derivative at infinity",
 }
+
+# Nor has torchlayers, in any nest (tests/special_values/test_norms_at_zero.py), a second derivative
+# where plain autograd has one by some of the arguments, or of some orders.
+NO_SECOND_DERIVATIVE = {"linalg.norm.subgradients_at_zero": "a norm has none at zero"}
 
 # Where numbers of 1e10 cancel out on the way to the derivative by a weight: the absolute error.
 CANCELS_OUT = {"cov": 1e-4}
@@ -183,6 +186,12 @@ def compare(op, dtype, samples):
             if full_name(op) in NAN_IN_TORCH:
                 pairs = zip(found, expected, strict=True)
                 expected = [torch.where(y.isnan(), x, y) for x, y in pairs]
+            if full_name(op) in NO_SECOND_DERIVATIVE and derivative == "second":
+                pairs = zip(found, expected, strict=True)
+                assert all(
+                    x.isnan().all() or torch.equal(x, y) or y.isnan().all() for x, y in pairs
+                )
+                continue
             # What cancels out is no more exact than the largest is.
             largest = max(
                 [float(y.abs().nan_to_num(0, 0, 0).amax()) for y in expected if y.numel()] or [0]
