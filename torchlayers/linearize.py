@@ -141,8 +141,14 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         raise _SubclassSeen
 
     def watched(*flat: Tensor) -> list[Any]:
-        with _Watch():  # type: ignore[no-untyped-call]
-            return linear(*flat)
+        watch = _Watch()  # type: ignore[no-untyped-call]
+        try:
+            with watch:
+                return linear(*flat)
+        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
+            if watch.has_seen_subclass:
+                raise _SubclassSeen from None
+            raise
 
     with recording, torch_compile.run_eagerly():
         return make_fx(watched)(*[torch.empty_like(leaf) for leaf in leaves])
@@ -158,10 +164,13 @@ class _SubclassSeen(BaseException):
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Raises _SubclassSeen at the first operator that is called with a subclass."""
 
+    has_seen_subclass = False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types:
+            self.has_seen_subclass = True
             raise _SubclassSeen
         return func(*args, **(kwargs or {}))
 
