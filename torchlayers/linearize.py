@@ -157,8 +157,14 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         raise _SubclassSeen
 
     def watched(*flat: Tensor) -> list[Any]:
-        with _Watch():  # type: ignore[no-untyped-call]
-            return linear(*flat)
+        watch = _Watch()  # type: ignore[no-untyped-call]
+        try:
+            with watch:
+                return linear(*flat)
+        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
+            if watch.has_seen_subclass:
+                raise _SubclassSeen from None
+            raise
 
     with recording(), torch_compile.run_eagerly():
         return make_fx(torch_compile.traced_here(watched))(*[torch.empty_like(leaf) for leaf in leaves])
@@ -182,10 +188,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     What is drawn becomes a constant of the recording, as it does not depend on tangents.
     """
 
+    has_seen_subclass = False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if types or any(map(_is_compressed, tree.leaves((args, kwargs)))):
+            self.has_seen_subclass = True
             raise _SubclassSeen
         if torch.Tag.nondeterministic_seeded in func.tags:
             return _drawn(func, args, kwargs or {})

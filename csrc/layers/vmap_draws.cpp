@@ -41,11 +41,22 @@ bool is_right_in_torch(const Operator& op, size_t num_tensors) {
          (num_tensors == 1 && (op.is_in_place || name.ends_with("_like")));
 }
 
-// Whether it would be called once for all samples, or by torch's loop, which warns.
+// torch's rule for it refuses every call.
+bool is_rrelu(const Operator& op) {
+  return op.handle.operator_name().name.starts_with("aten::rrelu_with_noise");
+}
+
+// Whether rrelu draws no slopes.
+bool is_evaluated(const Operator& op, const Args& args) {
+  const auto training = op.schema().argumentIndexWithName("training");
+  return training && !peek(args, *training, op.num_args).toBool();
+}
+
+// Whether it would be called once for all samples, or by torch's loop, which warns, or refused.
 bool has_no_rule(const Operator& op) {
   return op.batching_rule == nullptr &&
-         !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
-         !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode);
+         (is_rrelu(op) || (!op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
+                           !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode)));
 }
 
 bool takes_and_returns_tensors(const Operator& op) {
@@ -83,7 +94,9 @@ class Sources {
         generator_ = value.toGenerator();
       }
     }
-    visit_tensors(args, op.num_args, [&](const Tensor& tensor) { device = tensor.device(); });
+    visit_tensors(args, op.num_args, [&](const Tensor& tensor) {
+      device = has_numbers(tensor) ? tensor.device() : device;
+    });
     if (!generator_.defined()) {
       generator_ = at::globalContext().defaultGenerator(device);
     }
@@ -145,7 +158,11 @@ bool draw_one_by_one(const Operator& op, Args& args, BatchedCall& call, bool are
 
 bool draw_same(
     const Operator& op, Args& args, BatchedCall& call, const VmapLayer& layer, size_t num_tensors) {
-  if (!call.any_batched() || is_right_in_torch(op, num_tensors)) {
+  if (!call.any_batched()) {
+    const auto once = [&] { return call.call(last(args, op.num_args).vec()); };
+    return is_rrelu(op) && !op.is_in_place && call.give_unbatched(once);
+  }
+  if (is_right_in_torch(op, num_tensors)) {
     return false;
   }
   if (is_of_shape(op)) {
@@ -177,13 +194,16 @@ bool draw(const Operator& op, Args& args, BatchedCall& call, const VmapLayer& la
   if (num_tensors == 0 || op.is_composite || !call.is_strided() || !takes_and_returns_tensors(op)) {
     return false;
   }
+  if (is_rrelu(op) && is_evaluated(op, args)) {
+    return draw_one_by_one(op, args, call, /*are_same=*/false);
+  }
   switch (layer.randomness()) {
     case Randomness::Same:
       return draw_same(op, args, call, layer, num_tensors);
     case Randomness::Different:
       return draw_different(op, args, call);
     default:
-      if (is_of_shape(op)) {
+      if (is_of_shape(op) || is_rrelu(op)) {
         refuse_to_draw(op, layer);
       }
       return false;

@@ -28,8 +28,8 @@ bool changes_shape(const Operator& op) {
   return op.handle.hasTag(at::Tag::inplace_view) && op.schema().name() != "aten::detach_";
 }
 
-bool draws_in_place(const Operator& op) {
-  return op.is_in_place && op.is_random;
+bool writes_draws(const Operator& op) {
+  return op.is_random && !op.written_args.empty();
 }
 
 std::bitset<64> levels_of_torch_func() {
@@ -129,7 +129,7 @@ bool Writes::any_batched(const Operator& op, const Args& args) const {
 }
 
 bool Writes::needs_room(const Operator& op, const Args& args) const {
-  if (layer_.draws_for_each() && draws_in_place(op)) {
+  if (layer_.draws_for_each() && writes_draws(op)) {
     return true;
   }
   // A vmap of torch.func's below can't make room: this layer does it for both.

@@ -32,7 +32,7 @@ def branches(x: Tensor) -> Tensor:
 
 def constants(x: Tensor) -> Tensor:
     t = torch.tensor([1.0, 2.0, float(x.dim())], dtype=x.dtype)
-    return x.pow(3) * t + torch.as_tensor([0.5, x.dim(), 2.0]) + torch.tensor(2.0)
+    return x.pow(3) * t + torch.as_tensor([0.5, float(x.dim()), 2.0]) + torch.tensor(2.0)
 
 
 def forked(x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def written(x: Tensor) -> Tensor:
     return y.mul_(x)
 
 
-def picked(x: Tensor) -> Tensor:
+def picked(x):
     return x[PLACES] ** 3 * torch.cat([x[:1], x[1:]])
 
 
@@ -58,7 +58,7 @@ class Net(nn.Module):
         self.register_buffer("places", PLACES)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.inner(x)[..., self.places] * self.cubed(x)
+        return self.inner(x)[self.places] * self.cubed(x)
 
     @torch.jit.export
     def cubed(self, x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Net(nn.Module):
 
 
 @torch.jit.interface
-class Part:
+class Part(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         pass
 

@@ -53,9 +53,9 @@ OF_VALUES = {
     "gamma": lambda x: torch._standard_gamma(x * 3),
     "dirichlet": torch._sample_dirichlet,
     "dropout": lambda x: F.dropout(x, 0.4),
-    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "feature_dropout": lambda x: F.dropout1d(x.expand(2, 3, 3), 0.4),
-    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x.expand(2, 3, 3), 0.4),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x.expand(2, 3, 3), 0.4, training=True),
     "dropout_": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
     "rrelu": lambda x: F.rrelu(x - 0.4, training=True),
     "attention": lambda x: F.scaled_dot_product_attention(
@@ -102,8 +102,8 @@ def test_each_sample_draws_what_it_would_alone(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_generator_goes_on_as_after_one_sample(name):
-    drawn(FUNCTIONS[name], X[0])
+def test_the_generator_goes_on_as_after_the_last_sample(name):
+    drawn(FUNCTIONS[name], X[-1])
     expected = torch.rand(3)
     drawn(same(FUNCTIONS[name]), X)
     assert torch.rand(3).equal(expected)
@@ -117,7 +117,11 @@ def test_so_does_each_inside_functionalize(name):
     torch.testing.assert_close(found, drawn(alone, f, X))
 
 
-@pytest.mark.parametrize("name", OF_VALUES)
+# torch has no second derivative of these, or no tangent.
+ONCE = {"binomial", "dirichlet", "gamma"}
+
+
+@pytest.mark.parametrize("name", [name for name in OF_VALUES if name not in ONCE])
 def test_derivatives_are_those_of_a_loop(name):
     f = OF_VALUES[name]
 
@@ -135,18 +139,25 @@ def test_derivatives_are_those_of_a_loop(name):
     torch.testing.assert_close(inside, drawn(alone, tl.grad(total(f)), X))
 
 
+@pytest.mark.parametrize("name", ["dirichlet", "gamma"])
+def test_gradients_are_those_of_a_loop(name):
+    def total(g):
+        return lambda x: (g(x * 1.0) ** 2 * x.sum()).sum()
+
+    f = OF_VALUES[name]
+    expected = drawn(tl.grad(total(lambda x: alone(f, x))), X)
+    torch.testing.assert_close(drawn(tl.grad(total(same(f))), X), expected)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_vmaps_nest(name):
     f = FUNCTIONS[name]
     xs = torch.stack([X, X * 0.7])
     torch.testing.assert_close(drawn(same(same(f)), xs), drawn(alone, lambda x: alone(f, x), xs))
     different = tl.vmap(same(f), randomness="different")
-    equal = torch.stack([X[0], X[0]]).expand(2, 2, 3)
-    found = different(equal)
+    found = different(X[0].expand(9, 2, 3).contiguous())
     torch.testing.assert_close(found[:, 0], found[:, 1])
-    if name not in ("two draws", "dropout_"):
-        many = different(equal.expand(9, 2, 3))
-        assert (many != many[0]).any()
+    assert (found != found[0]).any()
 
 
 @pytest.mark.parametrize("name", ["uniform_", "bernoulli", "multinomial", "normal of means"])
@@ -186,7 +197,7 @@ def test_a_compiled_function_gives_samples_the_same(name):
         torch.testing.assert_close(y, y[:1].expand_as(y))
 
 
-@pytest.mark.parametrize("name", [name for name in OF_SHAPE if hasattr(aten, name)])
+@pytest.mark.parametrize("name", list(OF_SHAPE)[-10:])
 @pytest.mark.parametrize("randomness", ["different", "error", "keyed"])
 def test_out_of_place_forms_keep_to_the_other_modes(name, randomness):
     """Also of a tensor that is not batched."""
