@@ -9,6 +9,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/functional_views.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -49,10 +50,8 @@ void count_from_the_start(const Operator& op, Args& args) {
 
 // The kernels pass on what is computed of captured tensors alone, and what is functional can't be
 // written to it then.
-at::Tensor made_functional(const at::Tensor& tensor) {
-  return is_functional(tensor) || !is_strided(tensor)
-             ? tensor
-             : functionalization::to_functional_tensor(tensor);
+bool is_to_be_functional(const at::Tensor& tensor) {
+  return !is_functional(tensor) && is_strided(tensor);
 }
 
 } // namespace
@@ -98,11 +97,13 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
     allow_as_strided(peek(args, 0, 1).toTensor());
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
-    const at::Tensor result = makes_functional ? made_functional(tensor) : tensor;
-    if (is_functional(result)) {
-      functionalization::unsafeGetFunctionalWrapper(result)->set_level(level());
+    if (makes_functional && is_to_be_functional(tensor)) {
+      return made_functional(tensor, level());
     }
-    return result;
+    if (is_functional(tensor)) {
+      functionalization::unsafeGetFunctionalWrapper(tensor)->set_level(level());
+    }
+    return tensor;
   });
   strides.restore();
   if (views) {
