@@ -118,8 +118,9 @@ def _linear_map(
             if torch_compile.is_tracing():
                 pushed = forward_in_dynamo.jvp(func, point, given, strict=False, has_aux=False)
                 return tree.leaves(pushed[1])
+            here = tree.map_tensors(torch.clone, point)  # func may write to it
             with nullcontext() if ambient is None else ambient.again():
-                return tree.leaves(Jvp("linearize", func, None).push(point, given)[1])
+                return tree.leaves(Jvp("linearize", func, None).push(here, given)[1])
 
         return by_jvp
 
@@ -218,7 +219,9 @@ def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         result = op(*args, **kwargs)
     for target, copy in zip(targets, copies, strict=True):
         target.copy_(copy)
-    return _replaced(result, copies, targets)
+    if targets:
+        return _replaced(result, copies, targets)
+    return tree.map_tensors(torch.clone, result)  # func may write to it
 
 
 def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:

@@ -73,13 +73,13 @@ class Recomputations:
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
         if self._given:
-            return self._read(func, args)
+            return self._read(func, args, kwargs)
         result = func(*args, **kwargs)
         # What is drawn may be written to.
         self._drawn.append((func, tree.map_tensors(torch.clone, result)))
         return result
 
-    def _read(self, func: Any, args: Any) -> Any:
+    def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         place = self._given[-1]
         self._given[-1] += 1
         drawn, result = self._drawn[place] if place < len(self._drawn) else (None, None)
@@ -89,8 +89,8 @@ class Recomputations:
                 "recomputed, and not at first. It has to do the same each time."
             )
         assert func is not None
-        if func._schema.is_mutable:  # it fills its first argument
-            return args[0].copy_(result)
+        if func._schema.is_mutable:  # it fills its first argument, or out=
+            return kwargs.get("out", args[0]).copy_(result)
         return tree.map_tensors(torch.clone, result)
 
 

@@ -47,6 +47,11 @@ bool is_of_all_memory(const ViewsOf::value_type& view) {
       [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
 }
 
+// Reading the sizes of a symbolic one would put operators on them into a graph that is traced.
+bool has_known_strides(const at::Tensor& tensor) {
+  return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
 bool changes_how_it_is_seen(const Operator& op) {
   return op.handle.hasTag(at::Tag::inplace_view);
 }
@@ -75,7 +80,7 @@ KeptStrides::KeptStrides(const Operator& op, const Args& args) {
     return;
   }
   visit_tensors(args, op.num_args, [this](const at::Tensor& tensor) {
-    if (is_functional(tensor) && is_strided(tensor)) {
+    if (is_functional(tensor) && has_known_strides(tensor)) {
       kept_.push_back(
           {tensor,
            at::SymDimVector(tensor.sym_sizes()),
@@ -95,7 +100,7 @@ std::optional<Args> views_without_values(const Operator& op, const Args& args) {
   const bool makes_views =
       op.aliases && (op.written_args.empty() || changes_how_it_is_seen(op)) &&
       any_tensor(args, op.num_args, &is_functional) &&
-      !any_tensor(args, op.num_args, [](const at::Tensor& tensor) { return !is_strided(tensor); });
+      !any_tensor(args, op.num_args, [](const at::Tensor& tensor) { return !has_known_strides(tensor); });
   if (!makes_views) {
     return std::nullopt;
   }

@@ -10,6 +10,7 @@
 #include "core/trace.h"
 #include "layers/functional_views.h"
 #include "values/escaped.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -17,6 +18,20 @@ namespace torchlayers {
 namespace functionalization = at::functionalization::impl;
 
 namespace {
+
+// Of this thread, those that process an operator.
+thread_local int layers_at_work = 0;
+
+struct AtWork {
+  AtWork() {
+    ++layers_at_work;
+  }
+  ~AtWork() {
+    --layers_at_work;
+  }
+  AtWork(const AtWork&) = delete;
+  AtWork& operator=(const AtWork&) = delete;
+};
 
 bool is_as_strided(const Operator& op) {
   return op.aliases && op.written_args.empty() && op.schema().name() == "aten::as_strided";
@@ -36,10 +51,8 @@ void count_from_the_start(const Operator& op, Args& args) {
 
 // The kernels pass on what is computed of captured tensors alone, and what is functional can't be
 // written to it then.
-at::Tensor made_functional(const at::Tensor& tensor) {
-  return is_functional(tensor) || !is_strided(tensor)
-             ? tensor
-             : functionalization::to_functional_tensor(tensor);
+bool is_to_be_functional(const at::Tensor& tensor) {
+  return !is_functional(tensor) && is_strided(tensor);
 }
 
 } // namespace
@@ -67,6 +80,11 @@ void FunctionalizeLayer::switch_on() {
 
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
+  // Not where torch computes the value of a functional tensor anew, nor for a functionalize further
+  // in, which can't wrap what is functional already.
+  const bool makes_functional = !op.aliases && layers_at_work == 0 &&
+                                !thread_keys().excluded().has(DispatchKey::Functionalize);
+  const AtWork at_work;
   const KeptStrides strides(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
   allow_only(own, /*include=*/own);
@@ -80,7 +98,8 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
     allow_as_strided(peek(args, 0, 1).toTensor());
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
-    const at::Tensor result = op.aliases ? tensor : made_functional(tensor);
+    const bool is_made = makes_functional && is_to_be_functional(tensor);
+    const at::Tensor result = is_made ? made_functional(tensor, level()) : tensor;
     if (is_functional(result)) {
       functionalization::unsafeGetFunctionalWrapper(result)->set_level(level());
       add_front_key(result);

@@ -4,6 +4,7 @@
 
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/placed.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
@@ -49,6 +50,10 @@ History::History(const at::Tensor& tensor, int64_t kept_at, bool keeps_tangents)
       inner = batched->value();
       level.kind = Kind::Batched;
       level.level = batched->level();
+    } else if (const auto* functional = functional_of(rest)) {
+      inner = functional->value();
+      level.kind = Kind::Functional;
+      level.level = functional->level();
     } else {
       level.tangent = rest._fw_grad(kDualLevel);
       is_last = true;
@@ -79,6 +84,11 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
     return batched == nullptr // alike for all samples
                ? given_to(tensor, stack, i + 1)
                : batched_again(given_to(batched->value(), stack, i + 1), batched->bdim(), entry);
+  }
+  if (level.kind == Kind::Functional) {
+    const auto* functional = functional_of(tensor);
+    return made_functional(
+        given_to(functional == nullptr ? tensor : functional->value(), stack, i + 1), level.level);
   }
   const auto* wrapper = wrapper_of(tensor);
   const bool is_of_level = wrapper != nullptr && wrapper->level() == level.level;

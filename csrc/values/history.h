@@ -26,7 +26,7 @@ class History {
   }
 
  private:
-  enum class Kind { Wrapped, Batched, Plain };
+  enum class Kind { Wrapped, Batched, Functional, Plain };
   struct Level {
     Kind kind;
     int64_t level;

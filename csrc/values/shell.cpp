@@ -2,6 +2,7 @@
 
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/placed.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
@@ -28,6 +29,9 @@ Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
     } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(rest)) {
       add(Kind::Batched, batched->level(), batched->bdim(), {});
       rest = at::Tensor(batched->value());
+    } else if (const auto* functional = functional_of(rest)) {
+      add(Kind::Functional, functional->level(), 0, {});
+      rest = at::Tensor(functional->value());
     } else {
       const at::Tensor& tangent = rest._fw_grad(kDualLevel);
       add(Kind::Plain, 0, 0, tangent);
@@ -57,8 +61,11 @@ at::Tensor Shell::around(const at::Tensor*& next, size_t i) const {
     }
     return result;
   }
-  const auto& entry = mirror()[static_cast<size_t>(level.level - 1)];
   at::Tensor inner = around(next, i + 1);
+  if (level.kind == Kind::Functional) {
+    return made_functional(inner, level.level);
+  }
+  const auto& entry = mirror()[static_cast<size_t>(level.level - 1)];
   if (level.kind == Kind::Batched) {
     return batched_again(inner, level.dim, entry);
   }

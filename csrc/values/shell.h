@@ -21,7 +21,7 @@ class Shell {
   at::Tensor around(at::ArrayRef<at::Tensor> numbers) const;
 
  private:
-  enum class Kind { Wrapped, Batched, Plain };
+  enum class Kind { Wrapped, Batched, Functional, Plain };
   struct Level {
     Kind kind;
     int64_t level;

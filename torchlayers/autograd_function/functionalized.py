@@ -24,6 +24,7 @@ from torchlayers.autograd_function.context import WithoutDirty
 from torchlayers.functionalize import functional, unwrapped
 
 _torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = torch._C._functorch
 
 
 class _Written:
@@ -83,6 +84,16 @@ def _changed(
     return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
 
 
+def _versions(operand: Any) -> list[int]:
+    """How often it was written to, and the values in it: a batched tensor does not count itself."""
+    versions = []
+    while isinstance(operand, torch.Tensor):
+        versions.append(operand._version)
+        is_wrapped = _functorch.is_functorch_wrapped_tensor(operand)
+        operand = _functorch.get_unwrapped(operand) if is_wrapped else None
+    return versions
+
+
 def _is_recorded() -> bool:
     """NOTE [Functions that read memory]."""
     return bool(_torch._C._len_torch_dispatch_stack())
@@ -112,14 +123,14 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             return result, wrapped, functionals, _changed(wrapped, args, level, keeps_views)
 
     def forward(*operands: Any) -> Any:
-        versions = [getattr(operand, "_version", None) for operand in operands]
+        versions = [_versions(operand) for operand in operands]
         outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
                 zip(wrapped, operands, versions, strict=True)
             )
-            if isinstance(operand, torch.Tensor) and (operand._version != version or changed[i])
+            if isinstance(operand, torch.Tensor) and (_versions(operand) != version or changed[i])
         }
         written = {
             i: places[id(output)]

@@ -1,0 +1,24 @@
+// Functional tensors, which functionalize wraps values in.
+#pragma once
+
+#include <ATen/FunctionalTensorWrapper.h>
+
+namespace torchlayers {
+
+// The wrapper, if it has its value of now: what was written to another view of its memory may be
+// waiting. Null if it is none.
+inline const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor) {
+  if (!at::functionalization::impl::isFunctionalTensor(tensor)) {
+    return nullptr;
+  }
+  const auto* wrapper = at::functionalization::impl::unsafeGetFunctionalWrapper(tensor);
+  return wrapper->is_up_to_date() ? wrapper : nullptr;
+}
+
+inline at::Tensor made_functional(const at::Tensor& value, int64_t level) {
+  at::Tensor tensor = at::functionalization::impl::to_functional_tensor(value);
+  at::functionalization::impl::unsafeGetFunctionalWrapper(tensor)->set_level(level);
+  return tensor;
+}
+
+} // namespace torchlayers
