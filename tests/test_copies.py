@@ -127,8 +127,6 @@ SAVES = {
     "torch.save": lambda x: torch.save(x, io.BytesIO()),
     "torch.save of a dict": lambda x: torch.save({"x": [x]}, io.BytesIO()),
     "pickle": pickle.dumps,
-    "numpy": lambda x: x.numpy(),
-    "tolist": lambda x: x.tolist(),
 }
 
 
