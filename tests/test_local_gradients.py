@@ -21,11 +21,9 @@ NESTS = {
     "jacfwd": lambda f: tl.jacfwd(f)(X),
     "functionalize": lambda f: tl.functionalize(f)(X),
     "functionalize, views too": lambda f: tl.functionalize(f, remove="mutations_and_views")(X),
-    "linearize": lambda f: tl.linearize(f, X)[1](ONES),
+    "linearize": lambda f: tl.linearize(f, X.clone())[1](ONES),
     "hessian": lambda f: tl.hessian(lambda x: f(x).sin().sum())(X),
-    "grad of grad": lambda f: tl.grad(
-        lambda x: tl.grad(lambda x: f(x).sin().sum())(x).sum()
-    )(X),
+    "grad of grad": lambda f: tl.grad(lambda x: tl.grad(lambda x: f(x).sin().sum())(x).sum())(X),
     "jvp of grad": lambda f: tl.jvp(tl.grad(lambda x: f(x).sin().sum()), (X,), (ONES,)),
     "grad of jvp": lambda f: tl.grad(lambda x: tl.jvp(f, (x,), (ONES,))[1].sin().sum())(X),
     "vmap of grad": lambda f: tl.vmap(tl.grad(lambda x: f(x).sin().sum()))(XS),
@@ -163,13 +161,14 @@ class Recomputed(torch.autograd.Function):
 
 @pytest.mark.parametrize("nest", ["grad", "vjp", "jacrev", "vmap of grad", "vmap"])
 def test_a_backward_that_runs_its_forward_again(nest):
-    torch.testing.assert_close(
-        NESTS[nest](Recomputed.apply), NESTS[nest](lambda x: x.sin() * 2)
-    )
+    torch.testing.assert_close(NESTS[nest](Recomputed.apply), NESTS[nest](lambda x: x.sin() * 2))
 
 
 FUNCTIONALS = {
-    "jacobian": (lambda x: torch.autograd.functional.jacobian(torch.sin, x), torch.func.jacrev(torch.sin)),
+    "jacobian": (
+        lambda x: torch.autograd.functional.jacobian(torch.sin, x),
+        torch.func.jacrev(torch.sin),
+    ),
     "hessian": (
         lambda x: torch.autograd.functional.hessian(lambda x: x.sin().sum(), x),
         lambda x: torch.diag_embed(-x.sin()),
@@ -190,9 +189,7 @@ FUNCTIONALS = {
 @pytest.mark.parametrize("kind", FUNCTIONALS)
 def test_torchs_functionals_under_vmap(kind):
     functional, expected = FUNCTIONALS[kind]
-    torch.testing.assert_close(
-        tl.vmap(functional)(XS), torch.stack([expected(x) for x in XS])
-    )
+    torch.testing.assert_close(tl.vmap(functional)(XS), torch.stack([expected(x) for x in XS]))
 
 
 def test_torchs_functional_is_differentiated_where_it_makes_a_graph():

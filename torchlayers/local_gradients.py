@@ -54,6 +54,9 @@ def _make_leaf(tensor: Tensor) -> None:
 
 def _make_constant(tensor: Tensor) -> None:
     leaf = _innermost(tensor)
+    if not leaf.requires_grad:  # a Parameter made of a batched or functional tensor is marked alone
+        _C.set_requires_grad(tensor, False)
+        return
     is_outside = leaf is tensor and not _functorch.is_functorch_wrapped_tensor(tensor)
     is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
     if not (is_local and leaf.is_leaf):
@@ -66,7 +69,7 @@ def _make_constant(tensor: Tensor) -> None:
 
 
 def _value_inside(tensor: Tensor) -> Tensor | None:
-    """The value in a batched or functional tensor; None for others, which have marks of their own."""
+    """The value in a batched or functional tensor; None for others, marked themselves."""
     value: Tensor | None = None
     if _functorch.is_batchedtensor(tensor):
         value = _functorch.get_unwrapped(tensor)
@@ -224,7 +227,11 @@ def _is_recorded_at(level: int, tensor: Tensor) -> bool:
 
 def _alive(tensor: Tensor) -> Tensor:
     alive: Tensor = _functorch.unwrap_if_dead(tensor)
-    if alive.requires_grad and _value_inside(alive) is not None and not _innermost(alive).requires_grad:
+    if (
+        alive.requires_grad
+        and _value_inside(alive) is not None
+        and not _innermost(alive).requires_grad
+    ):
         _make_leaf(alive)  # torch.zeros_like(x, requires_grad=True): nothing of it is recorded yet
     return alive
 

@@ -54,9 +54,7 @@ agree = agree_in(dxtb, mctc)
 
 
 def test_forces():
-    forces = agree(
-        lambda: calculator().get_forces(positions(), grad_mode="functorch").detach()
-    )
+    forces = agree(lambda: calculator().get_forces(positions(), grad_mode="functorch").detach())
     expected = -differences(energy, POSITIONS).view(2, 3)
     torch.testing.assert_close(forces, expected, atol=1e-6, rtol=1e-5)
 
@@ -71,18 +69,22 @@ def test_the_hessian():
 
 def test_the_dipole_moment():
     dipole = agree(
-        lambda: calculator(FIELD.clone().requires_grad_())
-        .get_dipole(positions(), use_functorch=True)
-        .detach()
+        lambda: (
+            calculator(FIELD.clone().requires_grad_())
+            .get_dipole(positions(), use_functorch=True)
+            .detach()
+        )
     )
     torch.testing.assert_close(dipole, dipole_in(FIELD), atol=1e-5, rtol=1e-4)
 
 
 def test_the_polarizability():
     polarizability = agree(
-        lambda: calculator(FIELD.clone().requires_grad_())
-        .get_polarizability(positions(), use_functorch=True)
-        .detach()
+        lambda: (
+            calculator(FIELD.clone().requires_grad_())
+            .get_polarizability(positions(), use_functorch=True)
+            .detach()
+        )
     )
     expected = differences(
         lambda field: calculator(field.clone().requires_grad_()).get_dipole(POSITIONS).detach(),
@@ -94,9 +96,11 @@ def test_the_polarizability():
 
 def test_the_derivative_of_the_dipole_moment():
     agree(
-        lambda: calculator(FIELD.clone().requires_grad_())
-        .get_dipole_deriv(positions(), use_functorch=True)
-        .detach()
+        lambda: (
+            calculator(FIELD.clone().requires_grad_())
+            .get_dipole_deriv(positions(), use_functorch=True)
+            .detach()
+        )
     )
 
 
@@ -106,12 +110,16 @@ def test_torchs_own_autograd_beside_ours(property_name):
     calc = calculator(FIELD.clone().requires_grad_())
     if property_name == "forces":
         other = calc.get_forces(positions(), grad_mode="autograd")
-        ours = agree(lambda: calculator(FIELD).get_forces(positions(), grad_mode="functorch").detach())
+        ours = agree(
+            lambda: calculator(FIELD).get_forces(positions(), grad_mode="functorch").detach()
+        )
     else:
         other = calc.get_dipole(positions(), use_functorch=False)
         ours = agree(
-            lambda: calculator(FIELD.clone().requires_grad_())
-            .get_dipole(positions(), use_functorch=True)
-            .detach()
+            lambda: (
+                calculator(FIELD.clone().requires_grad_())
+                .get_dipole(positions(), use_functorch=True)
+                .detach()
+            )
         )
     torch.testing.assert_close(ours, other.detach(), atol=1e-7, rtol=1e-6)

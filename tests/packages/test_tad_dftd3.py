@@ -65,10 +65,6 @@ def test_the_hessian():
 
 def test_tad_mctcs_own_hessian():
     agree_in(mctc, d3)(lambda: autograd.hess_fn_rev(energy)(POSITIONS).detach())
-    agree_in(mctc, d3)(lambda: autograd.hessian(energy, (POSITIONS.clone().requires_grad_(),)).detach())
-
-
-def test_several_molecules():
-    batch = torch.stack([POSITIONS, POSITIONS * 1.1])
-    gradients = agree(lambda lib: lib.vmap(lib.grad(energy))(batch))
-    torch.testing.assert_close(gradients, torch.stack([by_autograd(energy, x) for x in batch]))
+    agree_in(mctc, d3)(
+        lambda: autograd.hessian(energy, (POSITIONS.clone().requires_grad_(),), 0).detach()
+    )
