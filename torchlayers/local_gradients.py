@@ -237,7 +237,7 @@ def _alive(tensor: Tensor) -> Tensor:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _run(

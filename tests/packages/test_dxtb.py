@@ -94,16 +94,6 @@ def test_the_polarizability():
     torch.testing.assert_close(polarizability, expected, atol=1e-3, rtol=1e-3)
 
 
-def test_the_derivative_of_the_dipole_moment():
-    agree(
-        lambda: (
-            calculator(FIELD.clone().requires_grad_())
-            .get_dipole_deriv(positions(), use_functorch=True)
-            .detach()
-        )
-    )
-
-
 @pytest.mark.parametrize("property_name", ["forces", "dipole"])
 def test_torchs_own_autograd_beside_ours(property_name):
     """dxtb's other way: torch.autograd.grad."""
