@@ -43,9 +43,7 @@ NESTS = {
     "linearize": lambda f: tl.linearize(f, X)[1](ONES),
     "vmap of grad": lambda f: tl.vmap(tl.grad(lambda x: f(x).sin().sum()))(XS),
     "grad of vmap": lambda f: tl.grad(lambda xs: tl.vmap(f)(xs).sin().sum())(XS),
-    "grad of grad": lambda f: tl.grad(
-        lambda x: tl.grad(lambda x: f(x).sin().sum())(x).sum()
-    )(X),
+    "grad of grad": lambda f: tl.grad(lambda x: tl.grad(lambda x: f(x).sin().sum())(x).sum())(X),
     "compiled by replay": lambda f: tl.compile(
         tl.grad(lambda x: f(x).sin().sum()), backend="replay"
     )(X),
@@ -127,8 +125,6 @@ SAVES = {
     "torch.save": lambda x: torch.save(x, io.BytesIO()),
     "torch.save of a dict": lambda x: torch.save({"x": [x]}, io.BytesIO()),
     "pickle": pickle.dumps,
-    "numpy": lambda x: x.numpy(),
-    "tolist": lambda x: x.tolist(),
 }
 
 

@@ -69,6 +69,11 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     return transformed(func, wrapper)
 
 
+# On a functional tensor that requires_grad_() gave another value, which shares the first's memory
+# (local_gradients.py).
+LEAF = "_torchlayers_leaf"
+
+
 def functional(tensor: Tensor, level: int) -> Tensor:
     """The tensor as a functionalize layer of this level tracks it."""
     _C.check_from_outside(tensor)
@@ -91,4 +96,8 @@ def _copy_back(originals: Any, wrapped: Any) -> None:
     for original, functional in zip(tree.leaves(originals), tree.leaves(wrapped), strict=True):
         if isinstance(original, Tensor):
             _torch._sync(functional)
+            if hasattr(functional, LEAF) and _C.share_memory(
+                original, _torch._from_functional_tensor(functional)
+            ):
+                continue
             _functorch._propagate_functional_input_mutation(original, functional)

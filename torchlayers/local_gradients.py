@@ -17,14 +17,12 @@ from torch import Tensor, nn
 
 from torchlayers import _C, torch_compile
 from torchlayers.errors import TransformError, location
-from torchlayers.functionalize import functional, unwrapped
+from torchlayers.functionalize import LEAF, functional, unwrapped
 
 _functorch: Any = torch._C._functorch
 _torch: Any = torch
 _autograd: Any = torch.autograd
 _torchs_run: Any = _autograd._engine_run_backward
-
-_LEAF = "_torchlayers_leaf"  # on tensors that were made leaves here
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
@@ -43,6 +41,8 @@ def _make_leaf(tensor: Tensor) -> None:
             f"floating-point and complex tensors have gradients.{location()}"
         )
     value = _value_inside(tensor)
+    # Marks the tensor as one that was made a leaf here.
+    setattr(tensor, LEAF, True)
     if value is None:
         _C.set_requires_grad(tensor, True)
     elif _functorch.is_batchedtensor(tensor):
@@ -50,15 +50,15 @@ def _make_leaf(tensor: Tensor) -> None:
         _C.replace_batch(tensor, _leaf_like(value))
     else:
         _torch._functionalize_replace(tensor, _leaf_like(value))
-    setattr(tensor, _LEAF, True)
 
 
 def _make_constant(tensor: Tensor) -> None:
-    leaf = tensor
-    while (value := _value_inside(leaf)) is not None:
-        leaf = value
+    leaf = _innermost(tensor)
+    if not leaf.requires_grad:  # a Parameter made of a batched or functional tensor is marked alone
+        _C.set_requires_grad(tensor, False)
+        return
     is_outside = leaf is tensor and not _functorch.is_functorch_wrapped_tensor(tensor)
-    is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, _LEAF)
+    is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
     if not (is_local and leaf.is_leaf):
         raise TransformError(
             "torchlayers: requires_grad_(False) on a tensor that a transform, or what it is nested "
@@ -69,7 +69,7 @@ def _make_constant(tensor: Tensor) -> None:
 
 
 def _value_inside(tensor: Tensor) -> Tensor | None:
-    """The value in a batched or functional tensor; None for others, which have marks of their own."""
+    """The value in a batched or functional tensor; None for others, marked themselves."""
     value: Tensor | None = None
     if _functorch.is_batchedtensor(tensor):
         value = _functorch.get_unwrapped(tensor)
@@ -77,6 +77,12 @@ def _value_inside(tensor: Tensor) -> Tensor | None:
         _torch._sync(tensor)
         value = _torch._from_functional_tensor(tensor)
     return value
+
+
+def _innermost(tensor: Tensor) -> Tensor:
+    """The tensor whose own mark says whether it is recorded."""
+    value = _value_inside(tensor)
+    return tensor if value is None else _innermost(value)
 
 
 def _leaf_like(value: Tensor) -> Tensor:
@@ -157,8 +163,11 @@ class _Task(NamedTuple):
             None if each is None else _C.unbatched(each, level) for each in self.cotangents
         ]
         inputs = [_C.unbatched(each, level) for each in self.inputs]
-        pairs = [pair for pair in (*outputs, *cotangents) if pair is not None]
-        if any(dim is not None for _, dim in pairs):
+        if all(dim is None for _, dim in (*outputs, *inputs)) and any(
+            each is not None and each[1] is not None for each in cotangents
+        ):
+            return self._run_here()  # the pass is one over the graph of a level below, as jacrev's
+        if any(dim is not None for _, dim in outputs):
             for i, (_, dim) in enumerate(inputs):
                 if dim is None:
                     raise TransformError(
@@ -216,8 +225,19 @@ def _is_recorded_at(level: int, tensor: Tensor) -> bool:
     )
 
 
+def _alive(tensor: Tensor) -> Tensor:
+    alive: Tensor = _functorch.unwrap_if_dead(tensor)
+    if (
+        alive.requires_grad
+        and _value_inside(alive) is not None
+        and not _innermost(alive).requires_grad
+    ):
+        _make_leaf(alive)  # torch.zeros_like(x, requires_grad=True): nothing of it is recorded yet
+    return alive
+
+
 def _has_tangent(tensor: Tensor) -> bool:
-    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def _run(
@@ -242,7 +262,7 @@ def _run(
             accumulate_grad=accumulate_grad,
         )
     task = _Task(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
-    return task.changed(_functorch.unwrap_if_dead).run()
+    return task.changed(_alive).run()
 
 
 _autograd._engine_run_backward = _run

@@ -48,8 +48,7 @@ at::Tensor constant_in(const at::Tensor& tensor, const Layer& layer) {
   return resolve_captured(wrapper_of(tensor)->value());
 }
 
-at::Tensor without_wrapper(
-    const at::Tensor& tensor, const at::functorch::TensorWrapper& wrapper) {
+at::Tensor without_wrapper(const at::Tensor& tensor, const at::functorch::TensorWrapper& wrapper) {
   const auto level = wrapper.level();
   if (!level) {
     return resolve_captured(without_dead_wrappers(tensor));
@@ -114,9 +113,8 @@ at::Tensor resolve_returned(const at::Tensor& tensor) {
 }
 
 void resolve_captured(const Operator& op, Args& args) {
-  change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
-    return resolve_captured(tensor);
-  });
+  change_tensors(
+      args, op.num_args, [](const at::Tensor& tensor, size_t) { return resolve_captured(tensor); });
 }
 
 } // namespace torchlayers

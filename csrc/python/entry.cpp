@@ -127,9 +127,7 @@ void bind_entries(py::module_& m) {
   // Function's call has left. NOTE [Captured by a Function].
   m.def(
       "vmap_again_entry",
-      [](const c10::SymInt& batch_size,
-         const py::object& randomness,
-         std::optional<uint64_t> of) {
+      [](const c10::SymInt& batch_size, const py::object& randomness, std::optional<uint64_t> of) {
         return std::make_shared<Entry>(std::make_shared<VmapLayer>(
             batch_size,
             parse_randomness(randomness),

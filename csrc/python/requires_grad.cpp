@@ -16,8 +16,8 @@ namespace {
 namespace py = pybind11;
 using at::functorch::BatchedTensorImpl;
 
-PyMethodDef requires_grad_method{};  // torch's, with ours in the function's place
-PyGetSetDef requires_grad_attribute{};  // likewise
+PyMethodDef requires_grad_method{};    // torch's, with ours in the function's place
+PyGetSetDef requires_grad_attribute{}; // likewise
 PyCFunctionWithKeywords torchs_requires_grad_ = nullptr;
 getter torchs_getter = nullptr;
 setter torchs_setter = nullptr;
@@ -28,8 +28,8 @@ bool asks_its_class(PyObject* self) {
     return false;
   }
   static auto* disabled = new py::object(imported("torch._C", "_disabled_torch_function_impl"));
-  const THPObjectPtr found(PyObject_GetAttrString(
-      reinterpret_cast<PyObject*>(Py_TYPE(self)), "__torch_function__"));
+  const THPObjectPtr found(
+      PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(self)), "__torch_function__"));
   PyErr_Clear();
   return found.get() != disabled->ptr();
 }
@@ -74,7 +74,9 @@ PyObject* get_requires_grad(PyObject* self, void* closure) {
     return torchs_getter(self, closure);
   }
   HANDLE_TH_ERRORS
-  return PyBool_FromLong(marked_tensor(THPVariable_Unpack(self)).requires_grad());
+  const at::Tensor& tensor = THPVariable_Unpack(self);
+  // torch.zeros_like(x, requires_grad=True) marks a batched tensor itself.
+  return PyBool_FromLong(tensor.requires_grad() || marked_tensor(tensor).requires_grad());
   END_HANDLE_TH_ERRORS
 }
 
@@ -111,7 +113,8 @@ void stand_before_requires_grad() {
   torchs_requires_grad_ = reinterpret_cast<PyCFunctionWithKeywords>(
       reinterpret_cast<void (*)()>(of_method->d_method->ml_meth));
   requires_grad_method = *of_method->d_method;
-  requires_grad_method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&require_grad));
+  requires_grad_method.ml_meth =
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&require_grad));
   of_method->d_method = &requires_grad_method;
   auto* of_attribute = reinterpret_cast<PyGetSetDescrObject*>(property.get());
   torchs_getter = of_attribute->d_getset->get;

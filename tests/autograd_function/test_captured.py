@@ -187,9 +187,7 @@ def test_a_constant_that_is_returned_and_saved_as_it_is(nest):
 VMAPS = {
     "vmap": lambda f: tl.vmap(f)(XS),
     "vmap of vmap": lambda f: tl.vmap(tl.vmap(f))(torch.stack([XS, XS + 1])),
-    "jvp outside": lambda f: tl.jvp(
-        lambda x: x * tl.vmap(f)(XS).sum(), (X,), (ONES,)
-    ),
+    "jvp outside": lambda f: tl.jvp(lambda x: x * tl.vmap(f)(XS).sum(), (X,), (ONES,)),
     "grad outside": lambda f: tl.grad(lambda x: (x * tl.vmap(f)(XS)).sum())(X),
     "functionalize outside": lambda f: tl.functionalize(tl.vmap(f))(XS),
     "grad between": lambda f: tl.vmap(
@@ -254,12 +252,8 @@ LOSING = {
     "jvp": lambda f: tl.jvp(lambda x: f(x, x), (X,), (ONES,)),
     "vmap of grad": lambda f: tl.vmap(tl.grad(lambda x: f(x, x).sum()))(XS),
     "grad of vmap": lambda f: tl.grad(lambda xs: tl.vmap(lambda x: f(x, x))(xs).sum())(XS),
-    "an outer grad": lambda f: tl.grad(
-        lambda x: tl.grad(lambda y: f(y, x).sum())(x).sum()
-    )(X),
-    "an outer jvp": lambda f: tl.jvp(
-        lambda x: tl.grad(lambda y: f(y, x).sum())(x), (X,), (ONES,)
-    ),
+    "an outer grad": lambda f: tl.grad(lambda x: tl.grad(lambda y: f(y, x).sum())(x).sum())(X),
+    "an outer jvp": lambda f: tl.jvp(lambda x: tl.grad(lambda y: f(y, x).sum())(x), (X,), (ONES,)),
     "an outer grad, across a vmap": lambda f: tl.grad(
         lambda x: tl.vmap(lambda y: f(y, x * y))(XS).sum()
     )(X),

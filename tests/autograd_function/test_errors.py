@@ -46,6 +46,16 @@ class NoGradient(Square):
         return ()
 
 
+def gradient_of(result):
+    """Square with a backward that returns this."""
+    return type("Square", (Square,), {"backward": staticmethod(lambda ctx, g: result)})
+
+
+def tangent_of(result):
+    """Square with a jvp that returns this."""
+    return type("Square", (Square,), {"jvp": staticmethod(lambda ctx, t: result)})
+
+
 class BackwardAndVjp(Square):
     @staticmethod
     def vjp(ctx, g):
@@ -142,6 +152,47 @@ CASES = {
         lambda tf: tf.grad(lambda x: tf.vmap(TwoGradients.apply)(x).sum())(X),
         "TwoGradients.backward returned 2 gradients for 1 input of forward. Return one for each, "
         "None where there is no gradient.",
+    ),
+    "backward: a number": (
+        summed_grad(gradient_of(2.0)),
+        "Square.backward returned a float for input 0 of forward. Return a tensor, or None where "
+        "there is no gradient; of several inputs, a tuple of these.",
+    ),
+    "backward: a list": (
+        summed_grad(gradient_of([X])),
+        "Square.backward returned a list for input 0 of forward. Return a tensor, or None where "
+        "there is no gradient; of several inputs, a tuple of these.",
+    ),
+    "backward under vmap: a list": (
+        lambda tf: tf.grad(lambda x: tf.vmap(gradient_of([X]).apply)(x).sum())(X),
+        "Square.backward returned a list for input 0 of forward. Return a tensor, or None where "
+        "there is no gradient; of several inputs, a tuple of these.",
+    ),
+    "backward: another shape": (
+        summed_grad(gradient_of(torch.ones(2))),
+        "Square.backward returned a gradient of shape [2] for input 0 of forward, whose shape is "
+        "[3]. Return one of the input's shape.",
+    ),
+    "jvp: nothing": (
+        lambda tf: tf.jvp(tangent_of(None).apply, (X,), (X,)),
+        "Square.jvp returned None for an output that has a tangent. Return a tensor, of zeros "
+        "where the output does not depend on the inputs, or mark the output by "
+        "ctx.mark_non_differentiable.",
+    ),
+    "jvp: a number": (
+        lambda tf: tf.jvp(tangent_of(2.0).apply, (X,), (X,)),
+        "Square.jvp returned a float for output 0 of forward. Return a tensor, or None where "
+        "there is no tangent; of several outputs, a tuple of these.",
+    ),
+    "jvp: too many tangents": (
+        lambda tf: tf.jvp(tangent_of((X, X)).apply, (X,), (X,)),
+        "Square.jvp returned another number of tangents than forward has outputs. Return one for "
+        "each.",
+    ),
+    "jvp: another shape": (
+        lambda tf: tf.jvp(tangent_of(torch.ones(2)).apply, (X,), (X,)),
+        "Square.jvp returned a tangent of another shape than its output. Return one of the "
+        "output's shape.",
     ),
     "backward and vjp": (
         summed_grad(BackwardAndVjp),

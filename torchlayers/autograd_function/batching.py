@@ -66,8 +66,7 @@ class Held(NamedTuple):
             return value
         flat, spec = tree.flatten(value)
         pairs = [
-            _C.unbatched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None)
-            for leaf in flat
+            _C.unbatched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None) for leaf in flat
         ]
         if all(dim is None for _, dim in pairs):
             return value

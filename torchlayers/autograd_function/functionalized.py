@@ -68,6 +68,7 @@ def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
+    output = _C.unbatched(output, level)[0]  # a tensor that it captured, as this layer knows it
     # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
     return output if _torch._is_functional_tensor(output) else functional(output, level)
 

@@ -8,7 +8,6 @@ from torchlayers.autograd_function.adoption import is_torchs
 from torchlayers.errors import FunctionError
 from torchlayers.torch_versions import applied_function
 
-
 # What torch says of a gradient whose shape is not its input's.
 _GRADIENT = re.compile(
     r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*\]) but "
