@@ -165,7 +165,10 @@ OTHERS = {
         lambda notes: notes.update(torchlayers=notes["torchlayers"][:99]),
         "no package that torchlayers",
     ),
-    "something else": (lambda notes: notes.update(torchlayers="[1]"), "no package that torchlayers"),
+    "something else": (
+        lambda notes: notes.update(torchlayers="[1]"),
+        "no package that torchlayers",
+    ),
     "without its digest": (lambda notes: notes.pop("torchlayers_sha256"), "is damaged: what it"),
     "another torch": (of_another_torch, "was compiled for torch 1.0, and this is"),
     "another processor": (
