@@ -354,7 +354,7 @@ def test_autograd_is_told_of_a_write(writing, stride):
 def test_tangents_are_refused(writing):
     x = torch.ones(3)
     with forward_ad.dual_level():
-        with pytest.raises(TransformError, match="no derivatives, and leaf 1 .* has a tangent"):
+        with pytest.raises(TransformError, match=r"no derivatives, and leaf 1 .* has a tangent"):
             writing(x, forward_ad.make_dual(x.clone(), x.clone()))
         writing(x, x.clone())
 
