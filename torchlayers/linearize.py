@@ -168,7 +168,9 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
             raise
 
     with recording(), torch_compile.run_eagerly():
-        return make_fx(torch_compile.traced_here(watched))(*[torch.empty_like(leaf) for leaf in leaves])
+        return make_fx(torch_compile.traced_here(watched))(
+            *[torch.empty_like(leaf) for leaf in leaves]
+        )
 
 
 def _is_compressed(leaf: Any) -> bool:

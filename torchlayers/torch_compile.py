@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -171,8 +171,22 @@ def run_eagerly() -> Iterator[None]:
     """
     import torch._dynamo  # a part of torch.cond's first call, which must not be compiled either
 
-    with _stance.eager_here(), torch._dynamo.config.patch(error_on_nested_fx_trace=False):
+    with _stance.eager_here(), patched(torch._dynamo.config, {"error_on_nested_fx_trace": False}):
         yield
+
+
+def patched(config: Any, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """torch's ``config.patch(settings)``, which leaves something in the thread for each new one."""
+    try:
+        patch: Any = _patch_of(config, tuple((name, type(v), v) for name, v in settings.items()))
+    except TypeError:  # an option without a hash
+        patch = config.patch(dict(settings))
+    return patch  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _patch_of(config: Any, settings: tuple[tuple[str, type, Any], ...]) -> Any:
+    return config.patch({name: value for name, _, value in settings})
 
 
 class _Stance(threading.local):

@@ -33,8 +33,8 @@ struct End : Node {
 // Autograd calls a tensor's hooks wherever its gradient is asked for. A recorded reverse pass is
 // replayed inside a node of autograd's, which hands its gradients on to the caller's tensors, and
 // there their hooks are called. So they must not be called, nor retained gradients set, while it is
-// recorded: the graph is cut, and ends in a node of its own, which has no hooks. Cut as well is what
-// one input was computed from another by: that is outside of the function.
+// recorded: the graph is cut, and ends in a node of its own, which has no hooks. Cut as well is
+// what one input was computed from another by: that is outside of the function.
 class CutGraph {
  public:
   CutGraph(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs)
@@ -75,8 +75,8 @@ class CutGraph {
   py::list ends() const {
     py::list found;
     for (const Edge& edge : edges_) {
-      const auto node = py::reinterpret_steal<py::object>(
-          torch::autograd::functionToPyObject(edge.function));
+      const auto node =
+          py::reinterpret_steal<py::object>(torch::autograd::functionToPyObject(edge.function));
       found.append(py::make_tuple(node, edge.input_nr));
     }
     return found;

@@ -63,7 +63,9 @@ def test_it_is_compiled_and_differentiated(name):
 def test_inductor_compiles_it(name, dynamic):
     args, kwargs = NAMES[name]
     compiled = tl.compile(total, dynamic=dynamic)
-    torch.testing.assert_close(gradients(compiled, args, kwargs, 1), gradients(total, args, kwargs, 1))
+    torch.testing.assert_close(
+        gradients(compiled, args, kwargs, 1), gradients(total, args, kwargs, 1)
+    )
     for size in (3, 4, 5) if dynamic else ():
         args, kwargs = tree.map_tensors(lambda x: torch.ones(size).double(), (args, kwargs))  # noqa: B023
         torch.testing.assert_close(compiled(*args, **kwargs), total(*args, **kwargs))
@@ -116,13 +118,20 @@ def test_names_of_a_modules_parameters():
     found = []
     for f in (tl.compile(net, backend="replay"), net):
         net.Running.fill_(1)
-        found.append(torch.autograd.grad(f(X).sum(), inputs, allow_unused=True, materialize_grads=True))
+        found.append(
+            torch.autograd.grad(f(X).sum(), inputs, allow_unused=True, materialize_grads=True)
+        )
     torch.testing.assert_close(*found)
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_a_package_has_them(tmp_path):
-    given = {"Class": torch.ones(2), "λ": torch.ones(2), "a b": torch.ones(2), "class": torch.ones(2)}
+    given = {
+        "Class": torch.ones(2),
+        "λ": torch.ones(2),
+        "a b": torch.ones(2),
+        "class": torch.ones(2),
+    }
     path = tmp_path / "Names.pt2"
     tl.compile(total).lower(given, X=torch.ones(2), x=torch.ones(2), self=torch.ones(2)).save(path)
     others = {name: torch.rand(2) for name in given}

@@ -152,7 +152,9 @@ def test_another_thread_looks_for_nan_in_anomaly_mode():
     [
         lambda x: ContinuousBernoulli(x / 4, validate_args=True).log_prob(x / 2),
         lambda x: Geometric(x / 4, validate_args=True).log_prob(torch.ones(3)),
-        lambda x: torch.distributions.MultivariateNormal(x, x.diag(), validate_args=True).log_prob(x),
+        lambda x: torch.distributions.MultivariateNormal(x, x.diag(), validate_args=True).log_prob(
+            x
+        ),
         tl.vmap(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)),
     ],
 )

@@ -165,7 +165,10 @@ OTHERS = {
         lambda notes: notes.update(torchlayers=notes["torchlayers"][:99]),
         "no package that torchlayers",
     ),
-    "something else": (lambda notes: notes.update(torchlayers="[1]"), "no package that torchlayers"),
+    "something else": (
+        lambda notes: notes.update(torchlayers="[1]"),
+        "no package that torchlayers",
+    ),
     "without its digest": (lambda notes: notes.pop("torchlayers_sha256"), "is damaged: what it"),
     "another torch": (of_another_torch, "was compiled for torch 1.0, and this is"),
     "another processor": (
@@ -351,7 +354,7 @@ def test_autograd_is_told_of_a_write(writing, stride):
 def test_tangents_are_refused(writing):
     x = torch.ones(3)
     with forward_ad.dual_level():
-        with pytest.raises(TransformError, match="no derivatives, and leaf 1 .* has a tangent"):
+        with pytest.raises(TransformError, match=r"no derivatives, and leaf 1 .* has a tangent"):
             writing(x, forward_ad.make_dual(x.clone(), x.clone()))
         writing(x, x.clone())
 

@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torchlayers.compiled import cache_directory, loops
 from torchlayers.compiled.graphs import inputs_of, outputs_of
 from torchlayers.compiled.kernels import compiled_together
-from torchlayers.compiled.recording import recording
+from torchlayers.compiled.recording import recording, source_forgotten
 from torchlayers.compiled.shortcuts import shortcuts
 from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
@@ -22,7 +22,7 @@ from torchlayers.compiled.tanh import tanh_as_quotient
 from torchlayers.compiled.wrapper import Layout, program_of
 from torchlayers.errors import TransformError
 from torchlayers.opaque import bernoulli
-from torchlayers.torch_compile import import_whole, traced_here
+from torchlayers.torch_compile import import_whole, patched, traced_here
 from torchlayers.torch_versions import is_no_compiler
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -78,7 +78,8 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     }
     try:
         with (
-            config.patch(settings),
+            patched(config, settings),
+            source_forgotten(),
             torch.no_grad(),
             compiled_together(),
             shortcuts(),
@@ -181,7 +182,9 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
 
     with fake:
         return make_fx(
-            traced_here(torch.fx.Interpreter(graph).run),  # sizes may be symbols, which code can't hold
+            traced_here(
+                torch.fx.Interpreter(graph).run
+            ),  # sizes may be symbols, which code can't hold
             decomposition_table={
                 **select_decomp_table(),
                 torch.ops.aten.bernoulli.p: _bernoulli,

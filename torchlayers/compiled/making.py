@@ -22,7 +22,7 @@ from torchlayers.compiled.graphs import communicates, final_copies, is_functiona
 from torchlayers.compiled.held import Held
 from torchlayers.compiled.mutations import Change, made_again, undo
 from torchlayers.compiled.record import NoReverseError, record
-from torchlayers.compiled.recording import Recording
+from torchlayers.compiled.recording import Recording, source_forgotten
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.shared_memory import UnlessShared
@@ -98,6 +98,7 @@ def _nothing_collected() -> Iterator[None]:
 
 
 @_nothing_collected()
+@source_forgotten()
 def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
@@ -144,6 +145,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
 
 
 @_nothing_collected()
+@source_forgotten()
 def make_for_sizes(
     asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
 ) -> Made:

@@ -7,8 +7,8 @@ its arguments, and how its tensors become the function's arguments and result.
 import copyreg
 import hashlib
 import json
-import os
 import lzma
+import os
 import platform
 import struct
 import zipfile
@@ -411,7 +411,9 @@ def _is_traced() -> bool:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    return _C.any_dual_level_of_others() and forward_ad.unpack_dual(tensor).tangent is not None
+    if not _C.any_dual_level_of_others():
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _kind(tensor: Tensor) -> str:

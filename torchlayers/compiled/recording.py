@@ -1,10 +1,12 @@
 """What there is of a function once it has been recorded."""
 
 import contextlib
+import linecache
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, graph_module
 
 from torchlayers import tree
 from torchlayers.compiled.effects import Effects
@@ -15,6 +17,7 @@ from torchlayers.compiled.optimizers import Stepped
 from torchlayers.compiled.tensor_hooks import Hooked
 from torchlayers.torch_compile import import_whole
 
+
 def recording() -> contextlib.AbstractContextManager[Any]:
     """A lock: one thread records at a time, and none while torch.compile traces.
 
@@ -24,6 +27,23 @@ def recording() -> contextlib.AbstractContextManager[Any]:
     from torch._dynamo.convert_frame import compile_lock
 
     return compile_lock
+
+
+@contextlib.contextmanager
+def source_forgotten() -> Iterator[None]:
+    """Of the graphs that are made inside, and replayed: torch.fx keeps it for good, for tracebacks.
+
+    Another thread's that are made meanwhile lose theirs.
+    """
+    loader: Any = graph_module._loader
+    first = loader.next_id
+    try:
+        yield
+    finally:
+        for number in range(first, loader.next_id):
+            name = f"<eval_with_key>.{number}"
+            loader.eval_cache.pop(name, None)
+            linecache.cache.pop(name, None)
 
 
 class Output(NamedTuple):

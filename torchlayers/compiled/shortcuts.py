@@ -1,6 +1,7 @@
 """Where inductor takes its time over what is known: the same answers, sooner.
 
-Each is in place while one graph is compiled, on the thread that compiles it. Where a torch has no such place, nothing is done.
+Each is in place while one graph is compiled, on the thread that compiles it. Where a torch has no
+such place, nothing is done.
 """
 
 import contextlib

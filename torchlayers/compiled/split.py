@@ -9,6 +9,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from torchlayers.compiled.graphs import final_copies, inputs_of, operators, outputs_of
 from torchlayers.compiled.recording import recording
 from torchlayers.recorded_again import NUMBER
+from torchlayers.torch_compile import patched
 
 
 class Split(NamedTuple):
@@ -41,7 +42,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
     # torch would share what is computed again with what was computed first.
-    with recording(), torch.no_grad(), config.patch(cse=not recomputes):
+    with recording(), torch.no_grad(), patched(config, {"cse": not recomputes}):
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
         )

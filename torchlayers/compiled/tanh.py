@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from torchlayers.torch_compile import patched
+
 # tanh(x) / x is P(x * x) / Q(x * x) within 2e-8 up to x = 9: least squares, weighted until the
 # largest relative error was as small as it gets. At LARGEST it is more than 1, and cut off.
 P = (0.9999999794689591, 0.13381023960983976, 0.0034955861621070636, 2.0609051437470025e-05,
@@ -43,7 +45,8 @@ def tanh_as_quotient() -> Iterator[None]:
 
     # What inductor keeps on disk has its own name: torch.compile's users have the library's.
     settings: Any = compiler
-    with _writing, settings.patch(cache_key_tag=f"{settings.cache_key_tag} torchlayers' tanh"):
+    tag = f"{settings.cache_key_tag} torchlayers' tanh"
+    with _writing, patched(settings, {"cache_key_tag": tag}):
         methods = [written_by(cpp.CppOverrides, SCALAR), written_by(cpp.CppVecOverrides, VECTOR)]
         for cls, tanh, _ in methods:
             cls.tanh = staticmethod(tanh)
