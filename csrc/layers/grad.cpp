@@ -22,6 +22,20 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
+// torch takes _values for a constant, although its gradients of sparse tensors call it: a second
+// derivative would be lost.
+void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
+  static const c10::OperatorHandle values =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_values", "");
+  if (op.handle == values && layer.follows(peek(args, 0, op.num_args).toTensor())) {
+    raise(
+        "{} can't differentiate aten::_values of a sparse tensor, whose derivative would be taken "
+        "for zero. Use coalesce().values(); for a second derivative, compute with to_dense(), or "
+        "take jvp inside (grad of jvp).",
+        layer.name());
+  }
+}
+
 } // namespace
 
 // NOTE [no_grad inside and outside]
@@ -91,6 +105,9 @@ void GradLayer::process(const Operator& op, Args& args) {
   const bool may_have_rule =
       rule != nullptr ? op.written_args.empty() : !op.aliases && !op.is_custom;
   if (!may_have_rule || c10::InferenceMode::is_enabled()) {
+    if (!runs_backward()) {
+      refuse_values(op, args, *this);
+    }
     AutogradLayer::process(op, args);
     return;
   }
