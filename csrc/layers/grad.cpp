@@ -25,14 +25,23 @@ using at::functorch::TransformType;
 // torch takes _values for a constant, although its gradients of sparse tensors call it: a second
 // derivative would be lost.
 void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
-  static const c10::OperatorHandle values =
+  static const c10::OperatorHandle hidden =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_values", "");
-  if (op.handle == values && layer.follows(peek(args, 0, op.num_args).toTensor())) {
+  static const c10::OperatorHandle values =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::values", "");
+  if (!(op.handle == hidden) && !(op.handle == values)) {
+    return;
+  }
+  const at::Tensor& tensor = peek(args, 0, op.num_args).toTensor();
+  // The gradient of a compressed tensor's values is made without a word to the layers below.
+  const bool is_lost = op.handle == hidden || (tensor.layout() != at::kSparse && layer.level() > 1);
+  if (is_lost && layer.follows(tensor)) {
     raise(
-        "{} can't differentiate aten::_values of a sparse tensor, whose derivative would be taken "
-        "for zero. Use coalesce().values(); for a second derivative, compute with to_dense(), or "
+        "{} can't differentiate {} of a sparse tensor: a derivative would be taken for zero. Use "
+        "coalesce().values() of a COO tensor; for a second derivative, compute with to_dense(), or "
         "take jvp inside (grad of jvp).",
-        layer.name());
+        layer.name(),
+        op.name());
   }
 }
 

@@ -215,8 +215,8 @@ void values(JvpCall& call) {
   const Tensor& tangent = call.tangent(0);
   call.set_tangent(0, tangent.layout() == at::kSparse ? tangent._values() : tangent.values());
 }
-// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these: it
-// knows which gradients are sparse too. Its forward mode has no formulas for them.
+// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these:
+// it knows which gradients are sparse too. Its forward mode has no formulas for them.
 void add_sparse(Table& rules) {
   rules["_sparse_addmm"].jvp(sparse_addmm);
   rules["_sparse_sparse_matmul"].linear_in(0, 1);

@@ -114,7 +114,13 @@ class Case:
 
     def function(self, **libraries: Any) -> Callable[[Tensor], Tensor]:
         """f0, with these libraries under the names that the levels use."""
-        names = {"torch": torch, "APART": APART, "K": self.constant.tensor(), **sparse(), **libraries}
+        names = {
+            "torch": torch,
+            "APART": APART,
+            "K": self.constant.tensor(),
+            **sparse(),
+            **libraries,
+        }
         names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]

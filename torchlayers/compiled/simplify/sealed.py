@@ -1,8 +1,8 @@
 """Operators that read or make tensors without strides are sealed: no pass knows them.
 
 The passes ask tensors for strides, and replace operators by others that torch has for strided
-tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if it
-were expanded. Sealed operators are kept as they were recorded; those that are the same are shared.
+tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if
+it were expanded. Sealed operators are kept as they were recorded; equal ones are shared.
 """
 
 import functools
