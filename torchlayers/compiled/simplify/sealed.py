@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torchlayers.compiled.simplify.nodes import has_strides, value
 
 
-class Sealed(OpOverload):  # type: ignore[type-arg]
+class Sealed(OpOverload):
     """The operator, with its schema and effects, and equal to no operator of a pass's tables."""
 
     def __init__(self, operator: Any) -> None:
