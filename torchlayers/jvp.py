@@ -8,6 +8,7 @@ values and tangents. csrc/python/call_jvp.cpp does it.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 
 from torchlayers import _C, forward_in_dynamo, torch_compile, tree
@@ -95,7 +96,8 @@ class Jvp(NamedTuple):
         try:
             return _C.call_jvp(self, primals, tangents, are_leaves)
         except RuntimeError as error:
-            if type(error) is RuntimeError:  # torch's own, and no kind that the user made
+            # torch's own, and no kind that the user made
+            if type(error) in (RuntimeError, NotImplementedError):
                 self._explain(error, primals, tangents)
             raise
 
@@ -166,6 +168,8 @@ class Jvp(NamedTuple):
         neither is refused before an operator fails.
         """
         text = str(error)
+        if text.startswith("torchlayers: "):
+            return
         everything = tuple(range(len(args)))
         places = (
             everything
@@ -175,6 +179,13 @@ class Jvp(NamedTuple):
         primals = tree.leaves(tree.pick(args, places))
         for i, (primal, tangent) in enumerate(zip(primals, tree.leaves(tangents), strict=True)):
             name = self._name("tangent", args, places, i)
+            if "Sparse" in text and primal.layout is not torch.strided:
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('primal', args, places, i)} has the "
+                    f"layout {primal.layout}, and torch keeps tangents of strided tensors alone "
+                    f"({text.partition(chr(10))[0]}). Pass its values, and make the sparse tensor "
+                    "of them inside (torch.sparse_coo_tensor)."
+                ) from error
             if "written-to tensor" in text and 0 in primal.stride():
                 raise StructureError(
                     f"torchlayers: {self.api}: {self._name('primal', args, places, i)} is "

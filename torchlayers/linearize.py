@@ -154,7 +154,9 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
     Raises:
         _SubclassSeen: it computes with tensors of a class of the user's, or compressed sparse ones.
     """
-    if not all(type(leaf) in (Tensor, Parameter) for leaf in leaves):
+    if not all(
+        type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided for leaf in leaves
+    ):
         raise _SubclassSeen
 
     def watched(*flat: Tensor) -> list[Any]:

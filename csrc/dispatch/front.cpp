@@ -69,7 +69,8 @@ struct Kind {
   const char* advice;
 };
 constexpr std::array kKinds{
-    Kind{"SparseCsr", "sparse (CSR, CSC, BSR or BSC)", "Convert it with to_dense() or to_sparse()."},
+    Kind{
+        "SparseCsr", "sparse (CSR, CSC, BSR or BSC)", "Convert it with to_dense() or to_sparse()."},
     Kind{"Sparse", "sparse (COO)", "Convert it with to_dense(), or compute with its values()."},
     Kind{"NestedTensor", "nested", "Pad it with to_padded_tensor(), or unbind() it."},
     Kind{"Mkldnn", "MKL-DNN's", "Convert it with to_dense()."},

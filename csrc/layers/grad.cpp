@@ -22,6 +22,29 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
+// torch takes _values for a constant, although its gradients of sparse tensors call it: a second
+// derivative would be lost.
+void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
+  static const c10::OperatorHandle hidden =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_values", "");
+  static const c10::OperatorHandle values =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::values", "");
+  if (!(op.handle == hidden) && !(op.handle == values)) {
+    return;
+  }
+  const at::Tensor& tensor = peek(args, 0, op.num_args).toTensor();
+  // The gradient of a compressed tensor's values is made without a word to the layers below.
+  const bool is_lost = op.handle == hidden || (tensor.layout() != at::kSparse && layer.level() > 1);
+  if (is_lost && layer.follows(tensor)) {
+    raise(
+        "{} can't differentiate {} of a sparse tensor: a derivative would be taken for zero. Use "
+        "coalesce().values() of a COO tensor; for a second derivative, compute with to_dense(), or "
+        "take jvp inside (grad of jvp).",
+        layer.name(),
+        op.name());
+  }
+}
+
 } // namespace
 
 // NOTE [no_grad inside and outside]
@@ -91,6 +114,9 @@ void GradLayer::process(const Operator& op, Args& args) {
   const bool may_have_rule =
       rule != nullptr ? op.written_args.empty() : !op.aliases && !op.is_custom;
   if (!may_have_rule || c10::InferenceMode::is_enabled()) {
+    if (!runs_backward()) {
+      refuse_values(op, args, *this);
+    }
     AutogradLayer::process(op, args);
     return;
   }

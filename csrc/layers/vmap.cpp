@@ -34,8 +34,8 @@ bool apply_rule(BatchedCall& call) {
   }
   const Operator& op = call.op();
   const BatchingRule* rule = op.is_pointwise ? &of_pointwise : op.batching_rule.load();
-  return rule != nullptr &&
-         (call.is_batch_size_known() || !rule->counts_samples) && rule->apply(call, rule->arg);
+  return rule != nullptr && (call.is_batch_size_known() || !rule->counts_samples) &&
+         rule->apply(call, rule->arg);
 }
 
 // A batching rule registered for the operator finds the batch among hidden tensors too, which

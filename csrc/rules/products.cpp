@@ -1,4 +1,5 @@
 // Matrix products, and sums of one with something else.
+#include "core/errors.h"
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -185,8 +186,37 @@ void sampled_addmm(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these: it
-// knows which gradients are sparse too. Its forward mode has no formulas for them.
+bool have_same_places(const Tensor& one, const Tensor& other) {
+  if (one.layout() != other.layout() || one._nnz() != other._nnz()) {
+    return false;
+  }
+  switch (one.layout()) {
+    case at::kSparse:
+      return at::equal(one._indices(), other._indices());
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      return at::equal(one.crow_indices(), other.crow_indices()) &&
+             at::equal(one.col_indices(), other.col_indices());
+    default:
+      return at::equal(one.ccol_indices(), other.ccol_indices()) &&
+             at::equal(one.row_indices(), other.row_indices());
+  }
+}
+
+// Linear where primal and tangent have their elements at the same places. torch takes _values for a
+// constant, although its own gradients call it.
+void values(JvpCall& call) {
+  call.run();
+  if (!have_same_places(call[0], call.tangent(0))) {
+    raise_not_implemented(
+        "jvp can't differentiate the values of a sparse tensor whose tangent has its elements at "
+        "other places. Give the tangent the primal's indices, or use to_dense().");
+  }
+  const Tensor& tangent = call.tangent(0);
+  call.set_tangent(0, tangent.layout() == at::kSparse ? tangent._values() : tangent.values());
+}
+// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these:
+// it knows which gradients are sparse too. Its forward mode has no formulas for them.
 void add_sparse(Table& rules) {
   rules["_sparse_addmm"].jvp(sparse_addmm);
   rules["_sparse_sparse_matmul"].linear_in(0, 1);
@@ -197,6 +227,8 @@ void add_sparse(Table& rules) {
   rules["_coalesce"].linear_in(0);
   rules["sparse_mask"].linear_in(0);
   rules["_to_dense"].linear_in(0);
+  rules["_values"].jvp(values);
+  rules["values"].jvp(values);
 }
 
 } // namespace

@@ -2,6 +2,8 @@
 
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include "core/errors.h"
+
 namespace torchlayers {
 namespace {
 
@@ -80,6 +82,13 @@ class CompressedWrapper final : public TensorWrapper {
 
 at::Tensor wrapper_around(
     const at::Tensor& value, const at::functorch::Interpreter& interpreter, bool is_immutable) {
+  if (value.is_nested() && value.layout() == at::kStrided &&
+      !value.key_set().has(DispatchKey::Python)) {
+    raise(
+        "grad and jvp (level {}) can't take a nested tensor of strided layout, which has no sizes. "
+        "Pad it (to_padded_tensor), or loop over its unbind().",
+        interpreter.level());
+  }
   if (!is_compressed(value)) {
     return at::functorch::makeTensorWrapper(value, interpreter, is_immutable);
   }

@@ -7,7 +7,8 @@
 namespace torchlayers {
 
 // A wrapper of the interpreter's level. torch's asks the value for its strides, which compressed
-// sparse tensors (CSR, CSC, BSR, BSC) refuse, and does not know their layout; those get one of ours.
+// sparse tensors (CSR, CSC, BSR, BSC) refuse, and does not know their layout; those get one of
+// ours.
 at::Tensor wrapper_around(
     const at::Tensor& value,
     const at::functorch::Interpreter& interpreter,

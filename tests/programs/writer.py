@@ -194,7 +194,8 @@ class Writer:
         {d}: a dimension of the first operand; and of that dimension (the first one without {d}),
         {i}: an index; {p}: one that is not negative; {index}: a tensor of indices; {order}: one
         that has them all once;
-        {rows}, {columns}: the first and the last dimension's size; {shape}; {t}: a number to compare with.
+        {rows}, {columns}: the first and the last dimension's size; {shape}; {t}: a number to
+        compare with.
         """
         example = (chosen or self.operands)[0].example
         fields: dict[str, Any] = {

@@ -74,7 +74,7 @@ class _LayoutsKept(Interpreter):
         return args[0].copy_(operator(*args, **kwargs))
 
 
-def _without_write(node: Node) -> OpOverload | None:  # type: ignore[type-arg]
+def _without_write(node: Node) -> OpOverload | None:
     """The operator that returns what this one writes to memory that is not contiguous."""
     if not is_write(node) or is_random(node) or node.target is aten.copy_.default:
         return None

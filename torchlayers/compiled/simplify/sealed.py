@@ -1,8 +1,8 @@
 """Operators that read or make tensors without strides are sealed: no pass knows them.
 
 The passes ask tensors for strides, and replace operators by others that torch has for strided
-tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if it
-were expanded. Sealed operators are kept as they were recorded; those that are the same are shared.
+tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if
+it were expanded. Sealed operators are kept as they were recorded; equal ones are shared.
 """
 
 import functools
@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torchlayers.compiled.simplify.nodes import has_strides, value
 
 
-class Sealed(OpOverload):  # type: ignore[type-arg]
+class Sealed(OpOverload):
     """The operator, with its schema and effects, and equal to no operator of a pass's tables."""
 
     def __init__(self, operator: Any) -> None:
