@@ -16,7 +16,9 @@ BIAS = torch.randn(N, N, dtype=torch.float64)
 ARGS = (Q, K, V, BIAS)
 CAUSAL = create_block_mask(lambda b, h, i, j: i >= j, None, None, N, N, "cpu", BLOCK_SIZE=N)
 
-pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without", "ignore::UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:flex_attention called without", "ignore::UserWarning"
+)
 
 
 def flex(q, k, v, bias):
@@ -79,7 +81,7 @@ def test_inside_a_transform_that_is_compiled(name):
 
 
 def test_grouped_queries_and_what_is_returned_beside():
-    k, v = K[:1, :1], V[:1, :1]
+    k, v = K[:, :1], V[:, :1]
 
     def f(q):
         return flex_attention(q, k, v, enable_gqa=True, return_aux=AuxRequest(lse=True))
