@@ -236,6 +236,9 @@ OUTSIDE = {
 }
 
 
+IN_TORCH_FUNC_ALONE = ("in torch.func's grad", "in torch.func's jvp")
+
+
 def kept_by_vmap_of_grad(tf, x=X):
     kept = []
     tf.vmap(tf.grad(lambda y: kept.append(y * 2) or y.sum()))(x)
@@ -252,6 +255,8 @@ def kept_by_grad_of_vmap(tf, x=X):
 @pytest.mark.parametrize("keep", [kept_by_vmap, kept_by_vmap_of_grad, kept_by_grad_of_vmap])
 def test_a_batched_tensor_used_outside_every_transform_is_refused(keep, use):
     """In torch.func's vmap of its level, which took it for its own, the result was wrong."""
+    if keep is kept_by_vmap_of_grad and use in (OUTSIDE[name] for name in IN_TORCH_FUNC_ALONE):
+        pytest.skip("torch.func's grad meets grad's wrapper first, and it is none of ours")
     escaped = keep(tl, torch.rand(2, 3))
     with pytest.raises(RuntimeError, match=r"torchlayers: a tensor batched by vmap \(level [12]\)"):
         use(escaped)
@@ -272,7 +277,7 @@ def test_the_error_names_the_operator_and_the_line():
     "copied", [copy.copy, copy.deepcopy, lambda t: torch.save(t, io.BytesIO())]
 )
 def test_a_batched_tensor_is_not_copied_outside(copied):
-    with pytest.raises(NotImplementedError, match="a tensor that torchlayers.vmap batched"):
+    with pytest.raises(NotImplementedError, match=r"a tensor that torchlayers\.vmap batched"):
         copied(kept_by_vmap(tl, torch.ones(2, 3)))
 
 

@@ -167,8 +167,8 @@ class Vmap(NamedTuple):
                 else "Give out_dims=None for it to return it as it is."
             )
             raise NotTensorError(
-                f"torchlayers: {self.api}({tree.name_of(self.func)}): the function must return only "
-                f"tensors, got {type(leaf).__name__}. {advice}"
+                f"torchlayers: {self.api}({tree.name_of(self.func)}): the function must return "
+                f"only tensors, got {type(leaf).__name__}. {advice}"
             )
         dims = leaf.dim() + 1
         if not -dims <= dim < dims:

@@ -206,6 +206,6 @@ class Jvp(NamedTuple):
                 ) from error
 
     def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:
-        """What errors call it: callers of jvp and hvp gave primals and tangents, others arguments."""
+        """What errors call it: jvp and hvp take primals and tangents, others arguments."""
         is_given = self.api in ("jvp", "hvp")
         return tree.leaf_name(kind if is_given else "argument", args, i, places)

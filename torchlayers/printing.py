@@ -1,6 +1,6 @@
 """How tensors print: those that have escaped, and those that a vmap's function has written to.
 
-A tensor that is kept from a transform, and printed outside it, says so: BatchedTensor(escaped, ...).
+A tensor kept from a transform and printed outside it says so: BatchedTensor(escaped, ...).
 
 One that was made inside a vmap and written a value of each sample is to torch a plain tensor of one
 sample's shape (NOTE [Made inside] in csrc/values/inside.h), and would print what is in its memory.

@@ -33,7 +33,8 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
   const Layer* layer = layer_at(batched->level());
   if (layer == nullptr || layer->number() != number) {
     raise(
-        "a tensor batched by vmap (level {}) was used by {} outside that transform, which has ended "
+        "a tensor batched by vmap (level {}) was used by {} outside that transform, which has "
+        "ended "
         "or is another thread's. Return it from the function instead of keeping it.",
         batched->level(),
         op.name());

@@ -224,7 +224,9 @@ def test_fori_loop_wants_integers(bound):
         tl.fori_loop(0, bound, lambda i, x: x, torch.ones(()))
 
 
-@pytest.mark.parametrize("around", [lambda f: f(X[1]), lambda f: tl.vmap(f)(X), lambda f: tl.grad(f)(X[1])])  # fmt: skip
+@pytest.mark.parametrize(
+    "around", [lambda f: f(X[1]), lambda f: tl.vmap(f)(X), lambda f: tl.grad(f)(X[1])]
+)
 def test_an_unlike_carry_is_refused_by_its_leaf_and_the_users_line(around):
     def f(x):
         return tl.while_loop(lambda c: c[0] > 1, lambda c: (c[0] / 2, c[1][None]), (x, x))[0]

@@ -34,7 +34,7 @@ def attention(
     score_mod_buffers: tuple[Any, ...] = (),
     mask_mod_buffers: tuple[Any, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's operator returns: the output, the logsumexp and the largest of each row's scores.
+    """What torch's operator returns: the output, and each row's logsumexp and largest score.
 
     The last two are to the base 2, as in torch's kernel. A row without a score that the mask keeps
     has zeros for output and for derivatives.
