@@ -1,5 +1,7 @@
 #include "graph/run.h"
 
+#include <torch/csrc/jit/passes/inliner.h>
+
 #include "core/torch_versions.h"
 #include "graph/script_calls.h"
 
@@ -79,6 +81,7 @@ void lower_linear(Block& block) {
 
 Program::Program(const Graph& graph) {
   const auto copy = std::const_pointer_cast<Graph>(graph.shared_from_this())->copy();
+  torch::jit::Inline(*copy); // calls in a forked part are left in it
   lower_linear(*copy->block());
   remove_profiling(*copy->block());
   count_by_size(*copy->block());

@@ -55,7 +55,9 @@ OF_VALUES = {
     "dropout": lambda x: F.dropout(x, 0.4),
     "alpha_dropout": lambda x: F.alpha_dropout(x, 0.4, training=True),
     "feature_dropout": lambda x: F.dropout1d(x.expand(2, 3, 3), 0.4),
-    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x.expand(2, 3, 3), 0.4, training=True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(
+        x.expand(2, 3, 3), 0.4, training=True
+    ),
     "dropout_": lambda x: F.dropout(x.clone(), 0.4, inplace=True),
     "rrelu": lambda x: F.rrelu(x - 0.4, training=True),
     "attention": lambda x: F.scaled_dot_product_attention(
