@@ -73,9 +73,8 @@ at::Tensor laid_out_like(const at::Tensor& tensor) {
 Args run_on_meta(const Operator& op, const Args& args) {
   Args others = last(args, op.num_args).vec();
   const Alone alone;
-  change_tensors(others, op.num_args, [](const at::Tensor& tensor, size_t) {
-    return laid_out_like(tensor);
-  });
+  change_tensors(
+      others, op.num_args, [](const at::Tensor& tensor, size_t) { return laid_out_like(tensor); });
   op.handle.callBoxed(&others);
   return others;
 }
