@@ -270,3 +270,24 @@ print(tangent.shape)
 def test_formulas_that_torch_loads_at_the_first_dual_are_there():
     run = subprocess.run([sys.executable, "-c", FRESH_PROCESS], capture_output=True, text=True)
     assert run.stdout.strip() == "torch.Size([4, 3])", run.stderr
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.mul_(2),
+        lambda x: (x[1:].mul_(2), x)[1],
+        lambda x: (x.view(-1), x[:2].sin_(), x.exp_())[0],
+        lambda x: (torch._foreach_mul_([x], 2.0), x)[1],
+    ],
+    ids=["whole", "part", "view made before", "list"],
+)
+def test_the_callers_tangent_is_not_written_to(write):
+    x, t = X.double(), T.double()
+    step = 1e-6
+    expected = (write(x + step * t) - write(x - step * t)) / (2 * step)
+    given = t.clone()
+    tangent = tl.jvp(write, (x.clone(),), (given,))[1]
+    torch.testing.assert_close(tangent, expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(given, t)
+    assert given._version == 0

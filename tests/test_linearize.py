@@ -390,3 +390,26 @@ def test_functions_that_have_no_derivative_are_refused(f, primals):
     with pytest.raises((RuntimeError, ValueError), match=r"torchlayers: "):
         tl.linearize(f, *primals)
     assert ambient() == before
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x: x * (torch.rand(6, dtype=x.dtype) > 0.5),
+        lambda x: torch.nn.functional.dropout(x, 0.5),
+        lambda x: x * torch.empty_like(x).bernoulli_(0.5).mul_(3),
+        lambda x: x[torch.multinomial(x.detach() + 1, 6)],
+    ],
+    ids=["rand", "dropout", "in place", "multinomial"],
+)
+def test_the_linear_map_draws_what_the_output_drew(draw):
+    x = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)
+    torch.manual_seed(0)
+    draw(x)
+    after_one_run = torch.get_rng_state()
+    torch.manual_seed(0)
+    output, push = tl.linearize(draw, x)
+    assert torch.equal(torch.get_rng_state(), after_one_run)
+    for _ in range(2):  # linear, so that pushing the point gives the output
+        torch.testing.assert_close(push(x), output)
+    assert torch.equal(torch.get_rng_state(), after_one_run)

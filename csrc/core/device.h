@@ -34,6 +34,8 @@ inline bool are_keys_of_plain_inference(DispatchKeySet keys) {
 
 // The processor's memory, where numbers are looked at and made.
 inline constexpr c10::DeviceType kHost = c10::DeviceType::CPU;
+// Where tensors have sizes and strides alone.
+inline constexpr c10::DeviceType kWithoutNumbers = c10::DeviceType::Meta;
 
 // What autocast is asked of beside the processor.
 inline c10::DeviceType accelerator() {

@@ -97,10 +97,11 @@ void KeptStrides::restore() const {
 }
 
 std::optional<Args> views_without_values(const Operator& op, const Args& args) {
-  const bool makes_views =
-      op.aliases && (op.written_args.empty() || changes_how_it_is_seen(op)) &&
-      any_tensor(args, op.num_args, &is_functional) &&
-      !any_tensor(args, op.num_args, [](const at::Tensor& tensor) { return !has_known_strides(tensor); });
+  const bool makes_views = op.aliases && (op.written_args.empty() || changes_how_it_is_seen(op)) &&
+                           any_tensor(args, op.num_args, &is_functional) &&
+                           !any_tensor(args, op.num_args, [](const at::Tensor& tensor) {
+                             return !has_known_strides(tensor);
+                           });
   if (!makes_views) {
     return std::nullopt;
   }

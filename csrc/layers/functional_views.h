@@ -47,8 +47,8 @@ void lay_out_like(const Args& views, size_t count, const Args& results);
 // Of a functional tensor that is a view: another that is all of its memory, for as_strided, which
 // counts from the start of that.
 at::Tensor whole_of(const at::Tensor& view);
-// Lets what as_strided made of such a tensor be written to: torch refuses a write through as_strided
-// of a view, which it would take for its memory.
+// Lets what as_strided made of such a tensor be written to: torch refuses a write through
+// as_strided of a view, which it would take for its memory.
 void allow_as_strided(const at::Tensor& view);
 
 } // namespace torchlayers

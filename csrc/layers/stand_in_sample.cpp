@@ -62,7 +62,7 @@ at::Tensor laid_out_like(const at::Tensor& tensor) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     count += (tensor.sym_size(dim) - 1).max(0) * tensor.sym_stride(dim);
   }
-  at::Tensor other = at::empty_symint({count}, tensor.options().device(at::kMeta));
+  at::Tensor other = at::empty_symint({count}, tensor.options().device(kWithoutNumbers));
   other.unsafeGetTensorImpl()->set_sizes_and_strides(
       tensor.sym_sizes(), tensor.sym_strides(), tensor.sym_storage_offset());
   return other;
@@ -73,9 +73,8 @@ at::Tensor laid_out_like(const at::Tensor& tensor) {
 Args run_on_meta(const Operator& op, const Args& args) {
   Args others = last(args, op.num_args).vec();
   const Alone alone;
-  change_tensors(others, op.num_args, [](const at::Tensor& tensor, size_t) {
-    return laid_out_like(tensor);
-  });
+  change_tensors(
+      others, op.num_args, [](const at::Tensor& tensor, size_t) { return laid_out_like(tensor); });
   op.handle.callBoxed(&others);
   return others;
 }

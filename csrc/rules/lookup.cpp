@@ -21,7 +21,8 @@ OperatorRules of_tables(const c10::OperatorName& name) {
   };
 }
 
-// The view (slice) that an operator (slice_copy) copies: functionalize calls it in the view's place.
+// The view (slice) that an operator (slice_copy) copies: functionalize calls it in the view's
+// place.
 std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
   constexpr std::string_view kSuffix = "_copy";
   if (!name.name.ends_with(kSuffix)) {
