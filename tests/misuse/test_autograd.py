@@ -1,4 +1,4 @@
-"""Autograd's own means inside of transforms: requires_grad_, hooks, Functions."""
+"""Autograd's own means inside of transforms: backward(), hooks, Functions."""
 
 import torch
 import torch.func
@@ -15,36 +15,6 @@ def with_dual_level(x):
 
 
 AUTOGRAD = [
-    Misuse(
-        "requires_grad_ in grad",
-        lambda tf: tf.grad(lambda x: x.clone().requires_grad_().sum())(X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in vjp",
-        lambda tf: tf.vjp(lambda x: x.clone().requires_grad_(), X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in jvp",
-        lambda tf: tf.jvp(lambda x: x.clone().requires_grad_(), (X,), (X,)),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in vmap",
-        lambda tf: tf.vmap(lambda x: x.clone().requires_grad_())(BATCH),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ on a fresh tensor",
-        lambda tf: tf.grad(lambda x: (x * torch.ones(3).requires_grad_()).sum())(X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
     Misuse(
         "retain_grad in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).retain_grad())(BATCH),
