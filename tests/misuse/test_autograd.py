@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from tests.misuse.programs import BATCH, WithBackwardOnly, WithoutSetupContext, X
 from tests.misuse.table import Misuse, MisuseTests
-from torchlayers.errors import FunctionError, MissingDerivativeError
+from torchlayers.errors import FunctionError, MissingDerivativeError, TransformError
 
 
 def with_dual_level(x):
@@ -24,31 +24,31 @@ AUTOGRAD = [
     Misuse(
         "backward in grad",
         lambda tf: tf.grad(lambda x: (x * 2).sum().backward())(X),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(
         "backward in vjp",
         lambda tf: tf.vjp(lambda x: (x * 2).sum().backward(), X),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(
         "backward in jvp",
         lambda tf: tf.jvp(lambda x: (x * 2).sum().backward(), (X,), (X,)),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(
         "backward in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).sum().backward())(BATCH),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(
         "autograd.backward in grad",
         lambda tf: tf.grad(lambda x: torch.autograd.backward((x * 2).sum()))(X),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(
