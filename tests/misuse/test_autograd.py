@@ -14,6 +14,18 @@ def with_dual_level(x):
         return x.sum()
 
 
+TORCHS_OF_BACKWARD = "backward() called inside a functorch transform"
+
+
+def backward_in(layer):
+    return (
+        f"torchlayers: {layer} (level 1) can't run backward(), which adds to the .grad of tensors "
+        f"that the transform does not know ({TORCHS_OF_BACKWARD}. This is not supported, please "
+        "use functorch.grad or functorch.vjp instead or call backward() outside of functorch "
+        "transforms.). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+    )
+
+
 AUTOGRAD = [
     Misuse(
         "retain_grad in vmap",
@@ -25,25 +37,29 @@ AUTOGRAD = [
         "backward in grad",
         lambda tf: tf.grad(lambda x: (x * 2).sum().backward())(X),
         TransformError,
-        "backward() called inside a functorch transform",
+        backward_in("grad"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in vjp",
         lambda tf: tf.vjp(lambda x: (x * 2).sum().backward(), X),
         TransformError,
-        "backward() called inside a functorch transform",
+        backward_in("grad"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in jvp",
         lambda tf: tf.jvp(lambda x: (x * 2).sum().backward(), (X,), (X,)),
         TransformError,
-        "backward() called inside a functorch transform",
+        backward_in("jvp"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).sum().backward())(BATCH),
         TransformError,
-        "backward() called inside a functorch transform",
+        backward_in("vmap"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "autograd.backward in grad",
