@@ -346,7 +346,7 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     elif text.startswith("backward() called inside a functorch transform"):
         advice = (
             "can't run backward(), which adds to the .grad of tensors that the transform does not "
-            "know. Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+            f"know ({text}). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
         )
     elif text.startswith("NYI: querying is_contiguous inside of vmap"):
         advice = (

@@ -1,4 +1,4 @@
-"""Autograd's own means inside of transforms: requires_grad_, hooks, Functions."""
+"""Autograd's own means inside of transforms: backward(), hooks, Functions."""
 
 import torch
 import torch.func
@@ -6,7 +6,7 @@ from torch.autograd import forward_ad
 
 from tests.misuse.programs import BATCH, WithBackwardOnly, WithoutSetupContext, X
 from tests.misuse.table import Misuse, MisuseTests
-from torchlayers.errors import FunctionError, MissingDerivativeError
+from torchlayers.errors import FunctionError, MissingDerivativeError, TransformError
 
 
 def with_dual_level(x):
@@ -14,37 +14,19 @@ def with_dual_level(x):
         return x.sum()
 
 
+TORCHS_OF_BACKWARD = "backward() called inside a functorch transform"
+
+
+def backward_in(layer):
+    return (
+        f"torchlayers: {layer} (level 1) can't run backward(), which adds to the .grad of tensors "
+        f"that the transform does not know ({TORCHS_OF_BACKWARD}. This is not supported, please "
+        "use functorch.grad or functorch.vjp instead or call backward() outside of functorch "
+        "transforms.). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+    )
+
+
 AUTOGRAD = [
-    Misuse(
-        "requires_grad_ in grad",
-        lambda tf: tf.grad(lambda x: x.clone().requires_grad_().sum())(X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in vjp",
-        lambda tf: tf.vjp(lambda x: x.clone().requires_grad_(), X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in jvp",
-        lambda tf: tf.jvp(lambda x: x.clone().requires_grad_(), (X,), (X,)),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ in vmap",
-        lambda tf: tf.vmap(lambda x: x.clone().requires_grad_())(BATCH),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
-    Misuse(
-        "requires_grad_ on a fresh tensor",
-        lambda tf: tf.grad(lambda x: (x * torch.ones(3).requires_grad_()).sum())(X),
-        RuntimeError,
-        "You are attempting to call Tensor.requires_grad_()",
-    ),
     Misuse(
         "retain_grad in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).retain_grad())(BATCH),
@@ -54,31 +36,35 @@ AUTOGRAD = [
     Misuse(
         "backward in grad",
         lambda tf: tf.grad(lambda x: (x * 2).sum().backward())(X),
-        RuntimeError,
-        "backward() called inside a functorch transform",
+        TransformError,
+        backward_in("grad"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in vjp",
         lambda tf: tf.vjp(lambda x: (x * 2).sum().backward(), X),
-        RuntimeError,
-        "backward() called inside a functorch transform",
+        TransformError,
+        backward_in("grad"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in jvp",
         lambda tf: tf.jvp(lambda x: (x * 2).sum().backward(), (X,), (X,)),
-        RuntimeError,
-        "backward() called inside a functorch transform",
+        TransformError,
+        backward_in("jvp"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "backward in vmap",
         lambda tf: tf.vmap(lambda x: (x * 2).sum().backward())(BATCH),
-        RuntimeError,
-        "backward() called inside a functorch transform",
+        TransformError,
+        backward_in("vmap"),
+        torch_func=TORCHS_OF_BACKWARD,
     ),
     Misuse(
         "autograd.backward in grad",
         lambda tf: tf.grad(lambda x: torch.autograd.backward((x * 2).sum()))(X),
-        RuntimeError,
+        TransformError,
         "backward() called inside a functorch transform",
     ),
     Misuse(

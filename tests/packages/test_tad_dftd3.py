@@ -65,6 +65,3 @@ def test_the_hessian():
 
 def test_tad_mctcs_own_hessian():
     agree_in(mctc, d3)(lambda: autograd.hess_fn_rev(energy)(POSITIONS).detach())
-    agree_in(mctc, d3)(
-        lambda: autograd.hessian(energy, (POSITIONS.clone().requires_grad_(),), 0).detach()
-    )
