@@ -164,7 +164,13 @@ REPEATED = (
 )
 OTHER_OPERATORS = "rules of our own call other operators than torch's"
 NOT_IN_MEMORY = "torch.func can't return it; ours does, or has no zeros of its kind (mkldnn)"
+COMPRESSED = "torch.func asks a compressed sparse tensor for strides; ours wraps it without"
 DIFFERENCES = {
+    **{
+        (kind, transform, "captured"): COMPRESSED
+        for kind in ("sparse CSR", "sparse BSR")
+        for transform in ("grad", "vjp", "jvp", "vmap(grad)")
+    },
     ("sparse COO", "jvp", "captured"): NOT_IN_MEMORY,
     ("sparse COO that requires grad", "jvp", "captured"): NOT_IN_MEMORY,
     ("mkldnn", "jvp", "captured"): NOT_IN_MEMORY,
