@@ -17,6 +17,7 @@ X = torch.linspace(-1, 2, 12, dtype=torch.float64).reshape(4, 3)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse:UserWarning"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
 ]
 
 
@@ -165,7 +166,7 @@ def test_derivatives_by_values_are_right_or_refused(transform, made, use):
         result = BY_VALUES[transform](lambda v: USES[use](MADE[made](v)))
     except (RuntimeError, NotImplementedError) as error:
         assert str(error).startswith("torchlayers: ")
-        assert transform not in ("grad", "jvp", "linearize", "grad(jvp)")
+        assert transform not in ("grad", "jvp") or made == "to_sparse"
     else:
         torch.testing.assert_close(dense(result), expected)
 

@@ -163,11 +163,17 @@ REPEATED = (
     "by expand alone; both are refused where the kind has neither"
 )
 OTHER_OPERATORS = "rules of our own call other operators than torch's"
-NOT_IN_MEMORY = "torch.func can't return it; ours does, or has no zeros of its kind (mkldnn)"
+NOT_IN_MEMORY = "torch.func can't return it; ours does"
+IN_A_RULE = "refused by an operator of our rule, in torch.func when it is wrapped"
+COMPRESSED = "torch.func asks a compressed sparse tensor for strides; ours wraps it without"
 DIFFERENCES = {
+    **{
+        (kind, transform, "captured"): COMPRESSED
+        for kind in ("sparse CSR", "sparse BSR")
+        for transform in ("grad", "vjp", "jvp", "vmap(grad)")
+    },
     ("sparse COO", "jvp", "captured"): NOT_IN_MEMORY,
     ("sparse COO that requires grad", "jvp", "captured"): NOT_IN_MEMORY,
-    ("mkldnn", "jvp", "captured"): NOT_IN_MEMORY,
     ("float8", "jvp", "argument"): "refused by addcmul, in torch.func by add",
     ("torch_dispatch subclass", "grad", "argument"): OTHER_OPERATORS,
     ("torch_dispatch subclass", "grad", "captured"): OTHER_OPERATORS,
@@ -181,6 +187,10 @@ DIFFERENCES = {
     ("counting torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("torch_dispatch subclass", "vmap", "captured"): REPEATED,
     ("nested, jagged", "vmap", "captured"): REPEATED,
+    ("nested, strided", "jvp", "captured"): IN_A_RULE,
+    ("nested, jagged", "jvp", "captured"): IN_A_RULE,
+    ("sparse COO", "jvp", "argument"): "refused in words, as a StructureError",
+    ("sparse COO that requires grad", "jvp", "argument"): "refused in words, as a StructureError",
     ("nested, strided", "jvp", "argument"): "refused for having no sizes, in torch.func for having "
     "no strides",
 }
