@@ -16,11 +16,12 @@ alone: it reads what it is given.
 import collections
 import enum
 import functools
+import gc
+import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 from torch.nn import Module
@@ -34,6 +35,7 @@ from torchlayers.compiled.code_reads import (
     codes_of,
     is_library,
     is_users,
+    of_users,
     reads,
     together,
 )
@@ -42,17 +44,17 @@ from torchlayers.compiled.modules_called import Noting
 _torch: Any = torch  # what it keeps for its own use has no types
 
 _MANY = 50_000  # places
+_MANY_ITEMS = 20_000  # of a container
 _ABSENT = object()
 _Cached = functools._lru_cache_wrapper
 _TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
-_CALLED_HOOKS = tuple(name for name in _HOOKS if "state_dict" not in name and "load" not in name)
+# What else tells of hooks is changed together with these.
+_CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
 # Names by which code goes through all that a module holds.
-_THROUGH = frozenset(
-    "children modules named_children named_modules parameters named_parameters buffers "
-    "named_buffers state_dict apply _parameters _buffers _modules".split()
-)
+_WALKS = ("children", "modules", "parameters", "buffers")
+_THROUGH = {"state_dict", "apply", *_TABLES, *_WALKS, *(f"named_{name}" for name in _WALKS)}
 _CONTAINERS = (
     container.Sequential,
     container.ModuleList,
@@ -77,8 +79,6 @@ _CONSTANTS = (
     torch.layout,
     torch.memory_format,
     torch.Size,
-    numpy.generic,
-    numpy.dtype,
 )
 
 
@@ -179,11 +179,11 @@ def is_constant(value: Any) -> bool:
         )
     if isinstance(value, enum.Enum):
         return False  # there is one of each
-    return isinstance(value, _CONSTANTS) and type(value).__module__ in (
-        "builtins",
-        "torch",
-        "numpy",
-    )
+    module = type(value).__module__
+    if module.startswith("numpy"):  # which need not be installed
+        numpy: Any = sys.modules["numpy"]
+        return isinstance(value, (numpy.generic, numpy.dtype))
+    return isinstance(value, _CONSTANTS) and module in ("builtins", "torch")
 
 
 def guards_of(
@@ -216,7 +216,7 @@ class _Walk:
 
     def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
         self.places: list[Place] = []
-        self._ran = [(code, variables) for code, variables in ran if is_users(code)]
+        self._ran = of_users(ran)
         self._codes = {code for code, _ in self._ran}
         self._reads: Reads = together(self._codes)
         self._seen: dict[int, Any] = {}
@@ -245,8 +245,6 @@ class _Walk:
         lost = {code for code in self._codes - inner - found if code.co_freevars}
         if not lost:
             return
-        import gc
-
         for function in gc.get_referrers(*lost):
             if isinstance(function, types.FunctionType) and function.__code__ in lost:
                 self.go(function, function.__name__)
@@ -280,8 +278,8 @@ class _Walk:
             return
         keys = () if kind in ("list", "cell", "function", "object", "asked") else tuple(held)
         self.places.append(Place(kind, holder, keys, tuple(held.values()), name, sizes))
-        for key, value in held.items():
-            self._todo.append((value, name.format(key)))
+        if kind != "object":  # whose attributes are followed by their names
+            self._todo += [(value, name.format(key)) for key, value in held.items()]
 
     def _look_at(self, thing: Any, name: str) -> None:
         if is_constant(thing) or thing is _ABSENT:
@@ -305,10 +303,10 @@ class _Walk:
         elif isinstance(thing, (property, staticmethod, classmethod, functools.cached_property)):
             for each in ("fget", "__func__", "func"):
                 self._todo.append((getattr(thing, each, None), name))
+        elif type(thing).__module__.startswith("torchlayers") and hasattr(thing, "_func"):
+            self._todo.append((thing._func, name))
         elif isinstance(thing, Module):
             self._look_at_module(thing)
-        elif type(thing).__module__.startswith("torchlayers"):
-            self._todo.append((getattr(thing, "_func", None), name))
         elif not isinstance(thing, Optimizer) or "param_groups" in self._reads.attributes:
             self._look_at_object(thing, name)
 
@@ -350,10 +348,12 @@ class _Walk:
         else:
             self._todo.append((held, variable))
 
-    def _look_at_names(self, table: dict[str, Any], names: Iterable[str], said: str) -> None:
-        self._add("items", table, {n: table[n] for n in names if n in table}, said)
+    def _look_at_names(self, table: dict[str, Any], names: frozenset[str], said: str) -> None:
+        self._add("items", table, {n: table[n] for n in [*table] if n in names}, said)
 
     def _look_at_container(self, thing: Any, name: str) -> None:
+        if len(thing) > _MANY_ITEMS:  # a data set
+            return
         said = f"{name}[{{!r}}]"
         if isinstance(thing, list):
             self._add("list", thing, dict(enumerate(thing)), said, (name, "items"))
@@ -362,7 +362,8 @@ class _Walk:
         elif isinstance(thing, (tuple, frozenset)):
             self._todo += [(each, said.format(i)) for i, each in enumerate(thing)]
         else:
-            now = functools.partial(_contents, thing)
+            self._todo += [(each, name) for each in thing]
+            now = functools.partial(_contents, thing, [*thing])
             self._add("asked", now, {"": now()}, f"what is in {name}")
 
     def _look_at_class(self, kind: type, names: frozenset[str]) -> None:
@@ -373,6 +374,8 @@ class _Walk:
                 continue
             own = vars(each)
             here = left & own.keys()
+            if is_library(each.__module__):  # whose methods name what else there is of it
+                here &= self._reads.attributes | {"forward"}
             self._add(
                 "class", each, {n: own[n] for n in here}, f"{{}} of the class {each.__name__}"
             )
@@ -394,15 +397,19 @@ class _Walk:
             self._look_at_names(own or {}, names, f"{{}} of {name}")
             return
         if type(own) is dict:
-            if self._reads.any_attribute and not is_library(kind.__module__):
-                names = names | own.keys()
-            held = {n: own[n] for n in names if n in own}
-            hidden = {n: _ABSENT for n in names if n not in own and _comes_after(kind, n)}
+            said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")
+            is_module = isinstance(thing, Module)  # whose tables are no numbers
             self._add("object", thing, {"kind": kind, "dict": own}, f"the kind of {name}")
-            said = f"{{}} of {kind.__name__}"
-            self._add("items", own, {**held, **hidden}, said, (kind.__name__, ""))
+            hidden = {n for n in names if n not in own and _comes_after(kind, n)}
+            if not is_library(kind.__module__):
+                hidden |= self._reads.asked - own.keys()
+            if self._reads.any_attribute and not is_library(kind.__module__) and not is_module:
+                self._add("whole", own, dict(own), said, sizes)
+            else:
+                held = {n: own[n] for n in [*own] if n in names}
+                self._add("items", own, {**held, **dict.fromkeys(hidden, _ABSENT)}, said, sizes)
         for slot in _slots(kind) & names:
-            now = functools.partial(getattr, thing, slot, _ABSENT)
+            now = functools.partial(getattr, thing, slot, None)
             self._add("asked", now, {"": now()}, f"{slot} of {kind.__name__}")
         if id(kind) not in self._seen:
             self._seen[id(kind)] = kind
@@ -418,7 +425,7 @@ class _Walk:
         whole = any_of_class or bool(_THROUGH & self._reads.attributes)
         if whole or self._reads.any_attribute:
             whole = True
-            names |= own.keys()
+            names |= {name for name in own if not name.startswith("_")}
         names -= {*_HOOKS, _REMADE}
         self._look_at_object(module, kind.__name__, names)
         for name in _TABLES:
@@ -441,13 +448,13 @@ class _Walk:
 _HEAP = 1 << 9  # of a class that Python code defines
 
 
-def _contents(thing: Any) -> Any:
-    return list(thing) if isinstance(thing, collections.deque) else frozenset(thing)
+def _contents(thing: Any, kept: list[Any]) -> Any:
+    """What a set or a deque holds, as a constant; what is ``kept`` keeps its identity."""
+    told = [each if is_constant(each) else ("object", id(each)) for each in thing]
+    return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
 
 
 def _imported(name: str) -> types.ModuleType | None:
-    import sys
-
     return sys.modules.get(name)
 
 

@@ -333,7 +333,14 @@ class _Recorder:
         # A backward is called where autocast is off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
-                return list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
+                found = torch.autograd.grad(
+                    outputs,
+                    wanted,
+                    cotangents,
+                    retain_graph=True,  # for one more try, where one of them is spent
+                    allow_unused=True,
+                )
+                return list(found)
             except RuntimeError as error:
                 said = str(error).strip().partition("\n")[0]
                 if _SPENT in said:
@@ -356,6 +363,7 @@ class _Recorder:
         return guards_of(self.func, given, called, self.ran.codes)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+        self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
         self.subscripts.refuse_what_differs()
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
             raise HiddenError(self.func)
@@ -396,7 +404,7 @@ class _SpentError(Exception):
 
 
 def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
-    """Whether nothing can be differentiated through an output any more, as after loss.backward()."""
+    """Whether an output can't be differentiated any more, as after loss.backward()."""
     with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
         try:
             torch.autograd.grad(
