@@ -743,3 +743,19 @@ def test_for_many_sizes():
             settings.factor = factor
             x = torch.ones(size, 2)
             assert torch.equal(f(x), x * factor)
+
+
+def test_a_second_derivative_of_what_has_changed_is_refused():
+    settings = Plain(factor=1.0)
+    f = replayed(lambda x: (x**3 * settings.factor).sum())
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * X)
+    settings.factor = 2.0
+    (slope,) = torch.autograd.grad(f(x), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 12 * X)
+    settings.factor = 3.0
+    result = f(x)
+    settings.factor = 4.0
+    with pytest.raises(tl.errors.TransformError, match=r"factor of Plain is 4\.0, was 3\.0"):
+        torch.autograd.grad(result, x, create_graph=True)

@@ -191,3 +191,19 @@ def test_what_runs_uncompiled_changes_it_once_a_call():
         f(X)
     f(X)
     assert counter.last == "called"
+
+
+def test_a_second_derivative_changes_nothing_more():
+    counter = Counter()
+
+    def f(x):
+        counter.log = [1]
+        return (x**3).sum()
+
+    x = X.clone().requires_grad_()
+    compiled = replayed(f)
+    result = compiled(x)
+    counter.log = [2]
+    (slope,) = torch.autograd.grad(result, x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * X)
+    assert counter.log == [2]

@@ -9,6 +9,7 @@ from typing import Any
 
 from torchlayers import _C, torch_compile, tree
 from torchlayers.compiled import call
+from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Settings
 from torchlayers.compiled.families import Families
 from torchlayers.compiled.lowered import Lowered
@@ -184,6 +185,28 @@ class Compiled(_C.CompiledCall):
             )
         self._lost = {change.place for change in changes}
         self._calls_when_lost = calls
+
+    def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
+        """What is recorded, a function of the arguments that are not static, and these."""
+        func, places = self._func, call.static_places(self._static, args)
+        if places:
+
+            def func(*dynamic: Any, **kwargs: Any) -> Any:
+                rest = iter(dynamic)
+                given = (arg if i in places else next(rest) for i, arg in enumerate(args))
+                return self._func(*given, **kwargs)
+
+            functools.update_wrapper(func, self._func, updated=())
+        dynamic = [arg for i, arg in enumerate(args) if i not in places]
+        asked = Asked(func, self._name, self._settings, self._keeps_writes, self._compile_again)
+        return asked, dynamic
+
+    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
+        # Of Python as it was: derivative.py looks at what the function has read.
+        settings = self._settings._replace(guards=False)
+        again = Compiled(func, (), settings, keeps_writes=False)
+        again._name = name
+        return again
 
     def _tell_number(self, place: Any, differs: str) -> None:
         """Warns where a number is another again and again."""

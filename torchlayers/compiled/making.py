@@ -106,12 +106,15 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
         "backward()), or call it under torch.no_grad()."
     )
-    guarded = asked.settings.guards
+    guarded = asked.settings.guards or not asked.keeps_writes
     try:
         recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
     except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
         why_as_it_is = f"its reverse pass can't be recorded: {error}"
         recorded = record(asked.func, args, kwargs, guarded=guarded)
+    if not asked.keeps_writes:  # what it changes of Python has happened, too
+        undo(recorded.changes)
+        recorded = recorded._replace(guards=None, changes=[])
     lost: Sequence[Change] = ()
     if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
         lost = recorded.changes

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from torch._subclasses import FakeTensor
 
 from torchlayers.compiled.code_reads import Reads, is_recordings, of_users, together
-from torchlayers.compiled.guards import Guards, is_constant
+from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.leaks import ABSENT, Surroundings
+from torchlayers.compiled.reached import is_constant
 
 _CONTAINERS = (list, dict, set, collections.deque)
 
