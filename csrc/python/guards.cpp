@@ -154,6 +154,10 @@ void Guards::add(const py::tuple& given) {
     TORCH_INTERNAL_ASSERT(guard.dict != nullptr && PyDict_Check(guard.dict));
     versions_.emplace_back(guard.dict);
     dicts_.push_back(std::move(guard));
+  } else if (guard.kind == Kind::Object) {
+    attributes_.push_back(
+        {guard.holder.ptr(), guard.values.at(0).value.ptr(), guard.values.at(1).value.ptr()});
+    objects_.push_back(std::move(guard));
   } else {
     others_.push_back(std::move(guard));
   }
@@ -237,7 +241,16 @@ std::optional<Py_ssize_t> Guards::Guard::differs() const {
   return std::nullopt;
 }
 
+bool Guards::Attributes::are_as_then() const {
+  return reinterpret_cast<PyObject*>(Py_TYPE(object)) == kind && dict_of_object(object) == dict;
+}
+
 bool Guards::hold() {
+  for (const Attributes& each : attributes_) {
+    if (C10_UNLIKELY(!each.are_as_then())) {
+      return false;
+    }
+  }
   for (size_t i = 0; i < dicts_.size(); ++i) {
     if (C10_UNLIKELY(!versions_[i].is_seen())) {
       if (dicts_[i].differs()) {
@@ -255,7 +268,7 @@ bool Guards::hold() {
 }
 
 std::optional<std::pair<size_t, Py_ssize_t>> Guards::failed() {
-  for (const auto* guards : {&dicts_, &others_}) {
+  for (const auto* guards : {&dicts_, &objects_, &others_}) {
     for (const Guard& guard : *guards) {
       if (const auto place = guard.differs()) {
         return std::pair(guard.index, *place);
@@ -266,7 +279,7 @@ std::optional<std::pair<size_t, Py_ssize_t>> Guards::failed() {
 }
 
 int Guards::visit(visitproc visit, void* arg) const {
-  for (const auto* guards : {&dicts_, &others_}) {
+  for (const auto* guards : {&dicts_, &objects_, &others_}) {
     for (const Guard& guard : *guards) {
       Py_VISIT(guard.holder.ptr());
       for (const auto& key : guard.keys) {
@@ -282,6 +295,8 @@ int Guards::visit(visitproc visit, void* arg) const {
 
 void Guards::clear() {
   versions_.clear();
+  attributes_.clear();
+  const auto objects = std::exchange(objects_, {});
   const auto dicts = std::exchange(dicts_, {});
   const auto others = std::exchange(others_, {});
 }

@@ -61,6 +61,14 @@ class Guards {
 
  private:
   enum class Kind { Items, Whole, List, Cell, Function, Object, Asked };
+  // An object's class and where its attributes are. There may be many: no more than these are read.
+  struct Attributes {
+    bool are_as_then() const;
+
+    PyObject* object;
+    PyObject* kind;
+    PyObject* dict;
+  };
   struct Guard {
     std::optional<Py_ssize_t> differs() const;
     std::optional<Py_ssize_t> items_differ() const;
@@ -79,6 +87,8 @@ class Guards {
 
   std::vector<Guard> dicts_;
   std::vector<DictVersion> versions_; // of dicts_
+  std::vector<Guard> objects_;
+  std::vector<Attributes> attributes_; // of objects_
   std::vector<Guard> others_;
   size_t count_ = 0;
 };

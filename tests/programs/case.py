@@ -51,9 +51,7 @@ class Case:
     def source(self) -> str:
         """f0, a function of x0, and the functions that it calls; the last is the program."""
         names = [f"x{i}" for i in range(len(self.levels) + 1)]
-        lines = [
-            source for name, source in FUNCTIONS.items() if is_called(name, str(self.program))
-        ]
+        lines = [source for name, source in FUNCTIONS.items() if is_called(name, str(self.program))]
         for i, level in enumerate(self.levels):
             inner = f"f{i + 1}({', '.join(names[: i + 2])})"
             lines.append(f"def f{i}({', '.join(names[: i + 1])}):")

@@ -1,4 +1,4 @@
-"""The names that Python code reads and writes: of globals, of attributes, of variables around it."""
+"""Names that Python code loads and stores: globals, attributes, variables of outer functions."""
 
 import dis
 import os
@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 
 import torchlayers
@@ -29,6 +28,7 @@ class Reads(NamedTuple):
     globals: frozenset[str]
     attributes: frozenset[str]
     stored: frozenset[str]
+    asked: frozenset[str]  # attributes that may be missing
     any_attribute: bool  # it makes up names of attributes
     any_stored: bool
     imported: frozenset[str]  # modules that it imports when it runs
@@ -37,7 +37,7 @@ class Reads(NamedTuple):
 @lru_cache(4096)
 def reads(code: types.CodeType) -> Reads:
     """What a code object, and those inside it, may read and write."""
-    found: dict[str, set[str]] = {"globals": set(), "attributes": set(), "stored": set()}
+    found = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
     imported = set()
     any_attribute = False
     instructions = [*dis.get_instructions(code)]
@@ -49,6 +49,7 @@ def reads(code: types.CodeType) -> Reads:
                 given = _constant_after(instructions, i)
                 any_attribute = any_attribute or given is None
                 found["attributes"].add(given or "")
+                found["asked"].add(given or "")
                 if name in ("setattr", "delattr"):
                     found["stored"].add(given or "")
             any_attribute = any_attribute or name in _ALL_ATTRIBUTES
@@ -59,12 +60,15 @@ def reads(code: types.CodeType) -> Reads:
             found["stored"].add(name)
         elif each.opname == "IMPORT_NAME":
             imported.add(name)
+    if "AttributeError" in found["globals"]:  # which it may catch
+        found["asked"] |= found["attributes"]
     every = [reads(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
     any_stored = any_attribute and ("" in found["stored"] or "__dict__" in found["attributes"])
     return Reads(
         frozenset(found["globals"]).union(*(each.globals for each in every)),
         (frozenset(found["attributes"]) - {""}).union(*(each.attributes for each in every)),
         (frozenset(found["stored"]) - {""}).union(*(each.stored for each in every)),
+        (frozenset(found["asked"]) - {""}).union(*(each.asked for each in every)),
         any_attribute or any(each.any_attribute for each in every),
         any_stored or any(each.any_stored for each in every),
         frozenset(imported).union(*(each.imported for each in every)),
@@ -89,6 +93,7 @@ def together(codes: Iterable[types.CodeType]) -> Reads:
         none.union(*(each.globals for each in every)),
         none.union(*(each.attributes for each in every)),
         none.union(*(each.stored for each in every)),
+        none.union(*(each.asked for each in every)),
         any(each.any_attribute for each in every),
         any(each.any_stored for each in every),
         none.union(*(each.imported for each in every)),
@@ -111,13 +116,22 @@ def _folder(module: types.ModuleType) -> str:
 
 _TORCH = _folder(torch)
 # Whose code is the same at each call: it reads what it is given, and settings of its own.
-_LIBRARIES = (_TORCH, _folder(torchlayers), _folder(numpy), "<frozen")
+_LIBRARIES = (_TORCH, _folder(torchlayers), "<frozen")
 _STANDARD = tuple(
     os.path.abspath(path) + os.sep
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 )
-# What torch itself calls.
-_TORCHS = ("typing_extensions", "sympy", "mpmath", "networkx", "optree", "torchgen", "triton")
+# NumPy, and what torch itself calls.
+_TORCHS = (
+    "numpy",
+    "typing_extensions",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "optree",
+    "torchgen",
+    "triton",
+)
 _OF_TORCHS = re.compile(rf".*-packages[/\\\\]({'|'.join(_TORCHS)})\b")
 # Torch's that writes down what is recorded, or runs it without data.
 _RECORDING = tuple(
@@ -138,6 +152,17 @@ def is_users(code: types.CodeType) -> bool:
     return not is_library_file(code.co_filename)
 
 
+def of_users(
+    ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
+) -> list[tuple[types.CodeType, dict[str, Any]]]:
+    """Of code with its globals, the users'. What namedtuple and dataclass write has no file."""
+    return [
+        (code, variables)
+        for code, variables in ran
+        if is_users(code) and not is_library(str(variables.get("__name__", "")))
+    ]
+
+
 def is_recordings(code: types.CodeType) -> bool:
     """Whether code is of what makes the recording."""
     return code.co_filename.startswith((*_RECORDING, _folder(torchlayers)))
@@ -145,8 +170,13 @@ def is_recordings(code: types.CodeType) -> bool:
 
 def is_library(module_name: str) -> bool:
     """Whether a module of this name is Python's, torch's, NumPy's or torchlayers'."""
-    root = module_name.partition(".")[0]
-    return root in _ROOTS
+    return module_name.partition(".")[0] in _ROOTS or module_name.startswith("namedtuple_")
 
 
-_ROOTS = {*sys.stdlib_module_names, *sys.builtin_module_names, "torch", "torchlayers", "numpy", *_TORCHS}
+_ROOTS = {
+    *sys.stdlib_module_names,
+    *sys.builtin_module_names,
+    "torch",
+    "torchlayers",
+    *_TORCHS,
+}

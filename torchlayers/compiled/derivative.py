@@ -65,6 +65,7 @@ class Derivative:
         self.arguments = arguments
         self.modes = modes
         self.captured = recording.captured
+        self._guards = recording.guards
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
         self._backward_name = f"{asked.name}'s backward"
@@ -167,6 +168,13 @@ class Derivative:
 
     def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
         inputs = [*arguments, *self.captured]
+        if self._guards is not None and (changed := self._guards.failed()):
+            raise TransformError(
+                f"torchlayers: compile: a backward of {self.name} is differentiated "
+                "(create_graph), for which the function runs once more, and what it read has "
+                f"changed: {changed}. "
+                "Differentiate before that changes, or call the function again."
+            )
         with torch.enable_grad(), self.modes.restored():
             results = self._computed(arguments)
         with torch._C._DisableAutocast():

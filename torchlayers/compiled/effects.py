@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiled.mutations import Change
+from torchlayers.compiled.optimizers import Stepped
 from torchlayers.compiled.signature import Like, like
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -25,10 +26,11 @@ class Effects(NamedTuple):
     attributes: list[tuple[dict[str, Any], str, int]]  # an object's, a name, what is computed
     leaves: list[int]  # results that require grad though nothing that they are made of does
     changes: list[Change]  # of Python
+    stepped: list[Stepped]  # whose learning rates are inputs
 
     @classmethod
     def none(cls) -> "Effects":
-        return cls({}, {}, {}, {}, [], [], [])
+        return cls({}, {}, {}, {}, [], [], [], [])
 
     @property
     def computed(self) -> set[int]:
@@ -45,6 +47,8 @@ class Effects(NamedTuple):
             for place, required in self.requires_grad.items():
                 if required:  # what is computed of it requires grad as well
                     tensors[place].requires_grad_()
+            for stepped in self.stepped:
+                stepped.read_rates()
             computed = run(self._with_grads([*tensors]))
             self._apply(tensors, computed)
             return computed

@@ -12,9 +12,8 @@ from torchlayers.compiled import call
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Settings
 from torchlayers.compiled.families import Families
-from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.lowered import Lowered
-from torchlayers.compiled.making import Made, make
+from torchlayers.compiled.making import AsItIs, Made, make
 from torchlayers.compiled.mutations import Change, undo
 from torchlayers.compiled.optimizers import difference
 from torchlayers.compiled.record import record
@@ -50,7 +49,10 @@ class Compiled(_C.CompiledCall):
         self._made: list[Made] = []
         self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
-        self._changed: dict[Any, int] = {}  # how often a place of Python's was another
+        self._changed: dict[Any, int] = {}  # how often a number of Python's was another
+        self._lost: set[Any] = set()  # what the last recording that was good for one call changed
+        self._calls_when_lost = 0
+        self._is_told = False  # that it runs uncompiled
         self._as_it_is = ""  # why calls that nothing was recorded for run uncompiled
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +135,8 @@ class Compiled(_C.CompiledCall):
             made = make(asked, given, dynamic, kwargs)
             made.why = self._why(made.entry)
             self._made.append(made)
+            if isinstance(made.runs, AsItIs):
+                self._tell_uncompiled(made.runs)
             if made.lost:
                 self._tell_lost(made.lost)
                 return made.entry
@@ -158,18 +162,30 @@ class Compiled(_C.CompiledCall):
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
 
+    def _tell_uncompiled(self, runs: AsItIs) -> None:
+        if not self._is_told:
+            self._is_told = True
+            warnings.warn(
+                f"torchlayers: compile: {self._name} runs uncompiled where autograd is on: "
+                f"{runs.why}. {runs.advice}",
+                stacklevel=5,
+            )
+
     def _tell_lost(self, changes: Sequence[Change]) -> None:
-        """A recording is good for one call; where that happens again, no more are made."""
-        for change in changes:
-            self._changed[change.place] = self._changed.get(change.place, 0) + 1
-            if self._changed[change.place] > 1 and not self._as_it_is:
-                self._as_it_is = f"the function changes {change.name} at each call"
-                warnings.warn(
-                    f"torchlayers: compile: {self._name} changes {change.name} at each call, which "
-                    "a recording can't do. From now on it runs uncompiled. Change that outside of "
-                    "the compiled function, or keep it in a tensor that is written in place.",
-                    stacklevel=5,
-                )
+        """A recording is good for one call. After two in a row no more are made."""
+        calls = sum(made.entry.calls for made in self._made)
+        again = [change for change in changes if change.place in self._lost]
+        if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
+            name = again[0].name
+            self._as_it_is = f"the function changes {name} at each call"
+            warnings.warn(
+                f"torchlayers: compile: {self._name} changes {name} at each call, which a "
+                "recording can't do. From now on it runs uncompiled. Change that outside of the "
+                "compiled function, or keep it in a tensor that is written in place.",
+                stacklevel=5,
+            )
+        self._lost = {change.place for change in changes}
+        self._calls_when_lost = calls
 
     def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
         """What is recorded, a function of the arguments that are not static, and these."""
@@ -187,14 +203,14 @@ class Compiled(_C.CompiledCall):
         return asked, dynamic
 
     def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
-        again = Compiled(func, (), self._settings, keeps_writes=False)
+        # Of Python as it was: derivative.py looks at what the function has read.
+        settings = self._settings._replace(guards=False)
+        again = Compiled(func, (), settings, keeps_writes=False)
         again._name = name
         return again
 
-    def _tell_number(self, guards: Guards, differs: str) -> None:
+    def _tell_number(self, place: Any, differs: str) -> None:
         """Warns where a number is another again and again."""
-        if (place := guards.changing()) is None:
-            return
         self._changed[place] = self._changed.get(place, 0) + 1
         if self._changed[place] == _OFTEN:
             warnings.warn(
@@ -221,9 +237,11 @@ class Compiled(_C.CompiledCall):
             if any(not hooked.is_as_then() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):
+                self._tell_number(differs.partition(" is ")[0], differs)
                 return differs
             if closest.guarded is not None and (differs := closest.guarded.failed()):
-                self._tell_number(closest.guarded, differs)
+                if (place := closest.guarded.changing()) is not None:
+                    self._tell_number(place, differs)
                 return differs
             for called in closest.modules:
                 if differs := called.difference():

@@ -51,23 +51,23 @@ class _Kept(NamedTuple):
         if isinstance(self.holder, (list, collections.deque)):
             return dict(enumerate(self.holder))
         if isinstance(self.holder, set):
-            return dict.fromkeys(self.holder)
+            return {id(each): each for each in self.holder}
         if isinstance(self.holder, type):
-            return {key: vars(self.holder)[key] for key in self.before if key in vars(self.holder)}
+            return dict(vars(self.holder))
         if self.name == "":  # a module's globals
             return {key: self.holder[key] for key in self.before if key in self.holder}
         return self.holder  # type: ignore[no-any-return]
 
     def leaks(self) -> Iterator[Leak]:
         for key, value in self.now().items():
-            if value is not self.before.get(key, _ABSENT) and _is_recordings(value):
+            if value is not self.before.get(key, ABSENT) and _is_recordings(value):
                 yield Leak(
                     self.holder,
                     key,
                     value,
                     self.before.get(key),
                     self.path(key),
-                    self.name.endswith("."),
+                    self.name.endswith(".") and isinstance(self.holder, dict),
                 )
 
     def path(self, key: Any) -> str:
@@ -85,15 +85,25 @@ class _Kept(NamedTuple):
             self.holder.cell_contents = leaks[0].before
         elif isinstance(self.holder, list):
             self.holder[:] = self.before.values()
+        elif isinstance(self.holder, (set, collections.deque)):
+            self.holder.clear()
+            for each in self.before.values():
+                self.holder.add(each) if isinstance(self.holder, set) else self.holder.append(each)
+        elif isinstance(self.holder, type):
+            for leak in leaks:
+                if leak.key in self.before:
+                    setattr(self.holder, leak.key, leak.before)
+                else:
+                    delattr(self.holder, leak.key)
         else:
             for leak in leaks:
-                if self.before.get(leak.key, _ABSENT) is _ABSENT:
+                if self.before.get(leak.key, ABSENT) is ABSENT:
                     del self.holder[leak.key]
                 else:
                     self.holder[leak.key] = leak.before
 
 
-_ABSENT = object()
+ABSENT = object()
 
 
 class Surroundings:
@@ -134,7 +144,7 @@ class Surroundings:
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
             names = thing.__code__.co_names
-            used = {key: variables.get(key, _ABSENT) for key in names}
+            used = {key: variables.get(key, ABSENT) for key in names}
             self._kept.append(_Kept(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())

@@ -45,6 +45,7 @@ class AsItIs(NamedTuple):
     """The function itself."""
 
     why: str
+    advice: str
     seconds: float = 0.0
 
     @property
@@ -103,12 +104,19 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
     why_as_it_is = ""
-    guarded = asked.settings.guards
+    advice = (
+        "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
+        "backward()), or call it under torch.no_grad()."
+    )
+    guarded = asked.settings.guards or not asked.keeps_writes
     try:
         recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
     except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
         why_as_it_is = f"its reverse pass can't be recorded: {error}"
         recorded = record(asked.func, args, kwargs, guarded=guarded)
+    if not asked.keeps_writes:  # what it changes of Python has happened, too
+        undo(recorded.changes)
+        recorded = recorded._replace(guards=None, changes=[])
     lost: Sequence[Change] = ()
     if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
         lost = recorded.changes
@@ -128,12 +136,13 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         computed = _Computed(asked.func, args, kwargs, recorded)
         entry.is_recorded = True
         adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-        if not is_functional(graph):
-            why_as_it_is = why_as_it_is or "an operator writes to what it is given"
+        if not why_as_it_is and not is_functional(graph):
+            why_as_it_is = "an operator writes to what it is given"
+            advice = "Write out of place, or call the function under torch.no_grad()."
         if why_as_it_is:
             undo(recorded.changes)  # which the function makes
             adopt(computed)
-            runs = AsItIs(why_as_it_is)
+            runs = AsItIs(why_as_it_is, advice)
         else:
             if written := {*final_copies(graph).values()}:
                 adopt = _unless_shared(entry, written, lambda: computed)

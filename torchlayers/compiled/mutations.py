@@ -9,18 +9,19 @@ so.
 
 import collections
 import random
+import sys
 import types
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy
 from torch._subclasses import FakeTensor
 
-from torchlayers.compiled.code_reads import Reads, is_recordings, is_users, together
-from torchlayers.compiled.guards import Guards, is_constant
-from torchlayers.compiled.leaks import Surroundings
+from torchlayers.compiled.code_reads import Reads, is_recordings, of_users, together
+from torchlayers.compiled.guards import Guards
+from torchlayers.compiled.leaks import ABSENT, Surroundings
+from torchlayers.compiled.reached import is_constant
 
-_ABSENT = object()
+_CONTAINERS = (list, dict, set, collections.deque)
 
 
 class Change(NamedTuple):
@@ -28,7 +29,7 @@ class Change(NamedTuple):
 
     Attributes:
         holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell or a class.
-        before, after: what it held. Of a container without keys, all of it.
+        before, after: what it held. Of a container, whose key is None, all of it by keys.
     """
 
     holder: Any
@@ -39,7 +40,8 @@ class Change(NamedTuple):
 
     @property
     def place(self) -> tuple[int, Any]:
-        return id(self.holder), self.key
+        holder = self.name if isinstance(self.holder, _Generator) else id(self.holder)
+        return holder, self.key
 
     def undo(self) -> None:
         self._set(self.before)
@@ -53,16 +55,17 @@ class Change(NamedTuple):
             holder.cell_contents = value
         elif isinstance(holder, _Generator):
             holder.set(value)
-        elif isinstance(holder, list):
-            holder[:] = value
-        elif isinstance(holder, (set, collections.deque)):
+        elif self.key is None and isinstance(holder, _CONTAINERS):
             holder.clear()
-            holder |= value if isinstance(holder, set) else ()
-            if isinstance(holder, collections.deque):
-                holder.extend(value)
+            if isinstance(holder, dict):
+                holder.update(value)
+            elif isinstance(holder, set):
+                holder.update(value.values())
+            else:
+                holder.extend(value.values())
         elif isinstance(holder, type):
-            delattr(holder, self.key) if value is _ABSENT else setattr(holder, self.key, value)
-        elif value is _ABSENT:
+            delattr(holder, self.key) if value is ABSENT else setattr(holder, self.key, value)
+        elif value is ABSENT:
             holder.pop(self.key, None)
         else:
             holder[self.key] = value
@@ -76,14 +79,17 @@ class _Generator(NamedTuple):
     set: Any
 
 
-_GENERATORS = (
-    _Generator("Python's random numbers", random.getstate, random.setstate),
-    _Generator(
-        "NumPy's random numbers",
-        lambda: numpy.random.get_state(legacy=True),
-        numpy.random.set_state,
-    ),
-)
+def _generators() -> list[_Generator]:
+    found = [_Generator("Python's random numbers", random.getstate, random.setstate)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+
+        def get() -> Any:
+            name, words, *rest = numpy.get_state(legacy=True)
+            return name, tuple(words.tolist()), *rest
+
+        found.append(_Generator("NumPy's random numbers", get, numpy.set_state))
+    return found
 
 
 class Before:
@@ -91,11 +97,11 @@ class Before:
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
-        self._generators = [each.get() for each in _GENERATORS]
+        self._generators = [(each, each.get()) for each in _generators()]
 
     def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
         """What the code that ran has changed."""
-        users = [code for code, _ in ran if is_users(code)]
+        users = [code for code, _ in of_users(ran)]
         every = together(code for code, _ in ran if not is_recordings(code))
         own = together(users)
         variables = {name for code in users for name in (*code.co_freevars, *code.co_cellvars)}
@@ -105,9 +111,9 @@ class Before:
             for kept in self._surroundings.kept
             for change in _changes_in(kept, every, loaded, own.any_stored)
         ]
-        for generator, before in zip(_GENERATORS, self._generators, strict=True):
+        for generator, before in self._generators:
             after = generator.get()
-            if not _are_equal(before, after):
+            if before != after:
                 found.append(Change(generator, None, before, after, generator.name))
         return found
 
@@ -119,28 +125,25 @@ def _changes_in(kept: Any, every: Reads, loaded: set[str], any_stored: bool) -> 
         key in before and before[key] is value for key, value in now.items()
     ):
         return []
-    if isinstance(kept.holder, (list, set, collections.deque)):
+    is_table = kept.name.endswith(".") or not kept.name
+    is_container = not is_table and isinstance(kept.holder, _CONTAINERS)
+    if is_container:
         last = kept.name.rpartition(".")[2].partition("[")[0]
         is_same = len(now) == len(before) and all(
             key in before and _is_same(before[key], value) for key, value in now.items()
         )
         if is_same or last not in loaded:
             return []
-        whole = [*now] if isinstance(kept.holder, set) else [*now.values()]
-        was = [*before] if isinstance(kept.holder, set) else [*before.values()]
-        return [Change(kept.holder, None, was, whole, kept.name)]
-    is_table = kept.name.endswith(".") or not kept.name
+        return [Change(kept.holder, None, dict(before), dict(now), kept.name)]
     found = []
     for key in {**before, **now}:
-        was, value = before.get(key, _ABSENT), now.get(key, _ABSENT)
+        was, value = before.get(key, ABSENT), now.get(key, ABSENT)
         if _is_same(was, value) or isinstance(value, FakeTensor):
             continue
         if isinstance(kept.holder, types.CellType):
             is_written = kept.name in every.stored
-        elif is_table:
-            is_written = key in every.stored or any_stored
         else:
-            is_written = kept.name.rpartition(".")[2].partition("[")[0] in loaded
+            is_written = key in every.stored or any_stored
         if is_written and key != "_flat_weights":
             found.append(Change(kept.holder, key, was, value, kept.path(key)))
     return found
@@ -149,15 +152,9 @@ def _changes_in(kept: Any, every: Reads, loaded: set[str], any_stored: bool) -> 
 def _is_same(before: Any, now: Any) -> bool:
     if before is now:
         return True
-    if before is _ABSENT or now is _ABSENT or type(before) is not type(now):
+    if before is ABSENT or now is ABSENT or type(before) is not type(now):
         return False
     return is_constant(before) and repr(before) == repr(now)
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    return bool(numpy.array_equal(one, other)) if isinstance(one, numpy.ndarray) else one == other
 
 
 def undo(changes: Sequence[Change]) -> None:
@@ -178,4 +175,4 @@ def made_again(changes: Sequence[Change], guards: Guards) -> bool:
 
 
 def _is_container(change: Change) -> bool:
-    return isinstance(change.holder, (list, set, collections.deque, _Generator))
+    return change.key is None and isinstance(change.holder, (*_CONTAINERS, _Generator))

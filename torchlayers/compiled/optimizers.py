@@ -3,22 +3,23 @@
 What an optimizer keeps is written at each call as other captured tensors are. Its first step makes
 that, so that one runs as it is. Its counters are tensors that Python makes numbers of; in a
 recording they stay tensors, of double precision as Python's numbers are. Where it decides by them,
-it steps as it does in a CUDA graph, which decides nothing. A learning rate, and whatever else its
-groups hold, is a constant of the recording: another one is another signature, and so is a state
-that was loaded.
+it steps as it does in a CUDA graph, which decides nothing. A learning rate is an input of the
+recording, a tensor of double precision, so that a scheduler may set it. Whatever else its groups
+hold is a constant: another one is another signature, and so is a state that was loaded.
 """
 
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
+from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.device import HOST
 from torchlayers.errors import DataDependentError, TransformError, location, location_of
@@ -26,8 +27,23 @@ from torchlayers.errors import DataDependentError, TransformError, location, loc
 # They decide by counters, unless their groups are "capturable".
 _DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
 
-# An optimizer, and what it held before its step: of each group and each parameter.
-Stepped = tuple[Optimizer, list[Any]]
+
+class Stepped(NamedTuple):
+    """An optimizer that is stepped.
+
+    Attributes:
+        held: what it held before its step: of each group and each parameter.
+        rates: learning rates that are inputs: of which group, and the tensor.
+    """
+
+    optimizer: Optimizer
+    held: list[Any]
+    rates: list[tuple[int, Tensor]]
+
+    def read_rates(self) -> None:
+        """The inputs are the learning rates of now."""
+        for i, rate in self.rates:
+            rate.fill_(self.optimizer.param_groups[i]["lr"])
 
 
 class FirstStepError(TransformError):
@@ -47,7 +63,7 @@ class Steps:
         self.stepped: list[Stepped] = []
         self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._is_stepping = False
-        self._groups: list[tuple[dict[str, Any], str, bool]] = []  # with flags as they were
+        self._groups: list[tuple[dict[str, Any], str, Any]] = []  # with what was changed in them
         self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # and where they are
         self._thread = threading.get_ident()
 
@@ -64,7 +80,7 @@ class Steps:
         except DataDependentError as error:
             if not self._is_stepping:
                 raise
-            name = type(self.stepped[-1][0]).__name__
+            name = type(self.stepped[-1].optimizer).__name__
             raise DataDependentError(
                 f"torchlayers: compile: {name} decides by values that it keeps how it steps."
                 f"{location_of(error)} Step outside the compiled function."
@@ -85,10 +101,15 @@ class Steps:
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() != self._thread:
             return
-        if all(optimizer is not known for known, _ in self.stepped):
-            self.stepped.append((optimizer, held_by(optimizer)))
+        if all(optimizer is not known.optimizer for known in self.stepped):
+            self.stepped.append(Stepped(optimizer, held_by(optimizer), _rates_of(optimizer)))
             self._states.append((optimizer, _copied(optimizer)))
         self._is_stepping = True
+        stepped = next(known for known in self.stepped if known.optimizer is optimizer)
+        for i, rate in stepped.rates:
+            group = optimizer.param_groups[i]
+            self._groups.append((group, "lr", group["lr"]))
+            group["lr"] = rate
         for group in optimizer.param_groups:
             self._set(group, "foreach", False)  # which takes no tensors for numbers
             if isinstance(optimizer, _DECIDING):
@@ -164,12 +185,12 @@ def _capturable_anywhere() -> Iterator[None]:
 
 def hold_the_same(stepped: Sequence[Stepped]) -> bool:
     """Whether optimizers hold the tensors and numbers that they held."""
-    return all(_are_same(held_by(optimizer), held) for optimizer, held in stepped)
+    return all(_are_same(held_by(each.optimizer), each.held) for each in stepped)
 
 
 def difference(stepped: Sequence[Stepped]) -> str:
     """What an optimizer holds that it did not, in words, or nothing."""
-    for optimizer, held in stepped:
+    for optimizer, held, _ in stepped:
         for (name, now), (_, before) in zip(held_by(optimizer), held, strict=False):
             if not _are_same([now], [before]):
                 shown = "" if isinstance(now, Tensor) else f", {now!r}"
@@ -181,12 +202,32 @@ def held_by(optimizer: Optimizer) -> list[tuple[str, Any]]:
     """What its steps read, besides gradients, by name."""
     held = []
     for group in optimizer.param_groups:
-        held += [(name, value) for name, value in group.items() if name != "params"]
+        held += [
+            (name, float if name == "lr" and _is_rate(group) else value)
+            for name, value in group.items()
+            if name != "params"
+        ]
         for parameter in group["params"]:
             held.append(("a parameter", parameter))
             state = optimizer.state.get(parameter, {})
             held += [(name, value) for name, value in state.items()]
     return held
+
+
+def _is_rate(group: dict[str, Any]) -> bool:
+    """Whether the learning rate of a group is an input of recordings, and no constant."""
+    return type(group.get("lr")) is float and not group.get("fused")
+
+
+def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
+    if not type(optimizer).__module__.startswith("torch.optim"):  # it may decide by one
+        return []
+    with _disable_current_modes():
+        return [
+            (i, torch.tensor(group["lr"], dtype=torch.float64))
+            for i, group in enumerate(optimizer.param_groups)
+            if _is_rate(group)
+        ]
 
 
 def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:

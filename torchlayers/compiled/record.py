@@ -345,7 +345,8 @@ class _Recorder:
         # A backward is called where autocast is off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
-                return list(gradients(outputs, wanted, cotangents))
+                # The graph is for one more try, where one of the outputs is spent.
+                return list(gradients(outputs, wanted, cotangents, retain_graph=True))
             except RuntimeError as error:
                 said = str(error).strip().partition("\n")[0]
                 if _SPENT in said:
@@ -368,6 +369,7 @@ class _Recorder:
         return guards_of(self.func, given, called, self.ran.codes)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+        self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
         self.subscripts.refuse_what_differs()
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
             raise HiddenError(self.func)
@@ -409,7 +411,7 @@ class _SpentError(Exception):
 
 
 def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
-    """Whether nothing can be differentiated through an output any more, as after loss.backward()."""
+    """Whether an output can't be differentiated any more, as after loss.backward()."""
     with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
         try:
             torch.autograd.grad(

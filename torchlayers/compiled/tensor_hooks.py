@@ -24,6 +24,7 @@ def gradients(
     cotangents: Sequence[Tensor],
     *,
     create_graph: bool = False,
+    retain_graph: bool | None = None,
 ) -> Sequence[Tensor | None]:
     """As torch.autograd.grad, of a function of the inputs alone, and without their hooks.
 
@@ -35,6 +36,7 @@ def gradients(
             [GradientEdge(*end) for end in ends],
             cotangents,
             create_graph=create_graph,
+            retain_graph=retain_graph,
             allow_unused=True,
         )
     return found  # type: ignore[no-any-return]

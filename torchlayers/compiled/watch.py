@@ -139,6 +139,9 @@ class Watch:
             added_in_place = before is not None and id(before) in self._recorder.captured
             if _GET_GRAD(tensor) is not before or added_in_place:
                 self._note_grad(tensor)
+        for tensor, before in self._grads.values():
+            if tensor.is_leaf and _GET_GRAD(tensor) is not before:
+                self._grads_set[id(tensor)] = tensor
 
     def has_grad_of(self, tensor: Tensor) -> bool:
         """Whether the function read or set its gradient."""

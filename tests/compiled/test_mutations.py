@@ -1,0 +1,209 @@
+"""What a compiled function changes of Python happens at each call, or it runs uncompiled."""
+
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import torchlayers as tl
+
+X = torch.ones(3)
+
+
+def replayed(f):
+    return tl.compile(f, backend="replay")
+
+
+class Counter:
+    def __init__(self):
+        self.count = 0
+        self.last = None
+        self.log = []
+        self.table = {}
+        self.cache = None
+
+
+def counts(counter):
+    def f(x):
+        counter.count += 1
+        return x * counter.count
+
+    return f
+
+
+def appends(counter):
+    def f(x):
+        counter.log.append(len(counter.log))
+        return x * len(counter.log)
+
+    return f
+
+
+def only_appends(counter):
+    def f(x):
+        counter.log.append("called")
+        return x * 2
+
+    return f
+
+
+def sets_an_item(counter):
+    def f(x):
+        counter.table[len(counter.table)] = "called"
+        return x * 2
+
+    return f
+
+
+def counts_around(counter):
+    count = 0
+
+    def f(x):
+        nonlocal count
+        count += 1
+        counter.seen = count
+        return x * count
+
+    return f
+
+
+def draws_of_python(counter):
+    return lambda x: x * random.random()
+
+
+def draws_of_numpy(counter):
+    return lambda x: x * float(np.random.rand())
+
+
+CHANGES = {
+    counts: "count",
+    appends: "log",
+    only_appends: "log",
+    sets_an_item: "table",
+    counts_around: "count",
+    draws_of_python: "Python's random numbers",
+    draws_of_numpy: "NumPy's random numbers",
+}
+
+
+def told(counter):
+    return {name: value for name, value in vars(counter).items()}
+
+
+@pytest.mark.parametrize("make", CHANGES)
+def test_what_changes_at_each_call_runs_uncompiled(make):
+    ours, theirs = Counter(), Counter()
+    f, g = replayed(make(ours)), make(theirs)
+    results = []
+    for run in (f, g):
+        random.seed(0), np.random.seed(0)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            results.append([run(X).tolist() for _ in range(5)])
+        said = [str(each.message) for each in caught if "torchlayers" in str(each.message)]
+        assert len(said) == (1 if run is f else 0)
+        assert all(CHANGES[make] in each and "runs uncompiled" in each for each in said)
+    assert results[0] == results[1]
+    assert told(ours) == told(theirs)
+    assert CHANGES[make] in f.report().as_it_is
+
+
+def test_a_number_that_is_only_set_is_set_at_each_call():
+    counter = Counter()
+
+    def f(x):
+        counter.last = 3
+        return x * 2
+
+    f = replayed(f)
+    for _ in range(3):
+        counter.last = None
+        f(X)
+        assert counter.last == 3
+    assert [entry.calls for entry in f.report().signatures] == [3]
+
+
+def test_what_is_made_once_and_kept_is_recorded_twice():
+    counter = Counter()
+
+    def f(x):
+        if counter.cache is None:
+            counter.cache = [2.0]
+        return x * counter.cache[0]
+
+    f = replayed(f)
+    for _ in range(4):
+        assert torch.equal(f(X), X * 2)
+    assert [entry.calls for entry in f.report().signatures] == [1, 3]
+    counter.cache = None
+    assert torch.equal(f(X), X * 2)
+    assert counter.cache == [2.0]
+
+
+def test_a_mode_that_it_sets_is_set():
+    net = nn.Dropout(0.5)
+
+    def f(x):
+        return net.eval()(x)
+
+    f = replayed(f)
+    f(X), f(X)
+    assert not net.training
+    net.train()
+    assert torch.equal(f(X), X)
+    assert not net.training
+
+
+def test_after_an_error_nothing_is_changed():
+    counter = Counter()
+
+    def f(x):
+        counter.count += 1
+        counter.log.append(1)
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            replayed(f)(X)
+        assert told(counter) == told(Counter())
+
+
+def test_nothing_is_changed_where_it_is_only_looked_at():
+    counter = Counter()
+    replayed(counts(counter)).lower(X)
+    assert counter.count == 0
+
+
+def test_what_runs_uncompiled_changes_it_once_a_call():
+    counter = Counter()
+    w = torch.ones(3, requires_grad=True)
+
+    def f(x):
+        counter.last = "called"
+        y = torch.vander(x * w, 4)
+        return y
+
+    f = replayed(f)
+    with pytest.warns(UserWarning, match="f runs uncompiled where autograd is on: its reverse"):
+        f(X)
+    f(X)
+    assert counter.last == "called"
+
+
+def test_a_second_derivative_changes_nothing_more():
+    counter = Counter()
+
+    def f(x):
+        counter.log = [1]
+        return (x**3).sum()
+
+    x = X.clone().requires_grad_()
+    compiled = replayed(f)
+    result = compiled(x)
+    counter.log = [2]
+    (slope,) = torch.autograd.grad(result, x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * X)
+    assert counter.log == [2]
