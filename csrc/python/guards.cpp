@@ -11,85 +11,6 @@ namespace torchlayers {
 
 namespace py = pybind11;
 
-// NOTE [Dict versions]
-// Globals, attributes, parameters and hooks are all in dicts. Up to Python 3.12 each dict has a
-// version, which no other dict ever has, and which changes with whatever is done to it. From 3.13
-// on a watcher is called instead, and counts. Only where one has changed are values compared.
-#if PY_VERSION_HEX < 0x030D0000
-
-DictVersion::DictVersion(PyObject* dict) : dict_(dict) {}
-
-DictVersion::~DictVersion() = default;
-
-uint64_t DictVersion::now() const {
-  C10_DIAGNOSTIC_PUSH_AND_IGNORED_IF_DEFINED("-Wdeprecated-declarations")
-  return reinterpret_cast<PyDictObject*>(dict_)->ma_version_tag;
-  C10_DIAGNOSTIC_POP()
-}
-
-#else
-
-namespace {
-
-struct Watched {
-  uint64_t changes = 1;
-  size_t versions = 0; // that look at it
-};
-
-// Never destroyed: dicts are let go of when the interpreter ends, too.
-std::unordered_map<PyObject*, Watched>& all_watched() {
-  static auto* watched = new std::unordered_map<PyObject*, Watched>();
-  return *watched;
-}
-
-int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
-  if (const auto found = all_watched().find(dict); found != all_watched().end()) {
-    found->second.changes += 1;
-  }
-  return 0;
-}
-
-// Negative where others have taken all that there are.
-int watcher() {
-  static const int id = PyDict_AddWatcher(&note_change);
-  return id;
-}
-
-} // namespace
-
-DictVersion::DictVersion(PyObject* dict) : dict_(dict) {
-  if (watcher() < 0 || PyDict_Watch(watcher(), dict) < 0) {
-    PyErr_Clear();
-    dict_ = nullptr;
-    return;
-  }
-  Watched& watched = all_watched()[dict];
-  watched.versions += 1;
-  changes_ = &watched.changes;
-}
-
-DictVersion::~DictVersion() {
-  if (dict_ == nullptr) {
-    return;
-  }
-  const auto found = all_watched().find(dict_);
-  if (--found->second.versions == 0) {
-    all_watched().erase(found);
-    if (Py_IsInitialized() && PyDict_Unwatch(watcher(), dict_) < 0) {
-      PyErr_Clear();
-    }
-  }
-}
-
-// One that was never seen, where nothing is watched: 0 is what see() has noted, and is_seen asks for
-// another.
-uint64_t DictVersion::now() const {
-  static uint64_t unwatched = 1;
-  return changes_ != nullptr ? *changes_ : ++unwatched;
-}
-
-#endif
-
 bool Expected::holds(PyObject* now) const {
   return now == value.ptr() ||
          (is_constant && now != nullptr && is_same_constant(now, value.ptr()));
@@ -359,7 +280,10 @@ PyObject* failed(PyObject* self, PyObject*) {
 
 PyMethodDef guards_methods[] = {
     {"hold", &hold, METH_NOARGS, "Whether all of it is as it was."},
-    {"failed", &failed, METH_NOARGS, "The first guard that does not hold, and which of its places."},
+    {"failed",
+     &failed,
+     METH_NOARGS,
+     "The first guard that does not hold, and which of its places."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace

@@ -9,34 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "python/dict_version.h"
+
 namespace torchlayers {
-
-// Says in a nanosecond whether a dict may have been changed. NOTE [Dict versions].
-class DictVersion {
- public:
-  explicit DictVersion(PyObject* dict);
-  DictVersion(const DictVersion&) = delete;
-  DictVersion& operator=(const DictVersion&) = delete;
-  DictVersion(DictVersion&& other) noexcept
-      : dict_(std::exchange(other.dict_, nullptr)), changes_(other.changes_), seen_(other.seen_) {}
-  DictVersion& operator=(DictVersion&&) = delete;
-  ~DictVersion();
-
-  bool is_seen() const {
-    return seen_ == now();
-  }
-  // What the dict holds now has been looked at.
-  void see() {
-    seen_ = now();
-  }
-
- private:
-  uint64_t now() const;
-
-  PyObject* dict_; // borrowed
-  const uint64_t* changes_ = nullptr;
-  uint64_t seen_ = 0;
-};
 
 // What a place is expected to hold: the same object, or for a constant an equal one; or nothing.
 struct Expected {

@@ -37,8 +37,8 @@ class RanCode {
     if (what != PyTrace_CALL) {
       return 0;
     }
-    const auto code = py::reinterpret_steal<py::object>(
-        reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
+    const auto code =
+        py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
     if (ran->seen_.insert(code.ptr()).second) {
       const auto globals = py::reinterpret_steal<py::object>(
           PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals"));

@@ -331,6 +331,7 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled where autograd is on")
 @pytest.mark.parametrize(
     "func",
     [

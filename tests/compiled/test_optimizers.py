@@ -98,7 +98,7 @@ def test_counters_count_past_where_single_precision_would_show():
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-def test_another_learning_rate_is_another_signature():
+def test_a_learning_rate_is_read_at_each_call():
     eager, compiled = (Training(optim.SGD, momentum=0.9) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
     for count, batch in enumerate(batches()):
@@ -106,8 +106,19 @@ def test_another_learning_rate_is_another_signature():
             training.optimizer.param_groups[0]["lr"] = 0.01 if count < 3 else 0.1
         step(batch), eager.step(batch)
     assert_same(compiled.told(), eager.told(), rounded=True)
+    assert len(step.report().signatures) == 1
+
+
+def test_another_momentum_is_another_signature():
+    eager, compiled = (Training(optim.SGD, momentum=0.9) for _ in range(2))
+    step = tl.compile(compiled.step, backend="replay")
+    for count, batch in enumerate(batches()):
+        for training in (eager, compiled):
+            training.optimizer.param_groups[0]["momentum"] = 0.9 if count < 3 else 0.8
+        step(batch), eager.step(batch)
+    assert_same(compiled.told(), eager.told(), rounded=True)
     (first, second) = step.report().signatures
-    assert (first.calls, second.calls, second.why) == (2, 2, "lr of SGD is another, 0.1")
+    assert (first.calls, second.calls, second.why) == (2, 2, "momentum of SGD is another, 0.8")
 
 
 def test_a_learning_rate_that_is_a_tensor_is_read_at_each_call():

@@ -246,3 +246,15 @@ def test_a_scheduler_that_steps_inside_is_named():
         for batch in batches(4):
             compiled(batch)
     assert schedule.last_epoch == 4
+
+
+def test_an_arguments_gradient_is_added_to():
+    def f(x):
+        (x.requires_grad_() ** 2).sum().backward()
+
+    compiled = tl.compile(f, backend="replay")
+    found, expected = torch.ones(3), torch.ones(3)
+    for _ in range(3):
+        compiled(found), f(expected)
+        torch.testing.assert_close(found.grad, expected.grad)
+        assert found.requires_grad

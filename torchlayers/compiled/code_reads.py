@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-import torchlayers
-
 _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL")
@@ -110,13 +108,14 @@ def codes_of(function: Any) -> Iterator[types.CodeType]:
         yield function.__code__
 
 
-def _folder(module: types.ModuleType) -> str:
-    return os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep
+def _folder(file: str | None) -> str:
+    return os.path.dirname(os.path.abspath(file or "")) + os.sep
 
 
-_TORCH = _folder(torch)
+_TORCH = _folder(torch.__file__)
+_OURS = _folder(os.path.dirname(os.path.abspath(__file__)))
 # Whose code is the same at each call: it reads what it is given, and settings of its own.
-_LIBRARIES = (_TORCH, _folder(torchlayers), "<frozen")
+_LIBRARIES = (_TORCH, _OURS, "<frozen")
 _STANDARD = tuple(
     os.path.abspath(path) + os.sep
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
@@ -165,7 +164,7 @@ def of_users(
 
 def is_recordings(code: types.CodeType) -> bool:
     """Whether code is of what makes the recording."""
-    return code.co_filename.startswith((*_RECORDING, _folder(torchlayers)))
+    return code.co_filename.startswith((*_RECORDING, _OURS))
 
 
 def is_library(module_name: str) -> bool:

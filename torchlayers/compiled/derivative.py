@@ -77,7 +77,7 @@ class Derivative:
         )
         self._again: Callable[..., Any] | None = None
         self._compile_again = asked.again
-        self._computed = computed
+        self._func = computed  # by which what the function can reach is found
         self.name = asked.name
         self.problem: str | None = None
         self.lock = threading.RLock()
@@ -176,7 +176,7 @@ class Derivative:
                 "Differentiate before that changes, or call the function again."
             )
         with torch.enable_grad(), self.modes.restored():
-            results = self._computed(arguments)
+            results = self._func(arguments)
         with torch._C._DisableAutocast():
             return gradients(
                 [results[i] for i in self.gradients.of_outputs],

@@ -20,7 +20,8 @@ from typing import Any
 from torch.nn import Module
 
 from torchlayers import _C
-from torchlayers.compiled.reached import ABSENT, TABLES, Place, Walk, is_constant
+from torchlayers.compiled.leaks import ABSENT
+from torchlayers.compiled.reached import TABLES, Place, Walk, is_constant
 
 
 class Guards:

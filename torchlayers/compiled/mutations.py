@@ -39,7 +39,7 @@ class Change(NamedTuple):
     name: str
 
     @property
-    def place(self) -> tuple[int, Any]:
+    def place(self) -> tuple[Any, Any]:
         holder = self.name if isinstance(self.holder, _Generator) else id(self.holder)
         return holder, self.key
 
@@ -118,7 +118,7 @@ class Before:
         return found
 
 
-def _changes_in(kept: Any, every: Reads, loaded: set[str], any_stored: bool) -> list[Change]:
+def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: bool) -> list[Change]:
     now: dict[Any, Any] = kept.now()
     before: dict[Any, Any] = kept.before
     if len(now) == len(before) and all(

@@ -310,7 +310,7 @@ class Walk:
         own = vars(module)
         if "training" not in own:  # a scripted one: modules_called.py
             return
-        of_class, any_of_class = _names_of_library_class(kind)
+        of_class, any_of_class = _names_of_library_class(kind)  # type: ignore[arg-type]
         names = self._reads.attributes | of_class | {"training", "forward", *TABLES}
         whole = any_of_class or bool(_THROUGH & self._reads.attributes)
         if whole or self._reads.any_attribute:

@@ -271,7 +271,7 @@ class Watch:
             if fake.requires_grad and fake.is_leaf and id(fake) not in self._grads:
                 self._note_grad(fake)
                 self._grads_set[id(fake)] = fake
-        x.backward(*rest, **named)
+        x.backward(*rest, **named)  # type: ignore[no-untyped-call]
 
     def _requiring(self, func: Callable[..., Any]) -> Callable[..., Any]:
         def require(x: Tensor, *rest: Any, **named: Any) -> Any:
