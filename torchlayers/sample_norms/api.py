@@ -73,7 +73,7 @@ def per_sample_norms(
             transformed(func, of_sample), given.in_dims, 0, randomness, chunk_size=chunk_size
         )
         # Not every function can be called with no samples.
-        if given.count("per_sample_norms", func) == 0 and not has_aux:
+        if given.sample_count("per_sample_norms", func) == 0 and not has_aux:
             nothing = [wide(leaf.new_zeros(0)) for leaf in given.leaves()]
             return given.as_chosen(nothing, argnums) if each else _sum(nothing)
         squares, aux = batched(*given.args)
@@ -128,7 +128,7 @@ def clipped_grad(
     def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
         given.refuse_batched("clipped_grad")
         leaves = given.leaves()
-        if given.count("clipped_grad", func) == 0 and not has_aux:
+        if given.sample_count("clipped_grad", func) == 0 and not has_aux:
             nothing = [wide(leaf.new_zeros(0)) for leaf in leaves]
             return given.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
         samples: list[Sample] = []

@@ -31,7 +31,7 @@ class Given(NamedTuple):
     def leaves(self) -> list[Tensor]:
         return tree.leaves(tree.pick(self.args, self.places))
 
-    def count(self, api: str, func: Callable[..., Any]) -> int:
+    def sample_count(self, api: str, func: Callable[..., Any]) -> int:
         """How many samples there are.
 
         Raises:
