@@ -126,9 +126,7 @@ Tensor cube(const Tensor& x) {
 } // namespace
 
 void add_unary(Table& rules) {
-  rules["abs"]
-      .jvp(TANGENT(0, real_product(slope_of_abs(x), t)))
-      .vjp(VJP(0, g * slope_of_abs(x)));
+  rules["abs"].jvp(TANGENT(0, real_product(slope_of_abs(x), t))).vjp(VJP(0, g * slope_of_abs(x)));
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));
