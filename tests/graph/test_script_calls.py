@@ -195,10 +195,7 @@ def test_keywords_and_defaults_are_bound_as_torch_binds_them():
         tl.grad(lambda x: unit.f(x).sum())(X)
 
 
-def test_a_compiled_function_calls_it_as_others_do(program, request):
-    if "frozen" in request.node.name:
-        reason = "compile asks a module whether it is in training, which a frozen one does not say"
-        request.applymarker(pytest.mark.xfail(strict=True, reason=reason, raises=AttributeError))
+def test_a_compiled_function_calls_it_as_others_do(program):
     scripted, function = program
     compiled = tl.compile(tl.grad(scalar(scripted)), backend="replay")
     for _ in range(3):

@@ -16,6 +16,7 @@ from torchlayers.compiled import cache_directory, inductor
 from torchlayers.compiled.compare import Before, compared
 from torchlayers.compiled.graphs import draws_from, final_copies, half_precision, is_functional
 from torchlayers.compiled.replay import replay
+from torchlayers.compiled.uninitialized import uninitialized_results
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -184,7 +185,10 @@ class Runner:
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
             before = Before(tensors, written, draws_from(self.graph))
-            result, problem = compared(before, self.replayed, run, self._half)
+            uninitialized = uninitialized_results(self.graph)
+            result, problem = compared(
+                before, self.replayed, run, self._half, uninitialized=uninitialized
+            )
             if problem is not None:
                 before.undo()
                 result = self.replayed([*tensors])

@@ -1,6 +1,6 @@
 """Whether two computations of the same are equal but for rounding."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -54,11 +54,13 @@ def compared(
     run: Run,
     half: torch.dtype | None,
     written_too: bool = True,
+    uninitialized: Container[int] = (),
 ) -> tuple[Sequence[Any], str | None]:
     """run's results, and how they differ from the reference's by more than rounding, or None.
 
     Both start from the same inputs and generators; what run writes and draws has happened. Where
-    ``written_too``, the written inputs are results, too. ``half`` is for first_difference.
+    ``written_too``, the written inputs are results, too. ``half`` and ``uninitialized`` are for
+    first_difference.
     """
     places = [*before.written] if written_too else []
     with torch.no_grad():
@@ -74,10 +76,12 @@ def compared(
         return results, "result comes of another number of random numbers"
     with torch.no_grad():
         found = [*results, *(before.tensors[i] for i in places)]
-        problem = first_difference(expected, found, half)
+        problem = first_difference(expected, found, half, uninitialized=uninitialized)
         if problem is not None:
             allowed = sensitivity(reference, before.again(), places, expected)
-            problem = first_difference(expected, found, half, allowed)
+            problem = first_difference(
+                expected, found, half, allowed, uninitialized=uninitialized
+            )
             if after is not None:
                 after.restore()
     return results, problem
@@ -89,25 +93,28 @@ def first_difference(
     half: torch.dtype | None,
     allowed: Sequence[float] | None = None,
     what: str = "result",
+    uninitialized: Container[int] = (),
 ) -> str | None:
     """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``.
 
     ``half`` is what graphs.half_precision says: results of any dtype are rounded as such are.
+    Of those in ``uninitialized`` the numbers don't count.
     """
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
             return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'one too many'}"
         if isinstance(one, Tensor):
-            problem = difference(one, other, half, allowed[i] if allowed else 0.0)
+            if i in uninitialized:
+                problem = other_kind(one, other)
+            else:
+                problem = difference(one, other, half, allowed[i] if allowed else 0.0)
             if problem is not None:
                 return f"{what} {i} {problem}"
     return None
 
 
-def difference(
-    ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
-) -> str | None:
-    """How two tensors differ by more than rounding and what else is allowed, or None."""
+def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
+    """How two tensors differ in shape, dtype or layout, or None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
             f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
@@ -115,6 +122,15 @@ def difference(
         )
     if ours.layout != theirs.layout:
         return f"is {theirs.layout}, in place of {ours.layout}"
+    return None
+
+
+def difference(
+    ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
+) -> str | None:
+    """How two tensors differ by more than rounding and what else is allowed, or None."""
+    if (problem := other_kind(ours, theirs)) is not None:
+        return problem
     ours, theirs = _dense(ours), _dense(theirs)
     if not has_numbers(ours):
         return None

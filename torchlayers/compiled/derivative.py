@@ -118,7 +118,12 @@ class Derivative:
         with self.lock:
             if self.problem is None and not self._results_checked:
                 results, problem = compared(
-                    call.before, recorded.forward, run, recorded.half, self._keeps_writes
+                    call.before,
+                    recorded.forward,
+                    run,
+                    recorded.half,
+                    self._keeps_writes,
+                    recorded.uninitialized,
                 )
                 if problem is None:
                     self._results_checked = True

@@ -18,6 +18,7 @@ from torchlayers.compiled.compare import Before, Run, compared
 from torchlayers.compiled.graphs import draws_from, half_precision, inputs_of
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.mutations import written_inputs
+from torchlayers.compiled.uninitialized import uninitialized_results
 
 Adopt = Callable[[Run], None]
 
@@ -40,6 +41,7 @@ class Held:
         self._written = places_written(recorded)
         self._draws = draws_from(recorded)
         self._half = half_precision(recorded)
+        self._uninitialized = uninitialized_results(recorded)
         self._keeps_writes = keeps_writes
         self._name = name
         self._hand_on = adopt
@@ -74,6 +76,7 @@ class Held:
                     lambda given: self._run(given),
                     self._half,
                     self._keeps_writes,
+                    self._uninitialized,
                 )
                 if problem is None:
                     self._replayed = None

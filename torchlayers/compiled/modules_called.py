@@ -101,7 +101,8 @@ def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
 def _held_by(module: nn.Module) -> Iterator[Held]:
     own = vars(module)
     if "training" not in own:
-        yield Held(_Attributes(module), "training", module.training)
+        attributes = _Attributes(module)
+        yield Held(attributes, "training", attributes.get("training"))
         return
     yield Held(own, "training", module.training)
     for name in _COUNTED:
@@ -112,7 +113,7 @@ def _held_by(module: nn.Module) -> Iterator[Held]:
 
 
 class _Attributes(dict[str, Any]):
-    """Those of a module that keeps them elsewhere."""
+    """Those of a TorchScript module, which keeps them elsewhere; a frozen one has no training."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

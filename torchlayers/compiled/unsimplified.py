@@ -16,6 +16,7 @@ from torchlayers.compiled.held import places_written
 from torchlayers.compiled.recording import Recording
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.dead import drop_dead
+from torchlayers.compiled.uninitialized import uninitialized_results
 from torchlayers.device import RandomState
 
 Again = Callable[[Sequence[Tensor], list[Tensor]], Sequence[Any]]
@@ -30,6 +31,7 @@ class Unsimplified:
         self.results = recording.computed
         self.draws = draws_from(recording.graph)
         self.half = half_precision(recording.graph)
+        self.uninitialized = uninitialized_results(recording.graph)
         self.written = places_written(recording.graph)
         count = len(inputs_of(recording.graph)) - len(self.gradients.of_outputs)
         self.saved_inputs = [None if i in self.written else i for i in range(count)]
