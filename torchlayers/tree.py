@@ -277,4 +277,6 @@ def name_of(func: Callable[..., Any]) -> str:
         return str(func.__name__)
     if isinstance(func, functools.partial):
         return f"functools.partial({name_of(func.func)}, ...)"
+    if type(func).__repr__ is object.__repr__:  # an address, which is another on each rank
+        return type(func).__qualname__
     return repr(func)

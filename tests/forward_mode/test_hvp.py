@@ -153,6 +153,6 @@ REFUSED = {
     ("f", "primals", "tangents", "error"), REFUSED.values(), ids=REFUSED.keys()
 )
 def test_what_grad_and_jvp_refuse_is_refused(f, primals, tangents, error):
-    with pytest.raises(error, match=r"^torchlayers: (grad|jvp)"):
+    with pytest.raises(error, match=r"^torchlayers: hvp: "):
         tl.hvp(f, primals, tangents)
     assert tl.current_stack() == ()

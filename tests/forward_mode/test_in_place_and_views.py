@@ -51,10 +51,10 @@ def test_a_tensor_may_be_written_with_itself(nest):
     torch.testing.assert_close(NESTS[nest](tl, square), NESTS[nest](torch.func, torch.square))
 
 
-def test_what_is_written_to_a_primal_and_its_tangent_stays():
+def test_what_is_written_to_a_primal_stays_and_its_tangent_is_left_alone():
     x, t = X.clone(), T.clone()
     tl.jvp(lambda x: x.mul_(W).sin(), (x,), (t,))
-    torch.testing.assert_close((x, t), (X * W, T * W))
+    torch.testing.assert_close((x, t), (X * W, T))
 
 
 @pytest.mark.parametrize("nest", ["vmap(jvp)", "jvp(vmap)"])

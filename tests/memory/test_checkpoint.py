@@ -357,13 +357,13 @@ def test_with_fake_tensors():
 @pytest.mark.parametrize(
     "called",
     [
-        lambda: tl.checkpoint(ONE, X),
-        lambda: tl.checkpoint(ONE, X, X),
-        lambda: tl.checkpoint(ONE, 3),
-        lambda: tl.checkpoint(ONE, (X,)),
-        lambda: tl.checkpoint(ONE, X, use_reentrant=False),
-        lambda: tl.checkpoint(ONE, use_reentrant=False),
-        lambda: tl.grad(lambda x: tl.checkpoint(ONE, x)(x))(X),
+        lambda: tl.checkpoint(torch.sin, X),
+        lambda: tl.checkpoint(torch.sin, X, X),
+        lambda: tl.checkpoint(torch.sin, 3),
+        lambda: tl.checkpoint(torch.sin, (X,)),
+        lambda: tl.checkpoint(torch.sin, X, use_reentrant=False),
+        lambda: tl.checkpoint(torch.sin, use_reentrant=False),
+        lambda: tl.grad(lambda x: tl.checkpoint(torch.sin, x)(x))(X),
     ],
 )
 def test_called_as_torchs_it_says_how_it_is_called(called):
