@@ -236,6 +236,16 @@ def _alive(tensor: Tensor) -> Tensor:
     return alive
 
 
+def _is_recorded_by_ended(tensor: Any) -> bool:
+    """Whether it has its gradient at a level that has ended: torch.func.vjp's pass is by such."""
+    return bool(
+        isinstance(tensor, Tensor)
+        and _functorch.is_gradtrackingtensor(tensor)
+        and tensor.requires_grad
+        and _functorch.unwrap_if_dead(tensor) is not tensor
+    )
+
+
 def _has_tangent(tensor: Tensor) -> bool:
     return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
@@ -251,7 +261,8 @@ def _run(
 ) -> Any:
     """Stands before torch's call of its engine."""
     is_ours = not torch_compile.is_tracing() and _C.any_layer() and not accumulate_grad
-    if not is_ours or not all(isinstance(each, Tensor) for each in (*outputs, *inputs)):
+    is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
+    if not is_ours or any(map(_is_recorded_by_ended, inputs)):
         return _torchs_run(
             outputs,
             cotangents,
