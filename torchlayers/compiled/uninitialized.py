@@ -64,5 +64,7 @@ def _is_left(node: Node) -> bool:
     made: Any = node.args[0] if len(node.args) == 2 else None
     if isinstance(node.target, OpOverload) or not isinstance(made, Node):
         return False
-    is_of_operator = isinstance(made.target, OpOverload)
-    return is_of_operator and node.args[1] in _LEAVES.get(made.target._schema.name, ())
+    operator = made.target
+    return isinstance(operator, OpOverload) and node.args[1] in _LEAVES.get(
+        operator._schema.name, ()
+    )
