@@ -193,7 +193,10 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         )
     },
     _TAKEN_APART: {name: _OF_VMAP for name in ("column_stack", "narrow", "tensor_split")},
-    _OUR_BATCHING: {"as_strided_scatter": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)")},
+    _OUR_BATCHING: {
+        "as_strided_scatter": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
+        "nn.functional.rrelu": ("vmap",),
+    },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
