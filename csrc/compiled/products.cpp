@@ -37,6 +37,19 @@ bool is_mkl_at_avx2() {
 #endif
 }
 
+// torch's door asks for what oneDNN needs for bfloat16, whatever the dtype.
+bool is_onednn_there() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  static const bool has_instructions = __builtin_cpu_supports("avx512bw") != 0 &&
+                                       __builtin_cpu_supports("avx512vl") != 0 &&
+                                       __builtin_cpu_supports("avx512dq") != 0;
+#else
+  constexpr bool has_instructions = true;
+#endif
+  return has_instructions && at::native::mkldnn_matmul != nullptr &&
+         at::globalContext().userEnabledMkldnn();
+}
+
 // Rows or columns one after the other, and a matrix after the other: others oneDNN would copy.
 bool is_dense(const at::Tensor& matrices) {
   return matrices.is_contiguous() || matrices.mT().is_contiguous();
@@ -55,9 +68,8 @@ bool is_for_onednn(const at::Tensor& out, const at::Tensor& one, const at::Tenso
     return is_in_host_memory(*x.unsafeGetTensorImpl()) && x.scalar_type() == at::kFloat &&
            !x.is_neg() && x.numel() > 0 && is_dense(x);
   };
-  return at::native::mkldnn_matmul != nullptr && at::globalContext().userEnabledMkldnn() &&
-         (when == OneDnn::kAlways || is_large(out, one)) && is_plain(out) && is_plain(one) &&
-         is_plain(other);
+  return is_onednn_there() && (when == OneDnn::kAlways || is_large(out, one)) && is_plain(out) &&
+         is_plain(one) && is_plain(other);
 }
 
 } // namespace

@@ -195,7 +195,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
     _TAKEN_APART: {name: _OF_VMAP for name in ("column_stack", "narrow", "tensor_split")},
     _OUR_BATCHING: {
         "as_strided_scatter": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
-        "nn.functional.rrelu": ("vmap",),
+        "nn.functional.rrelu": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
     },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
     _NO_KERNEL: {
