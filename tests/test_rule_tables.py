@@ -37,7 +37,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 488,
     "cotangents": 429,
-    "batching": 250,
+    "batching": 253,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 import torchlayers as tl
@@ -432,4 +433,65 @@ def test_tensors_are_made_after_a_batched_one():
     torch.testing.assert_close(tl.vmap(f)(x), torch.stack([f(row) for row in x]))
     assert (
         tl.vmap(lambda x: x.new_tensor([1], dtype=torch.int32) + x.long())(x).dtype == torch.int64
+    )
+
+
+def by_tangent(x):
+    primal, tangent = forward_ad.unpack_dual(x * x)
+    return primal if tangent is None else primal + 10 * tangent.sin()
+
+
+def with_another_tangent(x):
+    primal, tangent = forward_ad.unpack_dual(x)
+    y = forward_ad.make_dual(primal, torch.ones(4) if tangent is None else tangent * 2)
+    return y * y
+
+
+def with_a_primal_of_all_samples(x):
+    y = forward_ad.make_dual(torch.ones(4), forward_ad.unpack_dual(x).primal)
+    return y * y
+
+
+def with_a_tangent_of_all_samples(x):
+    y = forward_ad.make_dual(forward_ad.unpack_dual(x).primal, torch.ones(4))
+    return y * y
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        by_tangent,
+        with_another_tangent,
+        with_a_primal_of_all_samples,
+        with_a_tangent_of_all_samples,
+    ],
+)
+@pytest.mark.parametrize("in_dim", [0, 1])
+def test_samples_see_their_tangents(f, in_dim):
+    x = X[0].movedim(0, in_dim)
+    t = x.cos()
+    found = tl.jvp(tl.vmap(f, in_dim), (x,), (t,))
+    samples = zip(x.unbind(in_dim), t.unbind(in_dim), strict=True)
+    each = [tl.jvp(f, (x,), (t,)) for x, t in samples]
+    torch.testing.assert_close(found, tuple(map(torch.stack, zip(*each, strict=True))))
+
+
+def test_samples_see_no_tangent_where_there_is_none():
+    def f(x):
+        return x if forward_ad.unpack_dual(x).tangent is None else 0 * x
+
+    value, tangent = tl.jvp(lambda x: tl.vmap(f)(X) * x, (X,), (X,))
+    torch.testing.assert_close(value, X * X)
+    torch.testing.assert_close(tangent, X * X)
+
+
+def test_a_dual_level_is_entered_for_each_sample():
+    def f(x):
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, x.cos())
+            return forward_ad.unpack_dual(y * y).tangent
+
+    torch.testing.assert_close(tl.vmap(f)(X), 2 * X * X.cos())
+    torch.testing.assert_close(
+        tl.grad(lambda x: tl.vmap(f)(x).sum())(X), 2 * X.cos() - 2 * X * X.sin()
     )

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from torchlayers import _C, tree
@@ -28,7 +29,7 @@ class Recomputations:
 
     def __init__(self) -> None:
         self._is_watching = False
-        self._drawn: list[tuple[Any, Any]] = []  # operators with what they drew
+        self._drawn: list[_Drawn] = []
         self._given: list[int] = []  # by the recomputations under way: the next of those
         self._numbers: list[int] = []
         self._count = 0
@@ -75,23 +76,75 @@ class Recomputations:
         if self._given:
             return self._read(func, args, kwargs)
         result = func(*args, **kwargs)
-        # What is drawn may be written to.
-        self._drawn.append((func, tree.map_tensors(torch.clone, result)))
+        self._drawn.append(_Drawn(func, result, _written(func, args, kwargs)))
         return result
 
     def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         place = self._given[-1]
         self._given[-1] += 1
-        drawn, result = self._drawn[place] if place < len(self._drawn) else (None, None)
-        if drawn is not func:
+        drawn = self._drawn[place] if place < len(self._drawn) else None
+        if drawn is None or not drawn.is_by(func):
             raise RecomputationError(
                 f"torchlayers: a checkpointed function drew random numbers by {func} when it was "
                 "recomputed, and not at first. It has to do the same each time."
             )
-        assert func is not None
-        if func._schema.is_mutable:  # it fills its first argument, or out=
-            return kwargs.get("out", args[0]).copy_(result)
-        return tree.map_tensors(torch.clone, result)
+        return drawn.read(func, _written(func, args, kwargs))
+
+
+class _Drawn:
+    """What a random operator wrote to its arguments, and returned."""
+
+    def __init__(self, func: Any, result: Any, written: list[Tensor]) -> None:
+        # Both may be written to later.
+        self._func = func
+        self._written = [x.clone() for x in written]
+        self._result = tree.map_tensors(torch.clone, result)
+
+    def is_by(self, func: Any) -> bool:
+        """Whether this operator draws the same: itself, or its other form, in place or not."""
+        return func is self._func or _name(func) == _name(self._func) != ""
+
+    def read(self, func: Any, written: list[Tensor]) -> Any:
+        """The operator's result, once what it writes to holds what was written then."""
+        if func is not self._func:  # one of them is in place
+            drawn = self._written[0] if self._written else self._result
+            return written[0].copy_(drawn) if written else drawn.clone()
+        for x, then in zip(written, self._written, strict=True):
+            x.copy_(then)
+        places = _places_written(func)
+        arguments = [func._schema.arguments[i].alias_info.before_set for i in places]
+        returned = [each.alias_info for each in func._schema.returns]
+        if written and any(returned):
+            results = [written[arguments.index(alias.before_set)] for alias in returned]
+            return results[0] if len(results) == 1 else tuple(results)
+        return tree.map_tensors(torch.clone, self._result)
+
+
+def _name(func: Any) -> str:
+    """The same for the operator in place and not, if it draws one tensor; otherwise empty."""
+    schema = func._schema
+    written = len(_places_written(func))
+    draws_one = len(schema.returns) == 1 and written == _returns_written(func)
+    return str(schema.name).rstrip("_") if draws_one else ""
+
+
+def _returns_written(func: Any) -> int:
+    """How many of its results are arguments that it has written to."""
+    return sum(each.alias_info is not None for each in func._schema.returns)
+
+
+def _places_written(func: Any) -> list[int]:
+    return [
+        i
+        for i, each in enumerate(func._schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    named = [each.name for each in func._schema.arguments]
+    given = [args[i] if i < len(args) else kwargs.get(named[i]) for i in _places_written(func)]
+    return [x for x in given if isinstance(x, Tensor)]
 
 
 def _graph() -> Any:

@@ -1,8 +1,10 @@
 #include "layers/functionalize.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/ops/_unpack_dual.h>
 
 #include "core/args.h"
+#include "core/below.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/recording.h"
@@ -49,6 +51,43 @@ void count_from_the_start(const Operator& op, Args& args) {
   }
 }
 
+bool is_unpack_dual(const Operator& op) {
+  return op.aliases && op.num_returns == 2 && op.schema().name() == "aten::_unpack_dual";
+}
+
+bool is_make_dual(const Operator& op) {
+  return op.aliases && op.num_args == 3 && op.schema().name() == "aten::_make_dual";
+}
+
+// torch's functional tensors can't give a write to what make_dual and unpack_dual return to what
+// it shares memory with.
+void refuse_to_write_to_dual(const c10::Error& error, const Operator& op, const Layer& layer) {
+  const std::string text = error.what_without_backtrace();
+  const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
+  if (says("Attempted to call _fw_primal()") || says("Attempted to call _make_dual()") ||
+      says("cannot mutate tensors with frozen storage")) {
+    raise(
+        "{} can't run {}: it writes to a tensor that forward_ad.make_dual or unpack_dual returned, "
+        "or that shares memory with one. Write to a clone() of it.",
+        layer.name(),
+        op.name());
+  }
+}
+
+// The tangent that the functional tensor's value has on the layers below; torch looks for one on
+// the wrapper.
+at::Tensor tangent_below(const Operator& op, const Args& args, Layer& layer) {
+  const at::Tensor dual = peek(args, 0, op.num_args).toTensor();
+  const int64_t dual_level = peek(args, 1, op.num_args).toInt();
+  if (!is_functional(dual)) {
+    return {};
+  }
+  functionalization::sync(dual);
+  const at::Tensor value = functionalization::from_functional_tensor(dual);
+  const Below below(layer, op);
+  return std::get<1>(at::_unpack_dual(value, dual_level));
+}
+
 // The kernels pass on what is computed of captured tensors alone, and what is functional can't be
 // written to it then.
 bool is_to_be_functional(const at::Tensor& tensor) {
@@ -88,14 +127,28 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   const KeptStrides strides(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
   allow_only(own, /*include=*/own);
-  functionalization::FunctionalizationReapplyViewsGuard keep_views(keeps_views_);
+  const bool unpacks_dual = is_unpack_dual(op);
+  // A copy of a dual tensor is no dual tensor.
+  functionalization::FunctionalizationReapplyViewsGuard keep_views(
+      keeps_views_ || unpacks_dual || is_make_dual(op));
   if (is_as_strided(op)) {
     count_from_the_start(op, args);
   }
+  const at::Tensor tangent = unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
-  op.handle.callBoxed(&args);
+  try {
+    op.handle.callBoxed(&args);
+  } catch (const c10::Error& error) {
+    refuse_to_write_to_dual(error, op, *this);
+    throw;
+  }
   if (is_as_strided(op) && is_functional(peek(args, 0, 1).toTensor())) {
     allow_as_strided(peek(args, 0, 1).toTensor());
+  }
+  if (tangent.defined()) {
+    const at::Tensor functional = made_functional(tangent, level());
+    functionalization::freeze_functional_tensor(functional); // writes would not reach the dual
+    peek(args, 1, op.num_returns) = functional;
   }
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
     const bool is_made = makes_functional && is_to_be_functional(tensor);

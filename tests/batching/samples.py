@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 A = torch.ops.aten
 
@@ -30,6 +31,13 @@ CONV = ([2, 1], [1, 0], [1, 1])
 HEADS = values(2, 3, 4, 5)
 MEAN, SUM, NONE = 1, 2, 0
 _attention = torch.nn.functional.scaled_dot_product_attention
+
+
+def _dual(x: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
+    with forward_ad.dual_level():
+        y = forward_ad.make_dual(x, tangent)
+        primal, of_square = forward_ad.unpack_dual(y * y)
+        return primal, of_square
 
 
 def _of_ones(rank: int) -> Tensor:
@@ -142,6 +150,9 @@ SAMPLES: dict[str, list[Sample]] = {
     "fill.Tensor": [(A.fill.Tensor, [X, values()]), (A.fill.Tensor, [values(), values()])],
     "copy": [(A.copy, [X, Y]), (A.copy, [X, V]), (lambda x: A.copy(x, X.float()), [X])],
     "_neg_view": [(lambda x: A._neg_view(x).sin(), [X])],
+    "_fw_primal": [(lambda x: A._fw_primal(x, 0).sin(), [X])],
+    "_make_dual": [(_dual, [X, Y])],
+    "_unpack_dual": [(_dual, [X, Y])],
     "softmax.int": [(lambda x: x.softmax(0), [X]), (lambda x: x.softmax(0), [values()])],
     "log_softmax.int": [(lambda x: x.log_softmax(-1), [X])],
     "_softmax": [(lambda x: A._softmax(x, 1, False), [X])],

@@ -53,3 +53,50 @@ def test_second_derivatives(name):
     compiled = tl.compile(nested, backend="replay", check=False)
     for x in BATCH[:2]:
         torch.testing.assert_close(compiled(x), nested(x))
+
+
+def written(x):
+    y = x * 1
+    y.add_(x)
+    y[..., 1:].mul_(0.5)
+    return y.view(-1).sin().view_as(x)
+
+
+PROGRAMS_WITH_WRITES = {
+    "cond": lambda x: tl.cond(x.sum() > 0, lambda p: written(p) * x.cos(), lambda p: p * 2, x),
+    "switch": lambda x: tl.switch((x.sum() > 0).long(), [written, torch.cos, torch.sin], x),
+    "while_loop": lambda x: tl.while_loop(
+        lambda carry: carry[0] < 5,
+        lambda carry: (carry[0] + 1, written(carry[1])),
+        (torch.tensor(0), x),
+    )[1],
+    "scan": lambda x: tl.scan(
+        lambda carry, row: (carry + written(x * row).reshape(-1, 3).mean(0), carry), LONG[:3], LONG
+    )[0],
+    "map": lambda x: tl.map(lambda row: written(x * row), LONG),
+}
+LONG = torch.linspace(-1, 1, 40, dtype=torch.float64)
+FUNCTIONALIZED = {
+    "functionalize": lambda f, functionalize: functionalize(f),
+    "functionalize(grad)": lambda f, functionalize: functionalize(tl.grad(total(f))),
+    "grad(functionalize)": lambda f, functionalize: tl.grad(total(functionalize(f))),
+    "functionalize(jvp)": lambda f, functionalize: functionalize(
+        lambda x: tl.jvp(f, (x,), (x.cos(),))
+    ),
+    "functionalize(vmap)": lambda f, functionalize: functionalize(tl.vmap(f)),
+    "vmap(functionalize)": lambda f, functionalize: tl.vmap(functionalize(f)),
+    "functionalize(vmap(grad))": lambda f, functionalize: functionalize(tl.vmap(tl.grad(total(f)))),
+}
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("nest", FUNCTIONALIZED)
+@pytest.mark.parametrize("program", PROGRAMS_WITH_WRITES)
+def test_functionalize_around_and_inside(program, nest, remove):
+    def nested(functionalize):
+        return FUNCTIONALIZED[nest](PROGRAMS_WITH_WRITES[program], functionalize)
+
+    functional = nested(lambda f: tl.functionalize(f, remove=remove))
+    compiled = tl.compile(functional, backend="replay", check=False)
+    for batch in (BATCH, BATCH.flip(0) / 2):
+        torch.testing.assert_close(compiled(batch), nested(lambda f: f)(batch))

@@ -258,3 +258,28 @@ def test_another_thread_may_seed_meanwhile():
     seeded = []
     torch.testing.assert_close(tl.compile(f, backend="replay")(X), X * 2)
     assert seeded == [7]
+
+
+DRAWING = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x[None, :, None], 0.5, True),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        *([x[None, :, None].sin()] * 3), dropout_p=0.5
+    ),
+    "in place": lambda x: x * torch.empty(5).uniform_(),
+}
+
+
+@pytest.mark.parametrize("f", DRAWING.values(), ids=DRAWING)
+def test_linearize_draws_for_its_map_what_it_drew_for_its_value(f):
+    def step(x):
+        value, push = tl.linearize(f, x)
+        return value, push(torch.ones_like(x)), push(x), torch.rand(3)
+
+    compiled = tl.compile(step, backend="replay", check=False)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        expected = step(X)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(compiled(X), expected)

@@ -310,7 +310,10 @@ class Watch:
     def _is_ours(self, x: Any) -> bool:
         """Whether it is the recording's or captured, and no layer's."""
         return isinstance(x, FakeTensor) or (
-            type(x) in PLAIN and x.layout is torch.strided and _torch._C._has_storage(x)
+            type(x) in PLAIN
+            and x.layout is torch.strided
+            and _torch._C._has_storage(x)
+            and not _torch._is_functional_tensor(x)
         )
 
     def _is_input(self, x: Tensor) -> bool:

@@ -10,8 +10,10 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C, tree
+from torchlayers.autograd_function.interpreters import Functionalize
 from torchlayers.control_flow.rulers import rulers, unseen_sizes
 from torchlayers.errors import DataDependentError, location
+from torchlayers.functionalize import functional, unwrapped
 from torchlayers.recorded_otherwise import OTHERWISE
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -34,7 +36,8 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
     The operator is called below autograd and unseen by modes of functions, which would take it for
     the program's; its functions run as they would outside.
     """
-    *first, last = operands
+    layer = _Functional.on_top()
+    *first, last = operands if layer is None else tree.map_all_tensors(layer.unwrap, operands)
     sizes = unseen_sizes(shapes)  # NOTE [A size that a body reads]
     included = _torch._C._dispatch_tls_local_include_set()
     excluded = _torch._C._dispatch_tls_local_exclude_set()
@@ -48,7 +51,7 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
             ):
                 return func(*given[: len(given) - len(sizes)])
 
-        return run
+        return run if layer is None else layer.around(run)
 
     with (
         _torch._C.DisableTorchFunction(),
@@ -56,7 +59,37 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
         _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
-        return operator(*functions, (*last, *rulers(sizes)))
+        results = operator(*functions, (*last, *rulers(sizes)))
+    return results if layer is None else tree.map_tensors(layer.wrap, results)
+
+
+class _Functional:
+    """A functionalize layer on top of the stack, whose functional tensors the operators of control
+    flow can't take: they get the values, and the layer is at work in their functions alone."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._keeps_views = Functionalize(level).functionalize_add_back_views()
+
+    @classmethod
+    def on_top(cls) -> "_Functional | None":
+        top = _C.top()
+        return cls(top[1]) if top is not None and top[0] == "functionalize" else None
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        return functional(tensor, self._level)
+
+    def unwrap(self, tensor: Tensor) -> Tensor:
+        return unwrapped(tensor, self._level, self._keeps_views)
+
+    def around(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """func of values."""
+
+        def run(*given: Tensor) -> Any:
+            results = func(*tree.map_all_tensors(self.wrap, given))
+            return tree.map_tensors(self.unwrap, results)
+
+        return run
 
 
 class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -247,6 +247,26 @@ bool fill(BatchedCall& call, size_t) {
   });
 }
 
+// _unpack_dual(dual, level): the tangent is that of the values.
+bool unpack_dual(BatchedCall& call, size_t) {
+  return call.give_some({true, true}, [&] {
+    auto [primal, tangent] = at::_unpack_dual(call.value(0), call[1].toInt());
+    return std::vector<at::Tensor>{primal, tangent};
+  });
+}
+
+// _make_dual(primal, tangent, level); torch writes a tangent to no memory that samples share.
+bool make_dual(BatchedCall& call, size_t) {
+  const int64_t level = call[2].toInt();
+  if (call.tensor(0).sym_sizes() != call.tensor(1).sym_sizes()) {
+    return false;
+  }
+  return call.give_some({true}, [&] {
+    const at::Tensor primal = call.is_batched(0) ? call.value(0) : call.expanded(0).clone();
+    return std::vector<at::Tensor>{at::_make_dual(primal, call.expanded(1), level)};
+  });
+}
+
 } // namespace
 
 void add_batched_shapes(BatchingTable& rules) {
@@ -264,11 +284,13 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"unsqueeze"}, {unsqueeze});
   rules.add({"constant_pad_nd"}, {pad});
   rules.add({"select_backward", "slice_backward", "unfold_backward"}, {from_part});
-  rules.add({"_neg_view", "record_stream"}, {alone});
+  rules.add({"_neg_view", "_fw_primal", "record_stream"}, {alone});
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});
   rules.add({"as_strided_scatter"}, {into_strided, 0, /*counts_samples=*/true});
+  rules.add({"_unpack_dual"}, {unpack_dual});
+  rules.add({"_make_dual"}, {make_dual});
   rules.add({"copy"}, {copy});
   rules.add({"fill.Tensor"}, {fill});
 }
