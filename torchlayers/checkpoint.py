@@ -124,6 +124,8 @@ class _Call:
                 self.func(*args, **kwargs)
         except AllThere:
             return
+        if filling.is_complete:  # NOTE [Saved before it is drawn]
+            return
         raise RecomputationError(
             f"torchlayers: checkpoint: {tree.name_of(self.func)} saved "
             f"{filling.saved_at_first} tensors for its gradient, and {filling.saved_again} when "

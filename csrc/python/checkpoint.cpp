@@ -1,4 +1,6 @@
 // The saved-tensor hooks of torchlayers/checkpoint.py.
+#include <ATen/record_function.h>
+
 #include <algorithm>
 #include <array>
 #include <mutex>
@@ -62,6 +64,44 @@ constexpr size_t kStreamOfArguments = 0;
 bool is_inside(size_t depth) {
   return mirror().size() > depth;
 }
+
+// NOTE [Saved before it is drawn]
+// A recomputation stops where the last tensor is saved, before the operator that saves it runs.
+// rrelu draws its slopes into a tensor that autograd has saved by then, which would be given out
+// as empty as it was made: the recomputation goes on to the next tensor that is saved, or the end.
+class RreluWatch {
+ public:
+  RreluWatch()
+      : handle_(
+            at::addThreadLocalCallback(
+                at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::FUNCTION}))) {}
+  RreluWatch(const RreluWatch&) = delete;
+  RreluWatch& operator=(const RreluWatch&) = delete;
+  ~RreluWatch() {
+    at::removeCallback(handle_);
+  }
+
+  static bool is_running() {
+    return running > 0;
+  }
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
+    running += is_rrelu(function);
+    return nullptr;
+  }
+  static void end(const at::RecordFunction& function, at::ObserverContext*) {
+    running -= is_rrelu(function);
+  }
+  static bool is_rrelu(const at::RecordFunction& function) {
+    return std::string_view(function.name()).starts_with("aten::rrelu_with_noise");
+  }
+
+  static thread_local int running;
+  at::CallbackHandle handle_;
+};
+
+thread_local int RreluWatch::running = 0;
 
 using Places = std::vector<std::weak_ptr<Place>>;
 
@@ -151,6 +191,9 @@ class Filling : public SavedHooks {
     if (is_inside(region_->depth())) {
       return nullptr;
     }
+    if (stops_at_next_) {
+      stop();
+    }
     const auto wanted = std::ranges::find(
         wanted_, stream_of(saved_by), [](const auto& each) { return each.stream; });
     if (wanted == wanted_.end()) {
@@ -162,8 +205,11 @@ class Filling : public SavedHooks {
         region_->fill(*place, tensor);
       }
     }
-    if (std::ranges::all_of(wanted_, [](const auto& each) { return each.is_there(); })) {
-      stop();
+    if (is_complete()) {
+      if (!RreluWatch::is_running()) { // NOTE [Saved before it is drawn]
+        stop();
+      }
+      stops_at_next_ = true;
     }
     return nullptr;
   }
@@ -172,6 +218,9 @@ class Filling : public SavedHooks {
     TORCH_INTERNAL_ASSERT(false, "it keeps nothing");
   }
 
+  bool is_complete() const {
+    return std::ranges::all_of(wanted_, [](const auto& each) { return each.is_there(); });
+  }
   size_t saved_at_first() const {
     return wanted_[0].places.size();
   }
@@ -199,6 +248,7 @@ class Filling : public SavedHooks {
 
   std::shared_ptr<Region> region_;
   std::array<Wanted, 2> wanted_;
+  bool stops_at_next_ = false;
 };
 
 void Region::recompute(size_t stream, const StackCopy& stack) {
@@ -207,6 +257,7 @@ void Region::recompute(size_t stream, const StackCopy& stack) {
   const modules::PutInAgain again(in_modules());
   const Places given = stream == kStreamOfArguments ? Places() : places_of(kStreamOfArguments);
   const auto filling = make_hooks<Filling>(shared_from_this(), stream, places_of(stream), given);
+  const RreluWatch watch;
   call_.attr("recompute")(filling);
 }
 
@@ -220,6 +271,7 @@ void bind_checkpoint(py::module_& m) {
       .def(py::init([](py::object call) { return make_hooks<Region>(std::move(call)); }));
   py::class_<Filling, SavedHooks, std::shared_ptr<Filling>>(
       m, "Filling", "The same, while it is recomputed.")
+      .def_property_readonly("is_complete", &Filling::is_complete)
       .def_property_readonly("saved_at_first", &Filling::saved_at_first)
       .def_property_readonly("saved_again", &Filling::saved_again);
 }

@@ -354,6 +354,26 @@ def test_with_fake_tensors():
         assert tl.grad(tl.checkpoint(drawing))(torch.ones(3)).shape == (3,)
 
 
+@pytest.mark.parametrize("after", [lambda y: y, torch.sum, torch.sin, lambda y: y.exp() * y])
+def test_noise_that_is_drawn_after_it_was_saved(after):
+    """rrelu draws into a tensor that autograd has saved: torch's checkpoint gives it out unwritten."""
+
+    def f(x):
+        return after(torch.nn.functional.rrelu(x, training=True)).sum()
+
+    x = torch.linspace(-1, 1, 5)
+
+    def drawn(call):
+        torch.manual_seed(0)
+        return call()
+
+    expected = drawn(lambda: tl.grad(f)(x))
+    torch.testing.assert_close(drawn(lambda: tl.grad(tl.checkpoint(f))(x)), expected)
+    leaf = x.clone().requires_grad_()
+    drawn(lambda: tl.checkpoint(f)(leaf)).backward()
+    torch.testing.assert_close(leaf.grad, expected)
+
+
 @pytest.mark.parametrize(
     "called",
     [
