@@ -37,6 +37,9 @@ def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
 # With max_norm they scale rows of the weight in place; a checkpoint's arguments have to stay.
 WRITES_TO_ITS_ARGUMENT = {"nn.functional.embedding", "nn.functional.embedding_bag"}
 
+# Under vmap it draws its slopes some operators after they were saved, empty.
+DRAWS_INTO_WHAT_IS_SAVED = {"nn.functional.rrelu"}
+
 # LAPACK adds in an order that depends on where in memory the numbers are: two calls of the same
 # gradient differ.
 DEPENDS_ON_ADDRESSES = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
@@ -74,26 +77,21 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
             found = outcome(nest, WAYS[way](case.func), case)
             if found is RecomputationError and full_name(op) in WRITES_TO_ITS_ARGUMENT:
                 continue
+            if full_name(op) in DRAWS_INTO_WHAT_IS_SAVED and (way, name) == (
+                "memory_budget",
+                "vmap(grad)",
+            ):
+                assert found is RecomputationError
+                continue
             assert not isinstance(found, type), (name, found)
             exactly = {} if full_name(op) in DEPENDS_ON_ADDRESSES else {"rtol": 0, "atol": 0}
             for ours, theirs in zip(found, plain, strict=True):
                 torch.testing.assert_close(ours, theirs, equal_nan=True, **exactly)
 
 
-FILLED = pytest.mark.xfail(
-    strict=True,
-    reason="a checkpoint's recomputation ends where rrelu saves the noise, which it then draws",
-)
-
-
 def ways_and_ops() -> list[Any]:
     return [
-        pytest.param(
-            way,
-            op,
-            id=f"{way}-{full_name(op)}",
-            marks=[FILLED] if (way, op.name) == ("checkpoint", "nn.functional.rrelu") else [],
-        )
+        pytest.param(way, op, id=f"{way}-{full_name(op)}")
         for way in WAYS
         for op in ops(torch.float64)
     ]

@@ -141,12 +141,18 @@ def test_derivatives_are_those_of_a_loop(name):
     torch.testing.assert_close(inside, drawn(alone, tl.grad(total(f)), X))
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "gamma"])
-def test_gradients_are_those_of_a_loop(name):
+@pytest.mark.parametrize(
+    "f",
+    [
+        OF_VALUES["gamma"],
+        lambda x: torch.distributions.Dirichlet(1 + x * x, validate_args=False).rsample(),
+    ],
+    ids=["gamma", "Dirichlet"],
+)
+def test_gradients_are_those_of_a_loop(f):
     def total(g):
         return lambda x: (g(x * 1.0) ** 2 * x.sum()).sum()
 
-    f = OF_VALUES[name]
     expected = drawn(tl.grad(total(lambda x: alone(f, x))), X)
     torch.testing.assert_close(drawn(tl.grad(total(same(f))), X), expected)
 

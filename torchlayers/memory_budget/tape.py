@@ -64,7 +64,12 @@ class State:
         return False
 
     def tensor(self, looks: Looks) -> Tensor:
-        assert self.base is not None
+        if self.base is None:
+            raise RecomputationError(
+                "torchlayers: memory_budget: an operator has drawn random numbers into a tensor "
+                "that was saved for its gradient already (rrelu under vmap), and these can't be "
+                "had again. Use torchlayers.checkpoint, or leave memory_budget out."
+            )
         return self.base if looks == self.looks else looks.seen(self.base)
 
 
