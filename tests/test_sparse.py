@@ -184,6 +184,23 @@ def test_a_sparse_primal_of_jvp_is_refused():
         tl.jvp(lambda s: s.to_dense(), (ONCE,), (ONCE,))
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jacrev", "vmap(grad)"])
+def test_products_that_reduce_are_differentiated_or_refused(transform, reduce):
+    s = DENSE.to_sparse_csr()
+
+    def f(x):
+        return torch.sparse.mm(s, x, reduce)
+
+    if reduce in ("amax", "amin"):
+        with pytest.raises(NotImplementedError, match=f"sparse.mm with reduce '{reduce}'"):
+            TRANSFORMS[transform](f)
+    else:
+        counts = (DENSE != 0).sum(1, keepdim=True) if reduce == "mean" else 1
+        expected = TRANSFORMS[transform](lambda x: DENSE @ x / counts)
+        torch.testing.assert_close(TRANSFORMS[transform](f), expected)
+
+
 def test_a_strided_nested_tensor_is_refused():
     nested = torch.nested.as_nested_tensor([X, X[:1]])
     with pytest.raises(RuntimeError, match=r"Pad it \(to_padded_tensor\)"):

@@ -165,12 +165,21 @@ REPEATED = (
 OTHER_OPERATORS = "rules of our own call other operators than torch's"
 NOT_IN_MEMORY = "torch.func can't return it; ours does"
 IN_A_RULE = "refused by an operator of our rule, in torch.func when it is wrapped"
+OF_ITS_CLASS = (
+    "a result is of the class that it has without functionalize; in torch.func not where an "
+    "argument took part"
+)
 COMPRESSED = "torch.func asks a compressed sparse tensor for strides; ours wraps it without"
 DIFFERENCES = {
     **{
         (kind, transform, "captured"): COMPRESSED
         for kind in ("sparse CSR", "sparse BSR")
         for transform in ("grad", "vjp", "jvp", "vmap(grad)")
+    },
+    **{
+        (kind, transform, "argument"): COMPRESSED
+        for kind in ("sparse CSR", "sparse BSR")
+        for transform in ("grad", "vjp")
     },
     ("sparse COO", "jvp", "captured"): NOT_IN_MEMORY,
     ("sparse COO that requires grad", "jvp", "captured"): NOT_IN_MEMORY,
@@ -185,6 +194,8 @@ DIFFERENCES = {
     ("torch_dispatch subclass", "vmap(grad)", "captured"): OTHER_OPERATORS,
     ("torch_function subclass", "vjp", "captured"): PULLED_BACK,
     ("counting torch_function subclass", "vjp", "captured"): PULLED_BACK,
+    ("torch_function subclass", "functionalize", "captured"): OF_ITS_CLASS,
+    ("counting torch_function subclass", "functionalize", "captured"): OF_ITS_CLASS,
     ("torch_dispatch subclass", "vmap", "captured"): REPEATED,
     ("nested, jagged", "vmap", "captured"): REPEATED,
     ("nested, strided", "jvp", "captured"): IN_A_RULE,
@@ -272,6 +283,15 @@ def test_the_function_gets_a_tensor_of_torch_funcs_type(transform, kind):
     for tf in seen:
         TRANSFORMS[transform](tf, lambda x, tf=tf: seen[tf].append(type(x)) or x)(KINDS[kind]())
     assert seen[tl] == seen[torch.func]
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("use", CAPTURING)
+def test_functionalize_keeps_the_class_that_a_result_has_without_it(use, remove):
+    f = functools.partial(CAPTURING[use], X.as_subclass(Named))
+    result = tl.functionalize(f, remove=remove)(Y)
+    assert type(result) is Named
+    torch.testing.assert_close(result, f(Y), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "vmap", "vmap(grad)"])

@@ -321,6 +321,14 @@ def _is_users_entry(entry: str) -> bool:
     return is_users(entry.split('"')[1])
 
 
+# What torch says where something asks for the memory of a tensor of a transform.
+_NO_MEMORY = (
+    "Cannot access data pointer of Tensor",
+    "Cannot access storage of TensorWrapper",
+    "Cannot access storage of a tensor that torchlayers.vmap batched",
+)
+
+
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """Raises what to do, where a function asked of a tensor what only one in memory can do.
 
@@ -330,16 +338,12 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
-    if text.startswith(("Cannot access data pointer of Tensor", "Cannot access storage of ")):
+    if text.startswith(_NO_MEMORY):
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
+        asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
         advice = (
-            f"has no memory to give to tolist(), numpy() or data_ptr(): inside it a tensor is "
-            f"{held} ({text}). Return the tensor, and convert it outside."
-        )
-    elif text.startswith("Cannot access storage of"):
-        advice = (
-            f"has no memory to give to untyped_storage(): inside it a tensor shares that of its "
-            f"batch ({text}). Ask for it outside."
+            f"has no memory to give to {asking}: inside it a tensor is {held} ({text}). "
+            "Return the tensor, and convert it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from torchlayers import _C, steps, torch_compile, tree
 from torchlayers.errors import TransformError
@@ -62,7 +63,7 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
             wrapped = tree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with torch_compile.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
-            outputs = tree.map_tensors(lambda leaf: unwrapped(leaf, level, keeps_views), outputs)
+            outputs = tree.map_tensors(lambda leaf: _returned(leaf, level, keeps_views), outputs)
             _copy_back((args, kwargs), wrapped)
         return outputs
 
@@ -89,6 +90,13 @@ def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
     _torch._sync(tensor)
     value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
     return value
+
+
+def _returned(output: Tensor, level: int, keeps_views: bool) -> Tensor:
+    """An output's value, of its class: one of the user's that overrides functions."""
+    value = unwrapped(output, level, keeps_views)
+    is_plain = value is output or type(output) in (Tensor, Parameter)
+    return value if is_plain else value.as_subclass(type(output))
 
 
 def _copy_back(originals: Any, wrapped: Any) -> None:

@@ -28,7 +28,8 @@ from torchlayers.recorded_again import is_recording
 from torchlayers.stack import current_stack
 from torchlayers.surroundings import Surroundings
 
-_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+# What make_fx says of a sparse tensor of CSR's kind, which it asks for strides.
+_NO_STRIDES = "tensors do not have strides"
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
@@ -164,8 +165,8 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         try:
             with watch:
                 return linear(*flat)
-        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
-            if watch.has_seen_subclass:
+        except RuntimeError as error:  # TorchScript's interpreter makes one of what Python raises
+            if watch.has_seen_subclass or _NO_STRIDES in str(error):
                 raise _SubclassSeen from None
             raise
 
@@ -173,11 +174,6 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         return make_fx(torch_compile.traced_here(watched))(
             *[torch.empty_like(leaf) for leaf in leaves]
         )
-
-
-def _is_compressed(leaf: Any) -> bool:
-    """Whether it is a sparse tensor of CSR's kind, which torch asks for strides to record it."""
-    return isinstance(leaf, Tensor) and leaf.layout in _COMPRESSED
 
 
 class _SubclassSeen(BaseException):
@@ -198,7 +194,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if types or any(map(_is_compressed, tree.leaves((args, kwargs)))):
+        if types:
             self.has_seen_subclass = True
             raise _SubclassSeen
         if torch.Tag.nondeterministic_seeded in func.tags:

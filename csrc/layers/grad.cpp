@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <string_view>
+
 #include "core/args.h"
 #include "core/errors.h"
 #include "core/hooks.h"
@@ -42,6 +44,26 @@ void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
         "take jvp inside (grad of jvp).",
         layer.name(),
         op.name());
+  }
+}
+
+// Its kernel notes which elements are the largest where it sees a tensor that requires grad, and
+// below a layer it sees none; torch's gradient would read what was not noted.
+void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
+  static const c10::OperatorHandle reduced =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_sparse_mm_reduce_impl", "");
+  if (!(op.handle == reduced)) {
+    return;
+  }
+  const std::string_view reduce = peek(args, 2, op.num_args).toStringView();
+  if (reduce == "amax" || reduce == "amin") {
+    raise_not_implemented(
+        "{} can't differentiate torch.sparse.mm with reduce '{}': torch does not note which "
+        "elements it takes where a transform is active. Use 'sum' or 'mean', or "
+        "torch.autograd.grad "
+        "outside of the transform.",
+        layer.name(),
+        reduce);
   }
 }
 
@@ -132,6 +154,9 @@ void GradLayer::process(const Operator& op, Args& args) {
       op.aliases ? apply_rule_of_view(*rule, op, args) : apply_rule(*rule, op, args);
       break;
     case Recorder::Autograd:
+      if (facts.requiring_grad.any() && !facts.are_strided) {
+        refuse_extremes(op, args, *this);
+      }
       AutogradLayer::process(op, args);
       break;
   }

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <unordered_map>
 
+#include "rules/lookup.h"
+
 namespace torchlayers {
 namespace {
 
@@ -75,20 +77,25 @@ std::string in_capitals(const std::string& base) {
   return name;
 }
 
-} // namespace
-
-std::string node_name(const Operator& op) {
-  const auto& schema = op.schema();
-  const std::string base = schema.name().substr(schema.name().find("::") + 2);
+std::string node_name(const c10::OperatorName& op) {
+  const std::string base = op.name.substr(op.name.find("::") + 2);
   std::string name = in_capitals(base) + "Backward";
   // The node of log_sigmoid_forward is that of log_sigmoid.
   const std::string both = "ForwardBackward";
   if (const size_t at = name.find(both); at != std::string::npos) {
     name.replace(at, both.size(), "Backward");
   }
-  const auto& overload = schema.overload_name();
+  const auto& overload = op.overload_name;
   const auto found = numbers().find(overload.empty() ? base : base + "." + overload);
   return name + std::to_string(found == numbers().end() ? 0 : found->second);
+}
+
+} // namespace
+
+std::string node_name(const Operator& op) {
+  const auto& name = op.handle.operator_name();
+  const auto view = view_copied_by(name);
+  return view ? node_name(*view) + "_copy" : node_name(name);
 }
 
 } // namespace torchlayers

@@ -7,7 +7,8 @@
 
 namespace torchlayers {
 
-// "SqrtBackward0" of aten::sqrt, as torch names the node of that operator.
+// "SqrtBackward0" of aten::sqrt, as torch names the node of that operator; "SliceBackward0_copy" of
+// aten::slice_copy, which has slice's rules.
 std::string node_name(const Operator& op);
 
 } // namespace torchlayers

@@ -1,7 +1,8 @@
 // What the core finds of an operator in the tables of this room.
+#include "rules/lookup.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 
-#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -21,11 +22,11 @@ OperatorRules of_tables(const c10::OperatorName& name) {
   };
 }
 
-// The view (slice) that an operator (slice_copy) copies: functionalize calls it in the view's
-// place.
+} // namespace
+
 std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
   constexpr std::string_view kSuffix = "_copy";
-  if (!name.name.ends_with(kSuffix)) {
+  if (!name.name.ends_with(kSuffix) || of_tables(name).jvp != nullptr) {
     return std::nullopt;
   }
   c10::OperatorName view(
@@ -37,13 +38,11 @@ std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
   return is_view ? std::optional(std::move(view)) : std::nullopt;
 }
 
-// A copy of a view has the view's mathematics.
+namespace {
+
 OperatorRules rules_of(const c10::OperatorName& name) {
-  OperatorRules rules = of_tables(name);
-  if (const auto view = view_copied_by(name); view && rules.jvp == nullptr) {
-    rules = of_tables(*view);
-  }
-  return rules;
+  const auto view = view_copied_by(name);
+  return of_tables(view ? *view : name);
 }
 
 [[maybe_unused]] const bool is_supplied = (hooks.find_rules = &rules_of, true);

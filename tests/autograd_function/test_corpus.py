@@ -89,6 +89,12 @@ FUNCTIONALIZE = {
     "grad(functionalize)": lambda tf, f, xs: tf.grad(scalar(tf.functionalize(f)))(*xs),
     "functionalize(vmap)": lambda tf, f, xs: tf.functionalize(tf.vmap(f))(*batch(xs, 2)),
     "vmap(functionalize)": lambda tf, f, xs: tf.vmap(tf.functionalize(f))(*batch(xs, 2)),
+    "vmap(vmap(functionalize))": lambda tf, f, xs: tf.vmap(tf.vmap(tf.functionalize(f)))(
+        *batch(xs, 2, 3)
+    ),
+    "grad(vmap(functionalize))": lambda tf, f, xs: tf.grad(
+        scalar(tf.vmap(tf.functionalize(f))), all_of(xs)
+    )(*batch(xs, 2)),
 }
 
 

@@ -53,6 +53,47 @@ def constant(op: Callable[..., Any], *arguments: Any) -> Sample:
     return lambda x: op(x, *arguments).double(), [X]
 
 
+# Where the elements of a sparse 2 by 3 matrix are.
+PLACES = torch.tensor([[0, 0, 1], [0, 2, 1]])
+
+
+def coo(v: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(PLACES, v, (2, 3))
+
+
+def csr(v: Tensor) -> Tensor:
+    return torch.sparse_csr_tensor(torch.tensor([0, 2, 3]), PLACES[1], v, (2, 3))
+
+
+SPARSE: dict[str, Sample] = {
+    "_coalesce": (
+        lambda v: torch.sparse_coo_tensor(PLACES[:, [0, 1, 1]], v, (2, 3)).coalesce().to_dense(),
+        [values(3)],
+    ),
+    "_sparse_addmm": (
+        lambda x, v, y: torch.sparse.addmm(x, coo(v), y, beta=2, alpha=0.5),
+        [values(2, 2), values(3), values(3, 2)],
+    ),
+    "_sparse_coo_tensor_with_dims_and_tensors": (lambda v: coo(v).to_dense(), [values(3)]),
+    "_sparse_sparse_matmul": (
+        lambda v, w: torch.sparse.mm(coo(v), coo(w).t()).to_dense(),
+        [values(3), unit(3)],
+    ),
+    "_sparse_sum.dim": (lambda v: torch.sparse.sum(coo(v), 0).to_dense(), [values(3)]),
+    "_to_dense": (lambda v: coo(v).to_dense(), [values(3)]),
+    "_values": (lambda v: coo(v)._values(), [values(3)]),
+    "sparse_compressed_tensor.comp_plain_value_size": (
+        lambda v: csr(v).to_dense(),
+        [values(3)],
+    ),
+    "sparse_mask": (lambda x: x.sparse_mask(coo(values(3)).coalesce()).to_dense(), [X]),
+    "sparse_sampled_addmm": (
+        lambda v, x, y: torch.sparse.sampled_addmm(csr(v), x, y, beta=2, alpha=0.5).to_dense(),
+        [values(3), values(2, 2), values(2, 3)],
+    ),
+    "values": (lambda v: csr(v).values(), [values(3)]),
+}
+
 SAMPLES: dict[str, Sample] = {
     "_conj_physical": (
         lambda x: torch.view_as_real(A._conj_physical(torch.view_as_complex(x))),
@@ -176,6 +217,7 @@ SAMPLES: dict[str, Sample] = {
     "unsafe_split_with_sizes": (lambda x: A.unsafe_split_with_sizes(x, [1, 2], 1), [X]),
     "zero": (A.zero, [X]),
     "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
+    "detach_copy": constant(lambda x: A.detach_copy(0 * x)),  # of x itself it loses a derivative
     "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
     "full_like": (lambda x: A.full_like(x, 2.0), [X]),
     "linspace.Scalar_Tensor": (lambda y: A.linspace(0.5, y, 4, dtype=y.dtype), [values(1)[0]]),
@@ -208,4 +250,5 @@ SAMPLES: dict[str, Sample] = {
     "upsample_nearest3d": (lambda x: A.upsample_nearest3d(x, [4, 5, 6]), [VOLUME]),
     "_upsample_nearest_exact2d": (lambda x: A._upsample_nearest_exact2d(x, [6, 5]), [IMAGE]),
     "_upsample_nearest_exact3d": (lambda x: A._upsample_nearest_exact3d(x, [4, 5, 6]), [VOLUME]),
+    **SPARSE,
 } | {f"{name}_backward": upsampled_back(name) for name in UPSAMPLED}

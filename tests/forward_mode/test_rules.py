@@ -17,6 +17,8 @@ from tests.opinfo.cases import cases, ops
 from tests.opinfo.transforms import jvp, jvp_grad
 from tests.rules import TANGENTS
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+
 # How many samples of each operator are run: all of them reach little more.
 FIRST = {jvp: 4, jvp_grad: 2}
 

@@ -33,9 +33,9 @@ class Case:
         return total
 
     def differentiable(self, *inputs: Tensor) -> list[Tensor]:
-        """The results that have derivatives."""
+        """The results that have derivatives, as dense tensors."""
         return [
-            leaf
+            leaf if leaf.layout is torch.strided else leaf.to_dense()
             for leaf in pytree.tree_leaves(self.func(*inputs))
             if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
         ]

@@ -83,6 +83,7 @@ _TAKEN_APART = (
 )
 _OUR_BATCHING = "only torchlayers works: torch.func's vmap has no rule for the operator"
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
+_COMPRESSED = "only torchlayers works: torch.func asks a sparse tensor in CSR for strides"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
 )
@@ -198,6 +199,13 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.rrelu": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
     },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
+    _COMPRESSED: {
+        "sparse.mm.reduce": ("grad", "vjp", "grad(vmap)", "vmap(grad)", "vmap(vjp)"),
+        "sparse.sampled_addmm": {
+            ("grad", "vjp", "jvp", "jvp(jvp)", "grad(jvp)"): ("float32", "float64", *_COMPLEX),
+            ("vjp(vjp)",): ("float32", "float64"),
+        },
+    },
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
         "special.i0e": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},

@@ -30,8 +30,9 @@ _functorch: Any = torch._C._functorch
 class _Written:
     """Which outputs are inputs that were written to: an output more, which is no tensor."""
 
-    def __init__(self, places: dict[int, int], is_single: bool) -> None:
+    def __init__(self, places: dict[int, int], copied: set[int], is_single: bool) -> None:
         self.input_of_output = places
+        self.copied = copied  # those of the outputs that are new tensors, with what was written
         self.is_single = is_single
 
 
@@ -139,13 +140,16 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             if id(output) in places
         }
         is_single = not isinstance(outputs, tuple)
-        return (*tree.as_tuple(outputs), _Written(written, is_single))
+        outputs = tree.as_tuple(outputs)
+        # Asked here: what setup_context is given may be wrapped again, by a vmap.
+        copied = {i for i, place in written.items() if outputs[i] is not operands[place]}
+        return (*outputs, _Written(written, copied, is_single))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         *results, written = outputs
         after = list(inputs)
         for i, place in written.input_of_output.items():
-            if after[place] is not results[i]:
+            if i in written.copied:
                 after[place] = results[i]
                 ctx = WithoutDirty(ctx)
         set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
@@ -161,7 +165,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
-        written = _Written({}, is_single=not isinstance(outputs, tuple))
+        written = _Written({}, set(), is_single=not isinstance(outputs, tuple))
         return (*tree.as_tuple(outputs), written), (*out_dims, None)
 
     methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
