@@ -139,14 +139,6 @@ RANDOM = [
         "that differ between samples (aten::uniform_): it is `NOISE`, of shape (2,), which "
         "<lambda> captured. Make the tensor inside the function, or give vmap randomness='same'.",
     ),
-    Misuse(
-        "same from batched probabilities",
-        lambda tf: tf.vmap(torch.bernoulli, randomness="same")(BATCH / 9),
-        RuntimeError,
-        "torchlayers: vmap (level 1) can't run aten::bernoulli on a batch of 3 samples (self (2,)):"
-        " Vmap does not currently support same randomness with a batched tensor input. Please file "
-        "an issue with functorch.",
-    ),
 ]
 
 

@@ -83,6 +83,7 @@ _TAKEN_APART = (
 )
 _OUR_BATCHING = "only torchlayers works: torch.func's vmap has no rule for the operator"
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
+_COMPRESSED = "only torchlayers works: torch.func asks compressed sparse tensors for strides"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
 )
@@ -193,8 +194,18 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         )
     },
     _TAKEN_APART: {name: _OF_VMAP for name in ("column_stack", "narrow", "tensor_split")},
-    _OUR_BATCHING: {"as_strided_scatter": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)")},
+    _OUR_BATCHING: {
+        name: (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)")
+        for name in ("as_strided_scatter", "nn.functional.rrelu")
+    },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
+    _COMPRESSED: {
+        "sparse.sampled_addmm": {
+            ("grad", "vjp", "vjp(vjp)", "jvp", "jvp(jvp)", "grad(jvp)"): DTYPES,
+            ("jvp(grad)",): _REAL,
+        },
+        "sparse.mm.reduce": ("grad", "vjp"),
+    },
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
         "special.i0e": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},

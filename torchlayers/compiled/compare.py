@@ -79,9 +79,7 @@ def compared(
         problem = first_difference(expected, found, half, uninitialized=uninitialized)
         if problem is not None:
             allowed = sensitivity(reference, before.again(), places, expected)
-            problem = first_difference(
-                expected, found, half, allowed, uninitialized=uninitialized
-            )
+            problem = first_difference(expected, found, half, allowed, uninitialized=uninitialized)
             if after is not None:
                 after.restore()
     return results, problem
