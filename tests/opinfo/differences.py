@@ -204,7 +204,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
             ("grad", "vjp", "vjp(vjp)", "jvp", "jvp(jvp)", "grad(jvp)"): DTYPES,
             ("jvp(grad)",): _REAL,
         },
-        "sparse.mm.reduce": ("grad", "vjp"),
+        "sparse.mm.reduce": ("grad", "vjp", "grad(vmap)", "vmap(grad)", "vmap(vjp)"),
     },
     _NO_KERNEL: {
         "i0": {("jvp(jvp)", "jvp(grad)", "grad(jvp)", "vjp(vjp)"): ("bfloat16",)},
