@@ -13,6 +13,7 @@ from torch import nn
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 import torchlayers as tl
+from tests.compiled.test_compile import counted
 from tests.reported import POINTS, REPORTED
 from torchlayers.compiled import backends, inductor
 
@@ -309,12 +310,7 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
         compiled_graphs.append(graph)
         return as_it_is(graph)
 
-    runs = []
-
-    def f(x):
-        runs.append(1)
-        return tl.grad(lambda x: x.sin().sum())(x)
-
+    f, runs = counted(tl.grad(lambda x: x.sin().sum()))
     compiler(compile_graph)
     compiled = tl.compile(f, backend=backend)
     start, results = threading.Barrier(16), [None] * 16
