@@ -1,7 +1,7 @@
 """What a call of a compiled function costs, beside jax.jit's, torch.compile's and an eager one.
 
 python -m benchmarks.compiled_calls measures the table of docs/benchmarks.md, and writes it there.
-It needs JAX.
+It needs JAX. The second table is what guards cost.
 """
 
 import warnings
@@ -18,6 +18,7 @@ from benchmarks.timing import Effort, Timing, by_turns
 EAGER, COMPILED, JIT = "eager", "torch.compile", "jax.jit"
 INDUCTOR, REPLAY = "torchlayers.compile", "torchlayers.compile, replay"
 PEERS = (EAGER, JIT, COMPILED, REPLAY, INDUCTOR)
+UNGUARDED, GUARDED = "guards=False", "guards=True"
 
 Tree = dict[str, Any]
 
@@ -39,6 +40,12 @@ FUNCTIONS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "`x + 1` on 4 elements": (one, torch.ones(4)),
     "the sum of a dict of 20 such tensors": (total, TWENTY),
     "`x + 1` for each of them": (each, TWENTY),
+}
+
+LAYERS = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(64))).requires_grad_(False)
+READERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "`x + 1` on 4 elements": (one, torch.ones(4)),
+    "a module of 64 layers, `Linear(4, 4)`": (LAYERS, torch.ones(4)),
 }
 
 
@@ -69,6 +76,18 @@ def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]
     return calls
 
 
+def with_guards(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]]:
+    """Calls with and without guards, each made ready."""
+
+    def ready(guards: bool) -> Callable[[], Any]:
+        compiled = torchlayers.compile(f, guards=guards)
+        for _ in range(3):
+            torch.testing.assert_close(compiled(argument), f(argument))
+        return lambda: compiled(argument)
+
+    return {UNGUARDED: ready(False), GUARDED: ready(True)}
+
+
 def row(name: str, timings: dict[str, Timing]) -> list[str]:
     medians = {peer: timing.median for peer, timing in timings.items()}
     return [
@@ -80,14 +99,22 @@ def row(name: str, timings: dict[str, Timing]) -> list[str]:
 
 def measure(quick: bool) -> dict[str, str]:
     effort = Effort(rounds=11 if quick else 301, block=0.001)
-    rows = []
+    rows, guarded = [], []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, (f, argument) in FUNCTIONS.items():
             torch._dynamo.reset()
             rows.append(row(name, by_turns(peers(f, argument), effort, process_time)))
-    header = ["a call", *PEERS, "of jax.jit", "of torch.compile"]
-    return {"benchmarks.md": f"{page.table(header, rows)}\n\n{machine.describe()}."}
+        for name, (f, argument) in READERS.items():
+            timings = by_turns(with_guards(f, argument), effort, process_time)
+            without, with_them = timings[UNGUARDED].scaled(1e6), timings[GUARDED].scaled(1e6)
+            ratio = f"{with_them.median / without.median:.2f}"
+            guarded.append([name, str(without), str(with_them), ratio])
+    tables = [
+        page.table(["a call", *PEERS, "of jax.jit", "of torch.compile"], rows),
+        page.table(["a call", UNGUARDED, GUARDED, "ratio"], guarded),
+    ]
+    return {"benchmarks.md": "\n\n".join([*tables, f"{machine.describe()}."])}
 
 
 if __name__ == "__main__":

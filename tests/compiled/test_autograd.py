@@ -357,12 +357,21 @@ def test_tensors_that_it_makes_may_require_grad(grad):
         return x.sin(), weight, weight * x
 
     compiled = tl.compile(func, backend="replay")
-    x = torch.ones(2, requires_grad=grad)
-    for _ in range(2):
-        wave, weight, product = compiled(x)
-        assert isinstance(weight, nn.Parameter) and weight.is_leaf
-        product.sum().backward()
-        assert weight.grad.tolist() == [1, 1] and wave.requires_grad is grad
+    x, expected_x = (torch.ones(2, requires_grad=grad) for _ in range(2))
+    with pytest.warns(
+        UserWarning,
+        match="func runs uncompiled where autograd is on: .* it makes a tensor that requires grad",
+    ) as warned:
+        for _ in range(2):
+            results, expected = compiled(x), func(expected_x)
+            assert isinstance(results[1], nn.Parameter) and results[1].is_leaf
+            torch.testing.assert_close(results, expected)
+            assert [each.requires_grad for each in results] == [grad, True, True]
+            for _, weight, product in (results, expected):
+                product.sum().backward()
+                assert weight.grad.tolist() == [1, 1]
+            torch.testing.assert_close(x.grad, expected_x.grad)
+    assert len(warned) == 1
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")

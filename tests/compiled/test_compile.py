@@ -326,15 +326,16 @@ def test_a_result_that_hides_tensors_is_refused(pack):
         replayed(lambda x: pack(x * 2))(torch.ones(2))
 
 
-def test_backward_inside_is_refused_and_leaves_no_gradient():
-    weight = torch.ones(2, requires_grad=True)
+def test_backward_inside_adds_to_the_gradient_at_each_call():
+    weight, expected = (torch.ones(2, requires_grad=True) for _ in range(2))
     compiled = replayed(lambda x: (weight * x).sum().backward())
-    with pytest.raises(tl.errors.TransformError, match=r"calls backward\(\)"):
-        compiled(torch.ones(2))
-    assert weight.grad is None
-    weight.grad = torch.ones(2)
-    compiled(torch.ones(2))  # which adds to what is there
-    assert weight.grad.tolist() == [2, 2]
+    for x in (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), torch.tensor([5.0, 6.0])):
+        compiled(x)
+        (expected * x).sum().backward()
+        torch.testing.assert_close(weight.grad, expected.grad)
+    weight.grad = None
+    compiled(torch.tensor([7.0, 8.0]))
+    assert weight.grad.tolist() == [7, 8]
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")

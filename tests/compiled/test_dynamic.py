@@ -240,10 +240,8 @@ def test_a_size_that_is_taken_for_a_number_is_said_once(name):
 
 def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
     """Such as a size that goes through a list of C++'s ints. NOTE [A size that is a number]."""
-    seen = []
 
     def f(x):
-        seen.append(x.shape[0])
         return x * float(str(6 if isinstance(x.shape[0], torch.SymInt) else x.shape[0]))
 
     compiled = tl.compile(f, dynamic=True, backend="replay")

@@ -1,6 +1,8 @@
 """Functions compiled by inductor: few and small, for each takes seconds."""
 
 import errno
+import itertools
+import signal
 import threading
 import time
 import warnings
@@ -11,6 +13,7 @@ from torch import nn
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 import torchlayers as tl
+from tests.compiled.test_compile import counted
 from tests.reported import POINTS, REPORTED
 from torchlayers.compiled import backends, inductor
 
@@ -270,12 +273,11 @@ def test_a_machine_without_a_compiler_is_known_by_its_error():
 
 @pytest.mark.parametrize("where", ["recording", "compiling", "the first call"])
 def test_the_call_after_an_interrupted_one_works(compiler, where):
-    interrupts = [where]
+    times = itertools.count()  # which no recording sees
 
     def interrupt(here):
-        if interrupts == [here]:
-            interrupts.clear()
-            raise KeyboardInterrupt
+        if here == where and next(times) == 0:
+            signal.raise_signal(signal.SIGINT)
 
     def f(x):
         interrupt("recording")
@@ -308,12 +310,7 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
         compiled_graphs.append(graph)
         return as_it_is(graph)
 
-    runs = []
-
-    def f(x):
-        runs.append(1)
-        return tl.grad(lambda x: x.sin().sum())(x)
-
+    f, runs = counted(tl.grad(lambda x: x.sin().sum()))
     compiler(compile_graph)
     compiled = tl.compile(f, backend=backend)
     start, results = threading.Barrier(16), [None] * 16

@@ -1,12 +1,18 @@
 """What a compiled function changes of Python happens at each call, or it runs uncompiled."""
 
+import itertools
 import random
+import signal
+import sys
+import threading
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._C import _len_torch_function_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import torchlayers as tl
 
@@ -169,6 +175,42 @@ def test_after_an_error_nothing_is_changed():
         with pytest.raises(ZeroDivisionError):
             replayed(f)(X)
         assert told(counter) == told(Counter())
+
+
+def test_after_an_interrupt_nothing_is_changed():
+    counter, weight = Counter(), nn.Parameter(torch.ones(3))
+    times, profiled = itertools.count(), []
+
+    def f(x):
+        counter.count += 1
+        counter.log.append(1)
+        weight.requires_grad_(False)
+        if next(times) == 0:
+            signal.raise_signal(signal.SIGINT)
+        result = x * weight
+        weight.requires_grad_(True)
+        return result
+
+    def profile(frame, event, arg):
+        profiled.append(event)
+
+    compiled = replayed(f)
+    sys.setprofile(profile)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            compiled(X)
+        assert sys.getprofile() is profile and profiled
+    finally:
+        sys.setprofile(None)
+    assert told(counter) == told(Counter()) and weight.requires_grad
+    assert tl.current_stack() == () and not _get_current_dispatch_mode_stack()
+    assert _len_torch_function_stack() == 0
+    results = []
+    thread = threading.Thread(target=lambda: results.append(compiled(X)), daemon=True)
+    thread.start()  # which records as soon as the lock is free
+    thread.join(60)
+    torch.testing.assert_close(results, [X])
+    assert (counter.count, counter.log) == (1, [1])
 
 
 def test_nothing_is_changed_where_it_is_only_looked_at():

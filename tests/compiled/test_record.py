@@ -1,6 +1,7 @@
 """What a recording holds."""
 
 import gc
+import itertools
 from collections import namedtuple
 
 import pytest
@@ -162,9 +163,10 @@ def test_jvps_of_a_part_of_memory_are_recorded_again():
 @pytest.mark.parametrize("is_on", [True, False])
 def test_pythons_collector_waits_for_a_recording(is_on):
     seen = []
+    looks = (seen.append(gc.isenabled()) for _ in itertools.count())  # which no recording sees
 
     def f(x):
-        seen.append(gc.isenabled())
+        next(looks)
         if x.dim() == 0:
             raise ZeroDivisionError
         return x + 1

@@ -356,7 +356,7 @@ def test_with_fake_tensors():
 
 @pytest.mark.parametrize("after", [lambda y: y, torch.sum, torch.sin, lambda y: y.exp() * y])
 def test_noise_that_is_drawn_after_it_was_saved(after):
-    """rrelu draws into a tensor that autograd has saved: torch's checkpoint gives it out unwritten."""
+    """rrelu draws into a tensor that autograd has saved; torch's checkpoint gives it unwritten."""
 
     def f(x):
         return after(torch.nn.functional.rrelu(x, training=True)).sum()
