@@ -165,8 +165,8 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         try:
             with watch:
                 return linear(*flat)
-        except RuntimeError as error:  # TorchScript's interpreter makes one of what Python raises
-            if watch.has_seen_subclass or _NO_STRIDES in str(error):
+        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
+            if watch.has_seen_subclass:
                 raise _SubclassSeen from None
             raise
 
@@ -199,7 +199,13 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise _SubclassSeen
         if torch.Tag.nondeterministic_seeded in func.tags:
             return _drawn(func, args, kwargs or {})
-        return func(*args, **(kwargs or {}))
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if _NO_STRIDES in str(error):
+                self.has_seen_subclass = True
+                raise _SubclassSeen from None
+            raise
 
 
 def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

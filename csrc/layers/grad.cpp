@@ -59,9 +59,8 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   if (reduce == "amax" || reduce == "amin") {
     raise_not_implemented(
         "{} can't differentiate torch.sparse.mm with reduce '{}': torch does not note which "
-        "elements it takes where a transform is active. Use 'sum' or 'mean', or "
-        "torch.autograd.grad "
-        "outside of the transform.",
+        "elements it takes where a transform is active. Use 'sum' or 'mean', or call "
+        "torch.autograd.grad outside of the transform.",
         layer.name(),
         reduce);
   }
