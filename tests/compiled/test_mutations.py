@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch._C import _len_torch_function_stack
+from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import torchlayers as tl
@@ -211,6 +212,42 @@ def test_after_an_interrupt_nothing_is_changed():
     thread.join(60)
     torch.testing.assert_close(results, [X])
     assert (counter.count, counter.log) == (1, [1])
+
+
+INTERRUPTED = """
+def dispatch(*args, **kwargs):
+    if next(times) == 0:
+        raise_signal(SIGINT)
+    result = run(*args, **kwargs)
+    ended.append(1)
+    return result
+"""
+
+
+def test_an_interrupt_of_torchs_code_comes_at_the_functions_next_line(monkeypatch):
+    """In the midst of it torch would not put back the modes that it has taken off."""
+    counter, ended, went_on = Counter(), [], []
+    lines = map(went_on.append, itertools.count())  # which no recording sees
+
+    def f(x):
+        counter.count += 1
+        y = x.sin()
+        next(lines)
+        return y
+
+    names = {**vars(signal), "run": FakeTensorMode.dispatch, "times": itertools.count()}
+    names["ended"] = ended
+    exec(compile(INTERRUPTED, FakeTensorMode.dispatch.__code__.co_filename, "exec"), names)
+    monkeypatch.setattr(FakeTensorMode, "dispatch", names["dispatch"])
+    compiled = replayed(f)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compiled(X)
+    assert (ended, went_on) == ([1], [])
+    assert f.__code__ in [each.frame.code.raw for each in caught.traceback]
+    assert told(counter) == told(Counter())
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert sys.gettrace() is None and not _get_current_dispatch_mode_stack()
+    torch.testing.assert_close(compiled(X), X.sin())
 
 
 def test_nothing_is_changed_where_it_is_only_looked_at():

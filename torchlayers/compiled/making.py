@@ -20,7 +20,7 @@ from torchlayers.compiled.dynamic import Family, Numbers, concrete
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.graphs import communicates, final_copies, is_functional, operators
 from torchlayers.compiled.held import Held
-from torchlayers.compiled.mutations import Change, made_again, undo
+from torchlayers.compiled.mutations import Change, made_again, undo, undone_after_errors
 from torchlayers.compiled.record import NoReverseError, record
 from torchlayers.compiled.recording import Recording, source_forgotten
 from torchlayers.compiled.replay import replay
@@ -117,40 +117,41 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     if not asked.keeps_writes:  # what it changes of Python has happened, too
         undo(recorded.changes)
         recorded = recorded._replace(guards=None, changes=[])
-    lost: Sequence[Change] = ()
-    if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
-        lost = recorded.changes
-    else:
-        recorded.effects.changes.extend(recorded.changes)
-    asked = _checked_if_alone(_replayed_if_inductor_cannot(asked, recorded), recorded)
-    graph = simplify(recorded.graph)
-    if not asked.keeps_writes:
-        _leave_out_writes(graph)
-    entry = _entry_of(given, recorded)
-    leaves = [leaf for leaf in tree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
-    entry.grads_like = recorded.effects.grads_like([*leaves, *recorded.captured])
-    runs: Runs
-    if recorded.gradients is None and not why_as_it_is:
-        runs = _plain(asked, entry, recorded, graph)
-    else:
-        computed = _Computed(asked.func, args, kwargs, recorded)
-        entry.is_recorded = True
-        adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-        if not why_as_it_is and not is_functional(graph):
-            why_as_it_is = "an operator writes to what it is given"
-            advice = "Write out of place, or call the function under torch.no_grad()."
-        if why_as_it_is:
-            undo(recorded.changes)  # which the function makes
-            adopt(computed)
-            runs = AsItIs(why_as_it_is, advice)
+    with undone_after_errors(recorded.changes):
+        lost: Sequence[Change] = ()
+        if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
+            lost = recorded.changes
         else:
-            if written := {*final_copies(graph).values()}:
-                adopt = _unless_shared(entry, written, lambda: computed)
-            adopt = _with_effects(adopt, _effects(asked, recorded))
-            runs = Derivative(
-                recorded, graph, given.modes, asked, computed, computed.arguments, adopt
-            )
-    return Made(entry, runs, graph, time.perf_counter() - start, lost)
+            recorded.effects.changes.extend(recorded.changes)
+        asked = _checked_if_alone(_replayed_if_inductor_cannot(asked, recorded), recorded)
+        graph = simplify(recorded.graph)
+        if not asked.keeps_writes:
+            _leave_out_writes(graph)
+        entry = _entry_of(given, recorded)
+        leaves = [leaf for leaf in tree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
+        entry.grads_like = recorded.effects.grads_like([*leaves, *recorded.captured])
+        runs: Runs
+        if recorded.gradients is None and not why_as_it_is:
+            runs = _plain(asked, entry, recorded, graph)
+        else:
+            computed = _Computed(asked.func, args, kwargs, recorded)
+            entry.is_recorded = True
+            adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
+            if not why_as_it_is and not is_functional(graph):
+                why_as_it_is = "an operator writes to what it is given"
+                advice = "Write out of place, or call the function under torch.no_grad()."
+            if why_as_it_is:
+                undo(recorded.changes)  # which the function makes
+                adopt(computed)
+                runs = AsItIs(why_as_it_is, advice)
+            else:
+                if written := {*final_copies(graph).values()}:
+                    adopt = _unless_shared(entry, written, lambda: computed)
+                adopt = _with_effects(adopt, _effects(asked, recorded))
+                runs = Derivative(
+                    recorded, graph, given.modes, asked, computed, computed.arguments, adopt
+                )
+        return Made(entry, runs, graph, time.perf_counter() - start, lost)
 
 
 @_nothing_collected()

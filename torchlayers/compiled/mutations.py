@@ -8,10 +8,11 @@ so.
 """
 
 import collections
+import contextlib
 import random
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch._subclasses import FakeTensor
@@ -161,6 +162,16 @@ def undo(changes: Sequence[Change]) -> None:
     """Python is again as it was."""
     for change in changes:
         change.undo()
+
+
+@contextlib.contextmanager
+def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
+    """The call that is recorded does not happen if an error, or Ctrl-C, comes before it runs."""
+    try:
+        yield
+    except BaseException:
+        undo(changes)
+        raise
 
 
 def made_again(changes: Sequence[Change], guards: Guards) -> bool:

@@ -27,6 +27,7 @@ from torchlayers.compiled.bottom import BelowTheLayers
 from torchlayers.compiled.effects import Effects
 from torchlayers.compiled.fakes import fake_like, memory_of, symbolic_like, symbols
 from torchlayers.compiled.guards import Guards, guards_of
+from torchlayers.compiled.interrupts import deferred
 from torchlayers.compiled.modules_called import Called, modules_given, noted
 from torchlayers.compiled.mutations import Before, Change, undo
 from torchlayers.compiled.names import input_names
@@ -101,14 +102,16 @@ def _record(recorder: "_Recorder") -> Recording:
         seeds_refused(recorder.func),
         _use_lazy_graph_module(True),  # which writes its code when that is asked for
     )
-    with recording(), contextlib.ExitStack() as stack:
+    with deferred() as raise_interrupt, recording(), contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)
         try:
             known = modules_given(recorder.func, recorder.leaves)
             with dispatched_as_before(), noted(known) as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
-            return recorder.finish(graph, modules)
+            recording_made = recorder.finish(graph, modules)
+            raise_interrupt()
+            return recording_made
         except BaseException as error:
             undo(recorder.changes())
             if isinstance(error, Exception):
