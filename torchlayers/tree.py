@@ -277,6 +277,7 @@ def name_of(func: Callable[..., Any]) -> str:
         return str(func.__name__)
     if isinstance(func, functools.partial):
         return f"functools.partial({name_of(func.func)}, ...)"
-    if type(func).__repr__ is object.__repr__:  # an address, which is another on each rank
+    described_by: object = type(func).__repr__
+    if described_by is object.__repr__:  # which is an address, another one on each rank
         return type(func).__qualname__
     return repr(func)

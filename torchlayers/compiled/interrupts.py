@@ -66,7 +66,8 @@ class _Waiting:
 
     def _stop_tracing(self) -> None:
         if self._frame is not None:
-            self._frame.f_trace = self._frame = None
+            self._frame.f_trace = None
+            self._frame = None
             sys.settrace(None)
 
 
