@@ -8,6 +8,7 @@ ones for an hour in all, and prints what fails as a script, and as a Case for pr
 import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis
 import pytest
@@ -21,6 +22,7 @@ from tests.programs.judge import (
     check_special,
 )
 from tests.programs.kept import KEPT, KEPT_COMPILED
+from tests.programs.states import History, check_history, histories
 
 pytestmark = [
     # Some operators have no batching rule in torch and go through its fallback.
@@ -34,17 +36,17 @@ quietly = pytest.mark.filterwarnings(
 )
 
 SECONDS_IN_FULL = 3600
-TESTS = 4 + 3 + 3 + 3 + 2 + 2 + 4 + 1
+TESTS = 4 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1
 
 
 def check_many(
-    strategy: st.SearchStrategy[Case], check: Callable[[Case], None], count: int, full: bool
+    strategy: st.SearchStrategy[Any], check: Callable[[Any], None], count: int, full: bool
 ) -> None:
     """Checks so many cases, always the same ones; in full, new ones until the time is up."""
     end = time.monotonic() + SECONDS_IN_FULL / TESTS
     has_failed = False
 
-    def check_one(case: Case) -> None:
+    def check_one(case: Case | History) -> None:
         nonlocal has_failed
         # What has failed once has to fail again, for Hypothesis to make it smaller and print it.
         if full and time.monotonic() > end and not has_failed:
@@ -109,6 +111,12 @@ def test_programs_at_special_values(depth: int, full: bool) -> None:
 def test_compiled_programs(depth: int, options: dict[str, bool], full: bool) -> None:
     replayed = functools.partial(check_compiled, backend="replay")
     check_many(cases(depth, ("tl",), **options), replayed, 20, full)
+
+
+@quietly
+@pytest.mark.filterwarnings("ignore:torchlayers. compile")  # what changes at each call
+def test_compiled_programs_whose_state_changes(full: bool) -> None:
+    check_many(histories(), check_history, 100, full)
 
 
 @pytest.mark.full

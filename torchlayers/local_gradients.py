@@ -250,6 +250,7 @@ def _has_tangent(tensor: Tensor) -> bool:
     return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
+@torch_compile.uncompiled
 def _run(
     outputs: Any,
     cotangents: Any,

@@ -74,6 +74,18 @@ def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
+def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """A decorator: Dynamo compiles no call of the function that it does not trace, nor inside it.
+
+    That is as with torch's own functions, which Dynamo knows by their files.
+    """
+    frames: Any = _torch._C._dynamo.eval_frame
+    skip = frames._FrameAction.SKIP
+    strategy = frames._FrameExecStrategy(skip, skip)
+    frames.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
 def refuse_strict_export(api: str) -> None:
     """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
     # Of what Dynamo traces, is_exporting() is always true in 2.11.

@@ -534,6 +534,52 @@ def a_number_in_a_functions_backward():
     return Case(f, *setting(settings, "factor", 1.0, 2.0))
 
 
+def an_attribute_that_was_missing():
+    settings = types.SimpleNamespace()
+    return Case(
+        lambda x: x * getattr(settings, "factor", 4.0),
+        vars(settings).clear,
+        lambda: setattr(settings, "factor", 2.0),
+    )
+
+
+def an_attribute_that_was_made_up():
+    class MadeUp:
+        def __getattr__(self, name):
+            return 4.0
+
+    settings = MadeUp()
+    return Case(
+        lambda x: x * settings.factor,
+        vars(settings).clear,
+        lambda: setattr(settings, "factor", 2.0),
+    )
+
+
+def a_method_that_no_name_is_loaded_for():
+    class Called:
+        def __call__(self, x):
+            return x * 2
+
+    called = Called()
+    return Case(
+        lambda x: called(x), *setting(Called, "__call__", Called.__call__, lambda self, x: x * 3)
+    )
+
+
+def a_method_that_comes_before_another():
+    class Sized:
+        def __len__(self):
+            return 1
+
+    sized = Sized()
+    return Case(
+        lambda x: x * 2 if sized else x,
+        lambda: "__bool__" in vars(Sized) and delattr(Sized, "__bool__"),
+        lambda: setattr(Sized, "__bool__", lambda self: False),
+    )
+
+
 def a_function_out_of_a_table():
     table = {"first": helper, "second": other_helper}
     settings = Plain(name="first")

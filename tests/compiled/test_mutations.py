@@ -65,6 +65,38 @@ def sets_an_item(counter):
     return f
 
 
+def counts_in_a_function_inside(counter):
+    return tl.vmap(lambda x: counts(counter)(x))
+
+
+INNER = """
+def f(x):
+    def inner(y):
+        counter.count += 1
+        return y * counter.count
+
+    return tl.vmap(inner)(x)
+"""
+
+
+def counts_in_a_function_of_a_file(counter):
+    """A global that only the inner function names."""
+    names = {"tl": tl, "counter": counter}
+    exec(INNER, names)
+    return names["f"]
+
+
+def counts_far_away(counter):
+    f = counts(counter)
+    for _ in range(20):
+        f = calling(f)
+    return f
+
+
+def calling(f):
+    return lambda x: f(x)
+
+
 def counts_around(counter):
     count = 0
 
@@ -87,6 +119,9 @@ def draws_of_numpy(counter):
 
 CHANGES = {
     counts: "count",
+    counts_in_a_function_inside: "count",
+    counts_in_a_function_of_a_file: "count",
+    counts_far_away: "count",
     appends: "log",
     only_appends: "log",
     sets_an_item: "table",
@@ -216,7 +251,7 @@ def test_after_an_interrupt_nothing_is_changed():
 
 INTERRUPTED = """
 def dispatch(*args, **kwargs):
-    if next(times) == 0:
+    if len(lines_run) == 1 and next(times) == 0:  # in the function
         raise_signal(SIGINT)
     result = run(*args, **kwargs)
     ended.append(1)
@@ -226,28 +261,59 @@ def dispatch(*args, **kwargs):
 
 def test_an_interrupt_of_torchs_code_comes_at_the_functions_next_line(monkeypatch):
     """In the midst of it torch would not put back the modes that it has taken off."""
-    counter, ended, went_on = Counter(), [], []
-    lines = map(went_on.append, itertools.count())  # which no recording sees
+    counter, ended, lines_run = Counter(), [], []
+    lines = map(lines_run.append, itertools.count())  # which no recording sees
 
     def f(x):
         counter.count += 1
+        next(lines)
         y = x.sin()
         next(lines)
         return y
 
-    names = {**vars(signal), "run": FakeTensorMode.dispatch, "times": itertools.count()}
-    names["ended"] = ended
+    names = {**vars(signal), "run": FakeTensorMode.dispatch, "ended": ended}
+    names |= {"lines_run": lines_run, "times": itertools.count()}
     exec(compile(INTERRUPTED, FakeTensorMode.dispatch.__code__.co_filename, "exec"), names)
     monkeypatch.setattr(FakeTensorMode, "dispatch", names["dispatch"])
     compiled = replayed(f)
     with pytest.raises(KeyboardInterrupt) as caught:
         compiled(X)
-    assert (ended, went_on) == ([1], [])
+    assert lines_run == [0]
+    assert len(ended) > 0
     assert f.__code__ in [each.frame.code.raw for each in caught.traceback]
     assert told(counter) == told(Counter())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert sys.gettrace() is None and not _get_current_dispatch_mode_stack()
     torch.testing.assert_close(compiled(X), X.sin())
+
+
+def test_an_argument_is_changed():
+    def f(x, counter):
+        counter.count += 1
+        return x * counter.count
+
+    ours, theirs = Counter(), Counter()
+    compiled = replayed(f)
+    with pytest.warns(UserWarning, match="changes Counter.count at each call"):
+        results = [compiled(X, ours).tolist() for _ in range(3)]
+    assert results == [f(X, theirs).tolist() for _ in range(3)]
+    assert told(ours) == told(theirs)
+
+
+def test_what_is_set_to_what_it_was_is_set_again():
+    counter = Counter()
+
+    def f(x):
+        counter.last = "called"
+        return x * 2
+
+    counter.last = "called"
+    compiled = replayed(f)
+    for before in ("called", "called", None, None, "called", 1):
+        counter.last = before
+        compiled(X)
+        assert counter.last == "called"
+    assert [each.calls for each in compiled.report().signatures] == [2, 4]
 
 
 def test_nothing_is_changed_where_it_is_only_looked_at():

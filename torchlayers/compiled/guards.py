@@ -96,6 +96,7 @@ def guards_of(
     given: Sequence[Any],
     called: Sequence[Module],
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
+    stored: Sequence[Place],
 ) -> Guards:
     """What a recording has read.
 
@@ -104,6 +105,7 @@ def guards_of(
         given: its arguments that are no tensors.
         called: the modules that it called.
         ran: the code that ran, with its globals.
+        stored: what it has set to what it was.
     """
     walk = Walk(ran)
     walk.globals()
@@ -113,4 +115,4 @@ def guards_of(
     walk.unreached()
     if called:
         walk.add_hooks_of_all()
-    return Guards(walk.places)
+    return Guards([*walk.places, *stored])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import Module
 
-from torchlayers.compiled.code_reads import is_library
+from torchlayers.compiled.code_reads import codes_in, is_library, is_users
 
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
@@ -107,21 +107,26 @@ ABSENT = object()
 
 
 class Surroundings:
-    """What a function can reach, as it was: its variables, and the attributes of its objects."""
+    """What a function can reach, as it was: its variables, and the attributes of its objects.
 
-    def __init__(self, func: Callable[..., Any]) -> None:
+    Args:
+        func: the function.
+        given: its arguments.
+    """
+
+    def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
         self._kept: list[_Kept] = []
         self._caches: list[_Cached[Any]] = []
         todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
+        todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
         while todo and len(self._seen) < _MANY:
             thing, name, far = todo.popleft()
             if id(thing) not in self._seen and far <= _FAR:
                 self._seen[id(thing)] = thing
                 for held, path in self._held(thing, name):
-                    # However deep a model is.
-                    is_child = isinstance(held, Module) and isinstance(thing, Module)
-                    todo.append((held, path, far if is_child else far + 1))
+                    is_near = _is_child(held, thing) or _calls(thing, held)
+                    todo.append((held, path, far if is_near else far + 1))
 
     def leaks(self) -> Iterator[Leak]:
         """What is there now of a recording."""
@@ -143,7 +148,7 @@ class Surroundings:
         if isinstance(thing, types.FunctionType):
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
-            names = thing.__code__.co_names
+            names = [name for code in codes_in(thing.__code__) for name in code.co_names]
             used = {key: variables.get(key, ABSENT) for key in names}
             self._kept.append(_Kept(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
@@ -196,6 +201,19 @@ class Surroundings:
             yield type(thing), type(thing).__name__
 
 
+def _is_child(held: Any, thing: Any) -> bool:
+    """However deep a model is."""
+    return isinstance(held, Module) and isinstance(thing, Module)
+
+
+def _calls(thing: Any, held: Any) -> bool:
+    """However many of the user's functions call one another."""
+    if isinstance(thing, types.CellType):
+        return isinstance(held, types.FunctionType)
+    calls = isinstance(thing, types.FunctionType) and is_users(thing.__code__)
+    return calls and isinstance(held, (types.FunctionType, types.CellType))
+
+
 def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
     """The functions of these names that keep their results."""
     for table in tables:
@@ -230,7 +248,7 @@ def is_users_class(kind: type) -> bool:
 
 def _has_attributes(thing: Any) -> bool:
     return (
-        hasattr(thing, "__dict__")
+        isinstance(getattr(thing, "__dict__", None), dict)  # list[int] has that of its class
         and not isinstance(thing, (type, types.ModuleType, FakeTensor))
         and type(thing).__module__ not in ("builtins", "functools")
     )

@@ -20,7 +20,7 @@ from torch._subclasses import FakeTensor
 from torchlayers.compiled.code_reads import Reads, is_recordings, of_users, together
 from torchlayers.compiled.guards import Guards
 from torchlayers.compiled.leaks import ABSENT, Surroundings
-from torchlayers.compiled.reached import is_constant
+from torchlayers.compiled.reached import Place, is_constant
 
 _CONTAINERS = (list, dict, set, collections.deque)
 
@@ -100,6 +100,15 @@ class Before:
         self._surroundings = surroundings
         self._generators = [(each, each.get()) for each in _generators()]
 
+    def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Place]:
+        """What the user's code has set to what it was: from another value it would be a change."""
+        names = together(code for code, _ in of_users(ran)).stored
+        return [
+            place
+            for kept in self._surroundings.kept
+            if (place := _stored_in(kept, names)) is not None
+        ]
+
     def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
         """What the code that ran has changed."""
         users = [code for code, _ in of_users(ran)]
@@ -148,6 +157,22 @@ def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: boo
         if is_written and key != "_flat_weights":
             found.append(Change(kept.holder, key, was, value, kept.path(key)))
     return found
+
+
+def _stored_in(kept: Any, names: frozenset[str]) -> Place | None:
+    if isinstance(kept.holder, types.CellType):
+        held = kept.now() if kept.name in names else {}
+        kind, name = "cell", f"variable {kept.name}"
+    elif kept.name.endswith(".") or not kept.name:
+        held = {key: value for key, value in kept.now().items() if key in names}
+        kind, name = "class" if isinstance(kept.holder, type) else "items", f"{kept.name}{{}}"
+    else:
+        return None
+    same = {key: value for key, value in held.items() if _is_same(kept.before.get(key), value)}
+    if not same:
+        return None
+    keys = () if kind == "cell" else tuple(same)
+    return Place(kind, kept.holder, keys, tuple(same.values()), name, ("", ""))
 
 
 def _is_same(before: Any, now: Any) -> bool:

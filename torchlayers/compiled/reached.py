@@ -4,6 +4,7 @@ import collections
 import enum
 import functools
 import gc
+import operator
 import sys
 import types
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from torchlayers.compiled.code_reads import (
     Reads,
+    codes_in,
     codes_of,
     is_library,
     is_users,
@@ -130,7 +132,7 @@ class Walk:
 
     def unreached(self) -> None:
         """Functions that ran and were not found: closures may be anywhere."""
-        inner = {each for code in self._codes for each in _inner_codes(code)}
+        inner = {each for code in self._codes for each in codes_in(code) if each is not code}
         found = {
             thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)
         }
@@ -276,8 +278,8 @@ class Walk:
             left -= here
             if each.__module__.partition(".")[0] != "torch":
                 before.append(each)
-                for special in _specials(each):
-                    self._todo.append((special, kind.__name__))
+                special = {n: own.get(n, ABSENT) for n in _specials(each)}
+                self._add("class", each, special, f"{{}} of the class {each.__name__}")
 
     def _look_at_object(self, thing: Any, name: str, names: frozenset[str] | None = None) -> None:
         kind = type(thing)
@@ -291,8 +293,7 @@ class Walk:
             is_module = isinstance(thing, Module)  # whose tables are no numbers
             self._add("object", thing, {"kind": kind, "dict": own}, f"the kind of {name}")
             hidden = {n for n in names if n not in own and _comes_after(kind, n)}
-            if not is_library(kind.__module__):
-                hidden |= self._reads.asked - own.keys()
+            hidden |= self._reads.asked - own.keys()
             if self._reads.any_attribute and not is_library(kind.__module__) and not is_module:
                 self._add("whole", own, dict(own), said, sizes)
             else:
@@ -335,6 +336,17 @@ class Walk:
                 self._add("whole", table, dict(table), f"hook {{}} of {kind.__name__}", sizes)
 
 
+_BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+# What may come later: a class with a length may get a truth value.
+_OPERATORS = {
+    *(
+        name
+        for name, value in vars(operator).items()
+        if name.startswith("__") and isinstance(value, types.BuiltinFunctionType)
+    ),
+    *(f"__r{name}__" for name in _BINARY),
+    *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
+}
 _HEAP = 1 << 9  # of a class that Python code defines
 
 
@@ -348,28 +360,23 @@ def _imported(name: str) -> types.ModuleType | None:
     return sys.modules.get(name)
 
 
-def _inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield each
-            yield from _inner_codes(each)
-
-
 def _comes_after(kind: type, name: str) -> bool:
-    """Whether an instance's attribute of that name would hide the class's."""
+    """Whether an instance's attribute of that name would hide what its class has or makes."""
     for each in kind.__mro__:
         if name in vars(each):
             found = vars(each)[name]
             return not hasattr(type(found), "__set__")
-    return False
+    return not is_library(getattr(getattr(kind, "__getattr__", None), "__module__", "torch"))
 
 
-def _specials(kind: type) -> Iterator[Any]:
+def _specials(kind: type) -> Iterator[str]:
     """The methods of a user's class that no name is loaded for: ``__call__``, ``__mul__``."""
     if not is_library(kind.__module__):
+        yield from _OPERATORS
         for name, value in vars(kind).items():
-            if name.startswith("__") and isinstance(value, types.FunctionType):
-                yield value
+            is_method = name.startswith("__") and isinstance(value, types.FunctionType)
+            if is_method and name not in _OPERATORS:
+                yield name
 
 
 def _slots(kind: type) -> frozenset[str]:

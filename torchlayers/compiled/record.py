@@ -369,7 +369,8 @@ class _Recorder:
             return None
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
-        return guards_of(self.func, given, called, self.ran.codes)
+        stored = self.before.stored(self.ran.codes) if self.before is not None else []
+        return guards_of(self.func, given, called, self.ran.codes, stored)
 
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)

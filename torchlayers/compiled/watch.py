@@ -81,6 +81,7 @@ class Recorder(Protocol):
     """What makes the recording."""
 
     func: Callable[..., Any]
+    leaves: list[Any]  # of its arguments
     inputs: list[Node]
     captured: dict[int, tuple[Tensor, FakeTensor]]
 
@@ -107,7 +108,7 @@ class Watch:
         self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._grads_read: dict[int, int | None] = {}
         self._storages: list[tuple[Tensor, int]] = []  # with how many bytes they had
-        self.surroundings = Surroundings(recorder.func)
+        self.surroundings = Surroundings(recorder.func, recorder.leaves)
         self.rules: dict[Any, Callable[..., Any]] = {
             _SET_DATA: self._set_data,
             _SET_GRAD: self._set_grad,
