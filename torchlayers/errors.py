@@ -10,6 +10,7 @@ import linecache
 import os
 import sys
 import types
+import warnings
 from typing import Any
 
 import torch
@@ -294,6 +295,14 @@ def location() -> str:
             return _quoted(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
+
+
+def warn(message: str) -> None:
+    """Warns, and names the innermost line that is the user's."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and not _is_users(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def line_of_node(metadata: dict[str, Any]) -> str:

@@ -207,6 +207,8 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       lifts(op.operator_name().name == "aten::lift_fresh"),
       detaches(op.operator_name().name == "aten::detach"),
+      makes_dual(is_any_of(op.operator_name().name, {"aten::_make_dual", "aten::_fw_primal"})),
+      unpacks_dual(op.operator_name().name == "aten::_unpack_dual"),
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),

@@ -84,6 +84,9 @@ struct Operator {
   bool lifts;
   // The result has no derivatives by its argument, whose memory it shares.
   bool detaches;
+  // It makes a dual tensor, or takes one apart: what it does is not told by shapes.
+  bool makes_dual;
+  bool unpacks_dual;
 
   // What it does to tangents; null where torch's autograd is to tell. A rule from Python
   // may come at any time.

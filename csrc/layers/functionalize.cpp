@@ -51,14 +51,6 @@ void count_from_the_start(const Operator& op, Args& args) {
   }
 }
 
-bool is_unpack_dual(const Operator& op) {
-  return op.aliases && op.num_returns == 2 && op.schema().name() == "aten::_unpack_dual";
-}
-
-bool is_make_dual(const Operator& op) {
-  return op.aliases && op.num_args == 3 && op.schema().name() == "aten::_make_dual";
-}
-
 // torch's functional tensors can't give a write to what make_dual and unpack_dual return to what
 // it shares memory with.
 void refuse_to_write_to_dual(const c10::Error& error, const Operator& op, const Layer& layer) {
@@ -127,14 +119,13 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   const KeptStrides strides(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
   allow_only(own, /*include=*/own);
-  const bool unpacks_dual = is_unpack_dual(op);
   // A copy of a dual tensor is no dual tensor.
   functionalization::FunctionalizationReapplyViewsGuard keep_views(
-      keeps_views_ || unpacks_dual || is_make_dual(op));
+      keeps_views_ || op.unpacks_dual || op.makes_dual);
   if (is_as_strided(op)) {
     count_from_the_start(op, args);
   }
-  const at::Tensor tangent = unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
+  const at::Tensor tangent = op.unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
   try {
     op.handle.callBoxed(&args);

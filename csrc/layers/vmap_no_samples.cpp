@@ -27,7 +27,8 @@ bool only_computes(const Operator& op, const BatchedCall& call, const VmapLayer&
       layer.draws_for_each() ||
       !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode); // which refuses
   return writes_to_samples && may_draw && !op.is_custom && !op.is_collective && !op.reads_number &&
-         !op.detaches && !op.always_wraps && !op.handle.hasTag(at::Tag::dynamic_output_shape) &&
+         !op.detaches && !op.makes_dual && !op.unpacks_dual && !op.always_wraps &&
+         !op.handle.hasTag(at::Tag::dynamic_output_shape) &&
          !op.handle.hasTag(at::Tag::data_dependent_output) &&
          std::none_of(arguments.begin(), arguments.end(), names_device);
 }

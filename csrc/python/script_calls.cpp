@@ -17,7 +17,25 @@ namespace {
 
 namespace py = pybind11;
 
-ternaryfunc torchs_call = nullptr;
+// What was under the name __call__ of ScriptFunction and of ScriptMethod.
+struct Calls {
+  py::object of_function, of_method;
+};
+
+Calls& torchs_calls() {
+  static auto* calls = new Calls(); // Python may be gone before it would be destroyed
+  return *calls;
+}
+
+bool is_method(py::handle object) {
+  return py::isinstance<torch::jit::Method>(object);
+}
+
+PyObject* torchs_call(py::handle self, const py::args& args, const py::kwargs& kwargs) {
+  const Calls& calls = torchs_calls();
+  const py::object& call = is_method(self) ? calls.of_method : calls.of_function;
+  return call(self, *args, **kwargs).release().ptr();
+}
 
 // The function that a ScriptFunction or ScriptMethod stands for, and the module or object it is of.
 struct Callee {
@@ -25,7 +43,7 @@ struct Callee {
   std::optional<c10::IValue> self;
 
   static Callee of(py::handle object) {
-    if (py::isinstance<torch::jit::Method>(object)) {
+    if (is_method(object)) {
       auto& method = object.cast<torch::jit::Method&>();
       return {method.function(), method.owner()._ivalue()};
     }
@@ -49,14 +67,11 @@ bool any_overrides(const py::args& args, const py::kwargs& kwargs) {
 }
 
 PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
-  if (!any_layer() || torch::jit::tracer::isTracing()) {
-    return torchs_call(self, args, kwargs);
-  }
   HANDLE_TH_ERRORS
   const auto given = py::reinterpret_borrow<py::args>(args);
   const auto named = kwargs == nullptr ? py::kwargs() : py::reinterpret_borrow<py::kwargs>(kwargs);
-  if (any_overrides(given, named)) {
-    return torchs_call(self, args, kwargs);
+  if (!any_layer() || torch::jit::tracer::isTracing() || any_overrides(given, named)) {
+    return torchs_call(self, given, named);
   }
   auto [function, owner] = Callee::of(self);
   auto stack = torch::jit::createStackForSchema(
@@ -69,13 +84,25 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
+PyMethodDef method = {
+    "__call__",
+    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
+    METH_VARARGS | METH_KEYWORDS,
+    nullptr};
+
 } // namespace
 
+// By the name __call__ and not by the slot: who patches that, as torch.testing does, calls what was
+// there.
 void stand_before_script_calls() {
-  for (const char* name : {"ScriptFunction", "ScriptMethod"}) {
+  const auto stand_before = [](const char* name) {
     const auto type = py::module_::import("torch._C").attr(name);
-    torchs_call = std::exchange(reinterpret_cast<PyTypeObject*>(type.ptr())->tp_call, &call);
-  }
+    const py::object before = type.attr("__call__");
+    type.attr("__call__") = py::reinterpret_steal<py::object>(
+        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method));
+    return before;
+  };
+  torchs_calls() = {stand_before("ScriptFunction"), stand_before("ScriptMethod")};
 }
 
 } // namespace torchlayers

@@ -200,3 +200,29 @@ def test_a_compiled_function_calls_it_as_others_do(program):
     compiled = tl.compile(tl.grad(scalar(scripted)), backend="replay")
     for _ in range(3):
         torch.testing.assert_close(compiled(X), tl.grad(scalar(function))(X))
+
+
+class Cubed(nn.Module):
+    @torch.jit.export
+    def cube(self, x: Tensor) -> Tensor:
+        return x * x * x
+
+
+@pytest.mark.parametrize("kind", ["ScriptFunction", "ScriptMethod"])
+def test_who_patches_torchs_calls_calls_ours(kind, monkeypatch):
+    """As torch.testing does, when it is imported."""
+    owner = getattr(torch._C, kind)
+    before, calls = owner.__call__, []
+
+    def patched(*args, **kwargs):
+        calls.append(kind)
+        return before(*args, **kwargs)
+
+    monkeypatch.setattr(owner, "__call__", patched)
+    scripted = torch.jit.script(cube)
+    if kind == "ScriptMethod":
+        module = torch.jit.script(Cubed())
+        scripted = module.cube
+    for _ in range(3):
+        torch.testing.assert_close(tl.hessian(lambda x: scripted(x).sum())(X), (6 * X).diag())
+    assert len(calls) == 3

@@ -4,7 +4,6 @@ import errno
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torchlayers.compiled.compare import Before, compared
 from torchlayers.compiled.graphs import draws_from, final_copies, half_precision, is_functional
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.uninitialized import uninitialized_results
+from torchlayers.errors import warn
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -136,10 +136,9 @@ class Runner:
                 if is_full
                 else "Please report it with what torchlayers.make_graph gives for these arguments."
             )
-            warnings.warn(
+            warn(
                 f"torchlayers: compile: inductor did not compile {self._name}, whose graph is "
                 f"replayed instead ({reason}). {advice}",
-                stacklevel=2,
             )
         self.seconds += time.perf_counter() - start
 
@@ -153,11 +152,10 @@ class Runner:
             result, problem = self._checked(run, tensors)
             if problem is not None:
                 self._go_on_replaying(f"inductor's {problem}")
-                warnings.warn(
+                warn(
                     f"torchlayers: compile: what inductor made of {self._name} is wrong: {problem}."
                     " Its graph is replayed instead. Please report it to PyTorch, with the graph "
                     "that torchlayers.make_graph gives for these arguments.",
-                    stacklevel=2,
                 )
         self._settled = True
         if self._code is not None:

@@ -5,7 +5,8 @@ import errno
 import functools
 import os
 import tempfile
-import warnings
+
+from torchlayers.errors import warn
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # which is another matter: there may be room later
 
@@ -63,8 +64,7 @@ def say_unusable(why: str) -> None:
 
 @functools.cache
 def _say(what: str) -> None:
-    warnings.warn(
+    warn(
         f"torchlayers: compile: {what}. Compiled functions replay their graphs instead "
         "(backend='replay'). Set TORCHINDUCTOR_CACHE_DIR to a directory that can be written to.",
-        stacklevel=4,
     )

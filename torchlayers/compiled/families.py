@@ -1,6 +1,5 @@
 """The recordings of one function that are for many sizes: what a call with new sizes runs."""
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from torchlayers.compiled.mutations import undo
 from torchlayers.compiled.record import record
 from torchlayers.compiled.report import SignatureReport
 from torchlayers.compiled.signature import Signature, described
+from torchlayers.errors import warn
 
 
 class Families:
@@ -49,10 +49,9 @@ class Families:
         except NotSymbolicError as error:
             self._failed = True
             if not self._all:
-                warnings.warn(
+                warn(
                     f"torchlayers: compile: {self._name} can't be recorded for many sizes: {error}."
                     " Each shape is recorded by itself.",
-                    stacklevel=5,
                 )
             return None
         self._all.append(_Made(family))

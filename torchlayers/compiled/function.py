@@ -3,7 +3,6 @@
 import functools
 import threading
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from torchlayers.compiled.record import record
 from torchlayers.compiled.refused import name_of
 from torchlayers.compiled.report import Report
 from torchlayers.compiled.signature import Signature, differing, distance, like, why_new
+from torchlayers.errors import warn
 
 # From so many signatures on, a function is said to be recorded over and over.
 _MANY = 8
@@ -142,12 +142,11 @@ class Compiled(_C.CompiledCall):
                 return made.entry
             self._known(made.entry, args, kwargs)
             if len(self._made) == _MANY:
-                warnings.warn(
+                warn(
                     f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
                     f"because {made.why}. Calls that differ in this don't share compiled code: "
                     "pass tensors in place of numbers that change, pad shapes, or leave compile "
                     "out. report() lists the signatures.",
-                    stacklevel=4,
                 )
             return made.entry
 
@@ -165,10 +164,9 @@ class Compiled(_C.CompiledCall):
     def _tell_uncompiled(self, runs: AsItIs) -> None:
         if not self._is_told:
             self._is_told = True
-            warnings.warn(
+            warn(
                 f"torchlayers: compile: {self._name} runs uncompiled where autograd is on: "
                 f"{runs.why}. {runs.advice}",
-                stacklevel=5,
             )
 
     def _tell_lost(self, changes: Sequence[Change]) -> None:
@@ -178,11 +176,10 @@ class Compiled(_C.CompiledCall):
         if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
             name = again[0].name
             self._as_it_is = f"the function changes {name} at each call"
-            warnings.warn(
+            warn(
                 f"torchlayers: compile: {self._name} changes {name} at each call, which a "
                 "recording can't do. From now on it runs uncompiled. Change that outside of the "
                 "compiled function, or keep it in a tensor that is written in place.",
-                stacklevel=5,
             )
         self._lost = {change.place for change in changes}
         self._calls_when_lost = calls
@@ -213,11 +210,10 @@ class Compiled(_C.CompiledCall):
         """Warns where a number is another again and again."""
         self._changed[place] = self._changed.get(place, 0) + 1
         if self._changed[place] == _OFTEN:
-            warnings.warn(
+            warn(
                 f"torchlayers: compile: {self._name} was recorded {_OFTEN + 1} times for values of "
                 f"a number: {differs}. Each value is recorded by itself. Pass it as an argument "
                 "that is a tensor, or keep it in a tensor and write to that (fill_).",
-                stacklevel=5,
             )
 
     def _why(self, entry: call.Entry) -> str:

@@ -6,7 +6,6 @@ has been compared; where the results differ by more than rounding, it is replaye
 """
 
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from torchlayers.compiled.graphs import draws_from, half_precision, inputs_of
 from torchlayers.compiled.replay import replay
 from torchlayers.compiled.simplify.mutations import written_inputs
 from torchlayers.compiled.uninitialized import uninitialized_results
+from torchlayers.errors import warn
 
 Adopt = Callable[[Run], None]
 
@@ -100,9 +100,8 @@ def how_replayed(problem: str) -> str:
 
 
 def say_wrong(name: str, problem: str) -> None:
-    warnings.warn(
+    warn(
         f"torchlayers: compile: the simplified recording of {name} is wrong: {problem}. The "
         "recording is replayed as it was made instead. Please report it to torchlayers, with the "
         "function and the shapes of its arguments.",
-        stacklevel=2,
     )

@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from torchlayers.compiled.simplify import simplify
 from torchlayers.compiled.simplify.nodes import aten, calls
 from torchlayers.compiled.tanh import tanh_as_quotient
 from torchlayers.compiled.wrapper import Layout, program_of
-from torchlayers.errors import TransformError
+from torchlayers.errors import TransformError, warn
 from torchlayers.opaque import bernoulli
 from torchlayers.torch_compile import import_whole, patched, traced_here
 from torchlayers.torch_versions import is_no_compiler
@@ -199,8 +198,7 @@ def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:
 
 @functools.cache
 def say_no_compiler() -> None:
-    warnings.warn(
+    warn(
         "torchlayers: compile: this machine has no C++ compiler, which inductor needs. Compiled "
         "functions replay their graphs instead (backend='replay').",
-        stacklevel=3,
     )

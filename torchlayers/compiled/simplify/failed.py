@@ -1,8 +1,9 @@
 """A pass that ends in an error is left out: the call that the recording is for does not need it."""
 
 import contextlib
-import warnings
 from collections.abc import Iterator
+
+from torchlayers.errors import warn
 
 
 class FailedError(Exception):
@@ -19,11 +20,10 @@ class FailedError(Exception):
         self.name, self.is_needed = name, is_needed
 
     def say(self, instead: str) -> None:
-        warnings.warn(
+        warn(
             f"torchlayers: compile: what simplifies recordings ended in an error ({self}). "
             f"{instead} Please report it to torchlayers, with the function and the shapes of its "
             "arguments.",
-            stacklevel=3,
         )
 
 
