@@ -27,8 +27,10 @@ _torchs_deepcopy_of_parameter: Any = _parameter.__deepcopy__
 
 def _is_inside(tensor: Any) -> bool:
     """Whether it is a tensor of a transform that is active."""
-    return type(tensor) in (Tensor, nn.Parameter) and (
-        _functorch.is_functorch_wrapped_tensor(tensor) or _torch._is_functional_tensor(tensor)
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and (_functorch.is_functorch_wrapped_tensor(tensor) or _torch._is_functional_tensor(tensor))
+        and _functorch.peek_interpreter_stack() is not None
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchlayers import torch_func
+from torchlayers import torch_compile, torch_func
 
 _functorch: Any = torch._C._functorch
 
@@ -26,6 +26,7 @@ def jvp(
     """torch.func.jvp's result."""
     if strict or not _is_inside():
         return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+    torch_compile.refuse_strict_export("jvp inside another transform")
     seen: dict[str, Any] = {}
 
     def differentiable(*args: Any) -> Any:

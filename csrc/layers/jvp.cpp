@@ -156,7 +156,8 @@ void JvpLayer::process(const Operator& op, Args& args) {
 bool JvpLayer::own_written_tangents(const Operator& op, const Args& args) {
   Tangents targets;
   for (const size_t i : op.written_args) {
-    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& target) {
+    visit_tensors_of(peek(args, i, op.num_args), [&](const at::Tensor& given) {
+      const at::Tensor target = without_dead_wrappers(given);
       if (is_at_level(target, *this) && writes_to_borrowed(target)) {
         targets.push_back(target);
       }
