@@ -131,7 +131,7 @@ def test_strictly_where_the_function_reads_a_parameter(call, frozen):
 
 def test_jvp_inside_others_is_refused_strictly():
     """torch's own ends in an error, and leaves its levels entered."""
-    with pytest.raises(Exception, match="jvp inside another transform.* strict=False"):
+    with pytest.raises(Exception, match=r"jvp inside another transform.* strict=False"):
         exported(tl.vmap(lambda a: tl.jvp(torch.sin, (a,), (a,))[1]), strict=True)
     assert tl.current_stack() == ()
 
