@@ -1,5 +1,6 @@
 // The reverse pass of a function alone, whatever else hangs on the tensors it was given.
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -58,6 +59,9 @@ class CutGraph {
     while (!waiting.empty()) {
       const auto node = std::move(waiting.back());
       waiting.pop_back();
+      if (const auto* write = dynamic_cast<torch::autograd::CopySlices*>(node.get())) {
+        visit(write->fn); // what has written to a part, whose edges have to be those of the whole
+      }
       for (Edge& edge : node->next_edges()) {
         const auto found = ends.find({edge.function.get(), edge.input_nr});
         if (edge.is_valid() && found != ends.end()) {

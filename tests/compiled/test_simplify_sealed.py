@@ -39,9 +39,26 @@ PROGRAMS = {
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 
 
+NO_KERNEL = pytest.mark.xfail(
+    raises=RuntimeError,
+    strict=True,
+    reason="torch has no product with the transpose of a matrix in BSR",
+)
+SPARSE = [
+    pytest.param(
+        layout,
+        program,
+        marks=NO_KERNEL
+        if (layout, program[2:]) in (("BSR", "gradient"), ("BSR", "Hessian"))
+        else (),
+    )
+    for layout in LAYOUTS
+    for program in PROGRAMS
+]
+
+
 @pytest.mark.parametrize("check", [True, False])
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "program"), SPARSE)
 def test_sparse_captured(layout, program, check):
     s, f = LAYOUTS[layout](), PROGRAMS[program]
     x, v = (torch.cat((each, each[:1])) if s.shape[0] == 4 else each for each in (X, V))
