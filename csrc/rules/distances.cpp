@@ -55,7 +55,7 @@ Tensor norm_gradient(
   }
   const Tensor norm = over.kept(y, x.dim());
   if (order == 2) {
-    return x * over_norm(along, norm);
+    return over_norm(x, norm) * along; // of a tiny norm along / norm is too large
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == norm;

@@ -41,6 +41,8 @@ KNOWN = [
     "isFunctionalTensor(base_)",  # torch.ones(()) in functionalize(vmap(functionalize))
     "can't run aten::copy_",  # jvp in vmap, at a primal whose batch is expanded
 ]
+# And of both kinds of checkpoint in one nest, one of which captures the other's argument in a grad.
+OF_CHECKPOINTS = "was used in vmap (level"
 # Where torch's derivative takes squares of small numbers, which are zero, and ours does not. What
 # ours is there is for tests/special_values to say.
 WITHOUT_SQUARES = ["atan2"]
@@ -66,6 +68,9 @@ def check(case: Case) -> None:
     if isinstance(result, Exception):
         is_mixed = any(level.library == "func" for level in case.levels)
         if any(words in str(result) for words in KNOWN):
+            return
+        kinds = {level.kind for level in case.levels}
+        if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
             return
         may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}
@@ -179,6 +184,9 @@ def check_special(case: Case) -> None:
         twin = dataclasses.replace(case, program=program)
         by_amax = attempt(twin.called("plain"), plain=Plain)
     others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
+    if ".prod(" in str(case.program):
+        # The derivative by a factor is the product of the others; torch's divides by the factor.
+        others = [torch.where(other.isnan(), result, other) for other in others]
     if not any(
         torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
     ):
