@@ -52,6 +52,8 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return False  # detect_anomaly asks each gradient; of the calls' it is asked
         if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
             args, kwargs = tree.map_tensors(self._known, (args, kwargs))
+        if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
+            return args[0]  # a constant of TorchScript's, which is a number here
         try:
             result = self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
