@@ -7,6 +7,7 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include "core/keys.h"
+#include "layers/transforms.h"
 #include "python/function_modes.h"
 #include "python/tree.h"
 
@@ -74,7 +75,7 @@ PyObject* get_requires_grad(PyObject* self, void* closure) {
     return torchs_getter(self, closure);
   }
   HANDLE_TH_ERRORS
-  const at::Tensor& tensor = THPVariable_Unpack(self);
+  const at::Tensor tensor = shown(THPVariable_Unpack(self));
   // torch.zeros_like(x, requires_grad=True) marks a batched tensor itself.
   return PyBool_FromLong(tensor.requires_grad() || marked_tensor(tensor).requires_grad());
   END_HANDLE_TH_ERRORS

@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import gc
 import threading
 import types
 
@@ -789,6 +790,30 @@ def test_for_many_sizes():
             settings.factor = factor
             x = torch.ones(size, 2)
             assert torch.equal(f(x), x * factor)
+
+
+collections_seen = 0
+
+
+def test_what_python_calls_when_it_collects_does_not_count():
+    """Hypothesis counts how long it takes, as this does, whoever is recorded meanwhile."""
+
+    def notes(phase, info):
+        global collections_seen
+        collections_seen += 1
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(notes)
+    gc.set_threshold(1)
+    try:
+        compiled = replayed(lambda x: x * 2, dynamic=True)
+        for rows in (3, 4, 5, 6):
+            compiled(torch.ones(rows, 3))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(notes)
+    assert collections_seen > 0
+    assert len(compiled.report().signatures) == 2
 
 
 def test_a_second_derivative_of_what_has_changed_is_refused():

@@ -137,7 +137,9 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions_that_are_to_validate(name):
+def test_distributions_that_are_to_validate(name, monkeypatch):
+    # Dynamo turns it off for good.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     f = DISTRIBUTIONS[name]
     compiled = tl.compile(f, backend="replay")
     for scale in (1, 2):

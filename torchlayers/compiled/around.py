@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import logging
 import sys
 import threading
@@ -16,6 +17,22 @@ from torchlayers.compiled.refused import SeedError
 _torch: Any = torch  # what it keeps for its own use has no types
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """A recording makes objects by the thousand, which stay: Python would look through all it has.
+
+    That takes as long as the recording, or twice, where a program has imported as much as torch.
+    And what others have Python call then (gc.callbacks) would be taken for the function's code.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 @contextlib.contextmanager

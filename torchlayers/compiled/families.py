@@ -54,8 +54,10 @@ class Families:
                     " Each shape is recorded by itself.",
                 )
             return None
-        self._all.append(_Made(family))
-        return self._all[-1].find(asked, given, args, kwargs)
+        made = _Made(family)
+        if (found := made.find(asked, given, args, kwargs)) is not None:
+            self._all.append(made)
+        return found
 
     def reports(self) -> list[SignatureReport]:
         return [made.report() for made in self._all]

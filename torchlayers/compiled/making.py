@@ -1,10 +1,8 @@
 """What runs for a signature is made: recorded, simplified, split if need be, given to a backend."""
 
-import contextlib
 import functools
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -12,6 +10,7 @@ from torch.fx import GraphModule
 
 from torchlayers import tree
 from torchlayers.compiled import inductor
+from torchlayers.compiled.around import nothing_collected
 from torchlayers.compiled.asked import Asked
 from torchlayers.compiled.backends import Run, Runner, plainly
 from torchlayers.compiled.call import Entry
@@ -83,22 +82,7 @@ class Made:
         )
 
 
-@contextlib.contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """A recording makes objects by the thousand, which stay: Python would look through all it has.
-
-    That takes as long as the recording, or twice, where a program has imported as much as torch.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-@_nothing_collected()
+@nothing_collected()
 @source_forgotten()
 def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
     """Records asked.func(*args, **kwargs), a call of this signature."""
@@ -154,7 +138,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         return Made(entry, runs, graph, time.perf_counter() - start, lost)
 
 
-@_nothing_collected()
+@nothing_collected()
 @source_forgotten()
 def make_for_sizes(
     asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None

@@ -20,6 +20,7 @@ from torchlayers import _C, torch_compile, tree
 from torchlayers.compiled.around import (
     dispatched_as_before,
     fakes_not_logged,
+    nothing_collected,
     seeds_refused,
     without_hooks,
 )
@@ -96,6 +97,7 @@ def record(
 
 def _record(recorder: "_Recorder") -> Recording:
     around = (
+        nothing_collected(),
         torch_compile.run_eagerly(),
         without_hooks(),
         fakes_not_logged(),
