@@ -18,23 +18,13 @@ namespace {
 namespace py = pybind11;
 
 // What was under the name __call__ of ScriptFunction and of ScriptMethod.
-struct Calls {
-  py::object of_function, of_method;
-};
+PyObject* call_of_functions = nullptr;
+PyObject* call_of_methods = nullptr;
 
-Calls& torchs_calls() {
-  static auto* calls = new Calls(); // Python may be gone before it would be destroyed
-  return *calls;
-}
-
-bool is_method(py::handle object) {
-  return py::isinstance<torch::jit::Method>(object);
-}
-
-PyObject* torchs_call(py::handle self, const py::args& args, const py::kwargs& kwargs) {
-  const Calls& calls = torchs_calls();
-  const py::object& call = is_method(self) ? calls.of_method : calls.of_function;
-  return call(self, *args, **kwargs).release().ptr();
+PyObject* call_torchs(PyObject* torchs, PyObject* self, PyObject* args, PyObject* kwargs) {
+  const auto before = py::reinterpret_steal<py::object>(PyTuple_Pack(1, self));
+  const auto all = py::reinterpret_steal<py::object>(PySequence_Concat(before.ptr(), args));
+  return all ? PyObject_Call(torchs, all.ptr(), kwargs) : nullptr;
 }
 
 // The function that a ScriptFunction or ScriptMethod stands for, and the module or object it is of.
@@ -43,7 +33,7 @@ struct Callee {
   std::optional<c10::IValue> self;
 
   static Callee of(py::handle object) {
-    if (is_method(object)) {
+    if (py::isinstance<torch::jit::Method>(object)) {
       auto& method = object.cast<torch::jit::Method&>();
       return {method.function(), method.owner()._ivalue()};
     }
@@ -66,12 +56,16 @@ bool any_overrides(const py::args& args, const py::kwargs& kwargs) {
          });
 }
 
+template <PyObject*& torchs>
 PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  if (!any_layer() || torch::jit::tracer::isTracing()) {
+    return call_torchs(torchs, self, args, kwargs);
+  }
   HANDLE_TH_ERRORS
   const auto given = py::reinterpret_borrow<py::args>(args);
   const auto named = kwargs == nullptr ? py::kwargs() : py::reinterpret_borrow<py::kwargs>(kwargs);
-  if (!any_layer() || torch::jit::tracer::isTracing() || any_overrides(given, named)) {
-    return torchs_call(self, given, named);
+  if (any_overrides(given, named)) {
+    return call_torchs(torchs, self, args, kwargs);
   }
   auto [function, owner] = Callee::of(self);
   auto stack = torch::jit::createStackForSchema(
@@ -84,25 +78,26 @@ PyObject* call(PyObject* self, PyObject* args, PyObject* kwargs) {
   END_HANDLE_TH_ERRORS
 }
 
-PyMethodDef method = {
-    "__call__",
-    reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call)),
-    METH_VARARGS | METH_KEYWORDS,
-    nullptr};
+template <PyObject*& torchs>
+void stand_before(const char* name) {
+  static PyMethodDef method = {
+      "__call__",
+      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call<torchs>)),
+      METH_VARARGS | METH_KEYWORDS,
+      nullptr};
+  const auto type = py::module_::import("torch._C").attr(name);
+  torchs = py::object(type.attr("__call__")).release().ptr();
+  type.attr("__call__") = py::reinterpret_steal<py::object>(
+      PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method));
+}
 
 } // namespace
 
 // By the name __call__ and not by the slot: who patches that, as torch.testing does, calls what was
 // there.
 void stand_before_script_calls() {
-  const auto stand_before = [](const char* name) {
-    const auto type = py::module_::import("torch._C").attr(name);
-    const py::object before = type.attr("__call__");
-    type.attr("__call__") = py::reinterpret_steal<py::object>(
-        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), &method));
-    return before;
-  };
-  torchs_calls() = {stand_before("ScriptFunction"), stand_before("ScriptMethod")};
+  stand_before<call_of_functions>("ScriptFunction");
+  stand_before<call_of_methods>("ScriptMethod");
 }
 
 } // namespace torchlayers
