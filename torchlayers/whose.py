@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchlayers import _C, tree
+from torchlayers.code_objects import names_in
 
 
 def words(
@@ -70,17 +71,9 @@ def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield name, cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-    for name in _names(func.__code__):
+    for name in names_in(func.__code__):
         if name in func.__globals__:
             yield name, func.__globals__[name]
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The globals that a function reads, or one that is defined in it."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:

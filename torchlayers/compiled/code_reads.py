@@ -83,14 +83,6 @@ def _constant_after(instructions: list[dis.Instruction], start: int) -> str | No
     return None
 
 
-def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of the functions that are defined in it."""
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from codes_in(each)
-
-
 def together(codes: Iterable[types.CodeType]) -> Reads:
     """What any of them reads and writes."""
     every = [reads(code) for code in codes]

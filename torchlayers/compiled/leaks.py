@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import Module
 
-from torchlayers.compiled.code_reads import codes_in, is_library, is_users
+from torchlayers.code_objects import names_in
+from torchlayers.compiled.code_reads import is_library, is_users
 
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
@@ -125,7 +126,7 @@ class Surroundings:
             if id(thing) not in self._seen and far <= _FAR:
                 self._seen[id(thing)] = thing
                 for held, path in self._held(thing, name):
-                    is_near = _is_child(held, thing) or _calls(thing, held)
+                    is_near = _is_child(thing, held) or _calls(thing, held)
                     todo.append((held, path, far if is_near else far + 1))
 
     def leaks(self) -> Iterator[Leak]:
@@ -148,7 +149,7 @@ class Surroundings:
         if isinstance(thing, types.FunctionType):
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
-            names = [name for code in codes_in(thing.__code__) for name in code.co_names]
+            names = names_in(thing.__code__)
             used = {key: variables.get(key, ABSENT) for key in names}
             self._kept.append(_Kept(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
@@ -201,7 +202,7 @@ class Surroundings:
             yield type(thing), type(thing).__name__
 
 
-def _is_child(held: Any, thing: Any) -> bool:
+def _is_child(thing: Any, held: Any) -> bool:
     """However deep a model is."""
     return isinstance(held, Module) and isinstance(thing, Module)
 

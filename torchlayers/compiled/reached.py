@@ -7,7 +7,7 @@ import gc
 import operator
 import sys
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,9 +17,9 @@ from torch.nn.modules import container
 from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 
+from torchlayers.code_objects import codes_in
 from torchlayers.compiled.code_reads import (
     Reads,
-    codes_in,
     codes_of,
     is_library,
     is_users,
@@ -173,7 +173,9 @@ class Walk:
         keys = () if kind in ("list", "cell", "function", "object", "asked") else tuple(held)
         self.places.append(Place(kind, holder, keys, tuple(held.values()), name, sizes))
         if kind != "object":  # whose attributes are followed by their names
-            self._todo += [(value, name.format(key)) for key, value in held.items()]
+            self._todo += [
+                (value, name.format(key)) for key, value in held.items() if value is not ABSENT
+            ]
 
     def _look_at(self, thing: Any, name: str) -> None:
         if is_constant(thing) or thing is ABSENT:
@@ -369,14 +371,16 @@ def _comes_after(kind: type, name: str) -> bool:
     return not is_library(getattr(getattr(kind, "__getattr__", None), "__module__", "torch"))
 
 
-def _specials(kind: type) -> Iterator[str]:
+def _specials(kind: type) -> set[str]:
     """The methods of a user's class that no name is loaded for: ``__call__``, ``__mul__``."""
-    if not is_library(kind.__module__):
-        yield from _OPERATORS
-        for name, value in vars(kind).items():
-            is_method = name.startswith("__") and isinstance(value, types.FunctionType)
-            if is_method and name not in _OPERATORS:
-                yield name
+    if is_library(kind.__module__):
+        return set()
+    own = {
+        name
+        for name, value in vars(kind).items()
+        if name.startswith("__") and isinstance(value, types.FunctionType)
+    }
+    return _OPERATORS | own
 
 
 def _slots(kind: type) -> frozenset[str]:

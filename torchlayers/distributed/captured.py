@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchlayers import _C
+from torchlayers.code_objects import codes_in, names_in
 
 _LIBRARIES = ("torch", "torchlayers")  # whose globals hold no tensors of the user's
 
@@ -156,23 +157,15 @@ def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     namespace = function.__globals__
     if str(namespace.get("__name__")).partition(".")[0] in _LIBRARIES:
         return []
-    names = dict.fromkeys(name for code in _codes(function.__code__) for name in code.co_names)
+    names = names_in(function.__code__)
     read = [(name, namespace[name]) for name in names if _may_hold(namespace.get(name))]
     return read if read and not any(_stored(function.__code__)) else []
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The function's own, and those of functions that are defined in it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _stored(code: types.CodeType) -> Iterator[str]:
     """The variables of outside that the function assigns to."""
     free = {*code.co_freevars}
-    for each in _codes(code):
+    for each in codes_in(code):
         for instruction in dis.get_instructions(each):
             name = instruction.argval
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
