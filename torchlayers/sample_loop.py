@@ -1,7 +1,6 @@
 """vmap a sample at a time: what it falls back to where a function asks for one sample's data."""
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from torchlayers.errors import (
     TransformError,
     location,
     location_of,
+    warn,
 )
 
 _functorch: Any = torch._C._functorch
@@ -76,10 +76,9 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
             if (reason := _reason(error)) is None:
                 raise
             random.restore()
-            warnings.warn(
+            warn(
                 f"torchlayers: vmap({tree.name_of(given.func)}) runs a sample at a time, because "
                 f"it {reason}.{location_of(error)}",
-                stacklevel=2,
             )
         else:
             if not ragged:

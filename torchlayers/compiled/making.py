@@ -88,10 +88,6 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     """Records asked.func(*args, **kwargs), a call of this signature."""
     start = time.perf_counter()
     why_as_it_is = ""
-    advice = (
-        "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
-        "backward()), or call it under torch.no_grad()."
-    )
     guarded = asked.settings.guards or not asked.keeps_writes
     try:
         recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
@@ -120,22 +116,36 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
         else:
             computed = _Computed(asked.func, args, kwargs, recorded)
             entry.is_recorded = True
-            adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-            if not why_as_it_is and not is_functional(graph):
-                why_as_it_is = "an operator writes to what it is given"
-                advice = "Write out of place, or call the function under torch.no_grad()."
-            if why_as_it_is:
-                undo(recorded.changes)  # which the function makes
-                adopt(computed)
-                runs = AsItIs(why_as_it_is, advice)
-            else:
-                if written := {*final_copies(graph).values()}:
-                    adopt = _unless_shared(entry, written, lambda: computed)
-                adopt = _with_effects(adopt, _effects(asked, recorded))
-                runs = Derivative(
-                    recorded, graph, given.modes, asked, computed, computed.arguments, adopt
-                )
+            runs = _differentiable(asked, entry, given, recorded, graph, computed, why_as_it_is)
         return Made(entry, runs, graph, time.perf_counter() - start, lost)
+
+
+def _differentiable(
+    asked: Asked,
+    entry: Entry,
+    given: Signature,
+    recorded: Recording,
+    graph: GraphModule,
+    computed: "_Computed",
+    why_as_it_is: str,
+) -> AsItIs | Derivative:
+    """What runs where autograd is on: a pass that was recorded as well, or the function itself."""
+    advice = (
+        "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
+        "backward()), or call it under torch.no_grad()."
+    )
+    adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
+    if not why_as_it_is and not is_functional(graph):
+        why_as_it_is = "an operator writes to what it is given"
+        advice = "Write out of place, or call the function under torch.no_grad()."
+    if why_as_it_is:
+        undo(recorded.changes)  # which the function makes
+        adopt(computed)
+        return AsItIs(why_as_it_is, advice)
+    if written := {*final_copies(graph).values()}:
+        adopt = _unless_shared(entry, written, lambda: computed)
+    adopt = _with_effects(adopt, _effects(asked, recorded))
+    return Derivative(recorded, graph, given.modes, asked, computed, computed.arguments, adopt)
 
 
 @nothing_collected()

@@ -111,9 +111,9 @@ def _record(recorder: "_Recorder") -> Recording:
             known = modules_given(recorder.func, recorder.leaves)
             with dispatched_as_before(), noted(known) as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
-            recording_made = recorder.finish(graph, modules)
+            recorded = recorder.finish(graph, modules)
             raise_interrupt()
-            return recording_made
+            return recorded
         except BaseException as error:
             undo(recorder.changes())
             if isinstance(error, Exception):
