@@ -1,10 +1,12 @@
 """What a compiled function reads of Python is looked at before each call."""
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
 import gc
+import sys
 import threading
 import types
 
@@ -830,3 +832,42 @@ def test_a_second_derivative_of_what_has_changed_is_refused():
     settings.factor = 4.0
     with pytest.raises(tl.errors.TransformError, match=r"factor of Plain is 4\.0, was 3\.0"):
         torch.autograd.grad(result, x, create_graph=True)
+
+
+def test_branches_that_are_traced_for_a_recording_are_no_state():
+    """torch writes their code when it is asked for, which may be after the recording."""
+
+    def f(x):
+        return tl.cond(x.sum() > 0, lambda: x * 2, lambda: x.sin())
+
+    def pushed(x):
+        return tl.jvp(f, (x,), (x,))[1]
+
+    compiled = replayed(pushed)
+    compiled(X)
+    assert not [name for name in compiled.report().signatures[0].guards if "forward" in name]
+
+
+FINDER = """
+ASKED = {}
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        ASKED[name] = True
+"""
+
+
+def test_what_finds_modules_is_no_part_of_the_function(monkeypatch):
+    module = types.ModuleType("a_finder")
+    exec(compile(FINDER, "a_finder.py", "exec"), vars(module))
+    monkeypatch.setattr(sys, "meta_path", [module.Finder(), *sys.meta_path])
+
+    def f(x):
+        with contextlib.suppress(ImportError):
+            import there_is_no_such_module  # noqa: F401
+        return x * 2
+
+    compiled = replayed(f)
+    compiled(X)
+    assert "there_is_no_such_module" in module.ASKED
+    assert not [name for name in compiled.report().signatures[0].guards if "ASKED" in name]

@@ -154,11 +154,17 @@ def is_users(code: types.CodeType) -> bool:
 def of_users(
     ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
 ) -> list[tuple[types.CodeType, dict[str, Any]]]:
-    """Of code with its globals, the users'. What namedtuple and dataclass write has no file."""
+    """Of code with its globals, the users'. What namedtuple and dataclass write has no file.
+
+    What finds modules, as of an editable install, is called by the first import of one.
+    """
+    finders = {getattr(finder, "__module__", None) for finder in sys.meta_path}
     return [
         (code, variables)
         for code, variables in ran
-        if is_users(code) and not is_library(str(variables.get("__name__", "")))
+        if is_users(code)
+        and (name := str(variables.get("__name__", ""))) not in finders
+        and not is_library(name)
     ]
 
 

@@ -374,9 +374,17 @@ class _Recorder:
         stored = self.before.stored(self.ran.codes) if self.before is not None else []
         return guards_of(self.func, given, called, self.ran.codes, stored)
 
+    def _is_part(self, module: torch.nn.Module) -> bool:
+        """Whether a module is a branch or a body that was traced for this recording."""
+        return isinstance(module, GraphModule) and any(
+            getattr(node.meta.get("val"), "fake_mode", None) is self.mode
+            for node in module.graph.nodes
+        )
+
     def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
         self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
         self.subscripts.refuse_what_differs()
+        modules = [each for each in modules if not self._is_part(each.module)]
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
             raise HiddenError(self.func)
         constants = _constants_as_inputs(graph)
