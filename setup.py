@@ -121,7 +121,7 @@ def get_extensions(cpp_extension):
 
 def build_command(torch, cpp_extension):
     def record_torch(folder):
-        """What torchlayers/built_for.py reads beside the extension."""
+        """What torchlayers/_build_check.py reads beside the extension."""
         (folder / "_C.torch.txt").write_text(f"{torch.__version__}\n")
 
     class Build(cpp_extension.BuildExtension):

@@ -1,4 +1,4 @@
-"""What each pass of compiled/simplify saves: operators and bytes moved, of all workloads.
+"""What each pass of compiler/passes saves: operators and bytes moved, of all workloads.
 
 ``python -m benchmarks.compiled_passes`` prints the tables and writes them into
 docs/compile-passes.md; nothing is timed.
@@ -12,9 +12,9 @@ from benchmarks import page
 from benchmarks.workloads import torch_operators
 from benchmarks.workloads.catalogue import catalogue
 from benchmarks.workloads.workload import Workload
-from torchlayers.compiled.costs import Costs, costs
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import FUSING, steps
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.costs import Costs, costs
+from torchlayers.compiler.passes import FUSING, steps
 
 MEGA = 1e6
 FIRST_FOR_FUSING = FUSING[0].__name__

@@ -23,7 +23,7 @@ import torchlayers
 from benchmarks import machine, page
 from benchmarks.modules import FUNC, MIXED, OURS
 from benchmarks.timing import Effort, by_turns, check_same
-from torchlayers import torch_func
+from torchlayers.core import torch_func
 
 Work = Callable[[], tuple[Tensor, ...]]
 

@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 import torchlayers as tl
 from tests.helpers import ambient, assert_same
-from torchlayers import _C, tree
+from torchlayers import _C
+from torchlayers.core import pytree
 
 
 class Watching(TorchFunctionMode):
@@ -204,7 +205,7 @@ COMMON = {
 def test_what_is_made_of_tuples_lists_and_dicts_needs_nothing_of_torchs_pytrees(call, monkeypatch):
     wanted = call()
     for name in ("flatten", "unflatten", "leaves", "positions"):
-        monkeypatch.setattr(tree, name, None)
+        monkeypatch.setattr(pytree, name, None)
     assert_same(call(), wanted)
 
 

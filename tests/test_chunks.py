@@ -10,8 +10,8 @@ import torch.func
 
 import torchlayers as tl
 from tests.helpers import ambient
-from torchlayers import chunks
 from torchlayers.memory import PeakMemory
+from torchlayers.transforms import chunking
 
 X = torch.linspace(0.1, 1.0, 50 * 16).reshape(50, 16)
 
@@ -64,7 +64,7 @@ def sizes_chosen(taken, total=1000, budget=BUDGET):
         torch.empty(taken(size), dtype=torch.uint8)
         return start, size
 
-    results = chunks.run(work, total, "auto", budget, torch.device("cpu"), False, "work")
+    results = chunking.run(work, total, "auto", budget, torch.device("cpu"), False, "work")
     starts, sizes = zip(*results, strict=True)
     assert list(starts) == [0, *itertools.accumulate(sizes)][:-1]
     assert sum(sizes) == total
@@ -116,7 +116,7 @@ def test_a_function_that_takes_no_memory_has_chunks_that_grow_eightfold():
 def test_the_default_budget_is_half_of_what_is_free():
     with open("/proc/meminfo") as lines:
         (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    budget = chunks.default_budget(torch.device("cpu"))
+    budget = chunking.default_budget(torch.device("cpu"))
     assert budget == pytest.approx(available * 1024 / 2, rel=0.4)
 
 
@@ -124,7 +124,7 @@ def test_the_default_budget_is_half_of_what_is_free():
 def test_the_default_budget_is_half_of_what_is_free_on_the_gpu():
     device = torch.device("cuda")
     free, _ = torch.cuda.mem_get_info(device)
-    assert chunks.default_budget(device) == pytest.approx(free / 2, rel=0.2)
+    assert chunking.default_budget(device) == pytest.approx(free / 2, rel=0.2)
 
 
 # The transforms

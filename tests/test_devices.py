@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import torchlayers as tl
 from tests import devices
-from torchlayers.device import RandomState, free_memory
+from torchlayers.core.device import RandomState, free_memory
 
 X = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.5]], dtype=torch.float64)
 V = torch.tensor([[1.0, 2.0, -1.0], [0.0, 1.0, 0.5]], dtype=torch.float64)
@@ -179,7 +179,7 @@ def test_an_accelerator_that_was_first_used_since(monkeypatch):
         get_rng_state=lambda i: module.default_generators[i].get_state(),
     )
     modules = [None, module]
-    monkeypatch.setattr("torchlayers.device._accelerator_in_use", lambda: modules[-1])
+    monkeypatch.setattr("torchlayers.core.device._accelerator_in_use", lambda: modules[-1])
     draw = lambda: torch.rand(3, device="cpu", generator=module.default_generators[0])  # noqa: E731
     module.default_generators[0].manual_seed(7)
     modules.append(None)

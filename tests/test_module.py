@@ -7,14 +7,14 @@ from torch import nn
 
 import torchlayers as tl
 from tests.helpers import Tied, agree, level_of
-from torchlayers import module
+from torchlayers import modules
 
 X = torch.linspace(-1, 1, 20).reshape(5, 4)
 
 
-@pytest.mark.parametrize("name", module.__all__)
+@pytest.mark.parametrize("name", modules.__all__)
 def test_they_are_torch_funcs_own(name):
-    assert getattr(tl, name) is getattr(module, name) is getattr(torch.func, name)
+    assert getattr(tl, name) is getattr(modules, name) is getattr(torch.func, name)
 
 
 def network():

@@ -89,12 +89,12 @@ def test_import_says_what_it_was_built_against():
 
 def test_import_says_how_to_build_what_was_installed(tmp_path):
     (tmp_path / "torchlayers").mkdir()
-    checks = Path(torchlayers.__file__).with_name("built_for.py").read_text()
-    (tmp_path / "torchlayers" / "built_for.py").write_text(checks)
+    checks = Path(torchlayers.__file__).with_name("_build_check.py").read_text()
+    (tmp_path / "torchlayers" / "_build_check.py").write_text(checks)
     (tmp_path / "torchlayers" / "_C.torch.txt").write_text("2.99.0\n")
     other = run(
         f"import sys; sys.path.insert(0, {str(tmp_path / 'torchlayers')!r})\n"
-        "import built_for; built_for.check()"
+        "import _build_check; _build_check.check()"
     )
     assert "torchlayers was built against torch 2.99.0" in other.stderr
     assert "--no-binary torchlayers torchlayers`" in other.stderr

@@ -1,5 +1,7 @@
-"""The rooms of csrc: what is in one reads what is below it, and nothing above."""
+"""The rooms of csrc and torchlayers: what is in one reads what is below it, and nothing above."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -66,7 +68,8 @@ def test_a_file_is_read_in_one_sitting(path):
 # What is true of one device and not of another, apart from torch's names of functions.
 ASKS = {
     "core/device.h": r"\bis_(cpu|cuda|meta)\(|\bk(CPU|CUDA|Meta)\b|\bDeviceType::\w",
-    "device.py": r"[\"'](cpu|cuda|meta)[\"']|\bis_(cpu|cuda|meta)\b|torch\.(cuda|accelerator)\b",
+    "core/device.py": r"[\"'](cpu|cuda|meta)[\"']|\bis_(cpu|cuda|meta)\b"
+    r"|torch\.(cuda|accelerator)\b",
 }
 
 
@@ -82,3 +85,135 @@ def test_devices_are_asked_about_in_one_place(place):
     ]
     assert askers == []
     assert re.search(ASKS[place], (folder / place).read_text())
+
+
+PACKAGE = CSRC.parent / "torchlayers"
+# The floors of the Python half, from the lowest up, and the rooms on each. A module imports its own
+# room and rooms of lower floors, inside functions too.
+FLOORS = [
+    ["core"],
+    ["distributed", "fx"],
+    ["random", "taps"],
+    ["remat"],
+    ["transforms"],
+    ["autograd_function", "modules"],
+    ["compiler", "control_flow", "graph"],
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+# The order inside the compiler; what is in none of these folders is above them.
+COMPILER = ["capture", "passes", "inductor", "runtime"]
+# What may point up, by the file and the module that it imports, with the reason.
+EXCEPTIONS = {}
+# The names that programs import by path, and the modules that are behind them.
+FACADES = {
+    "checkpoint_policies.py": "torchlayers.remat.policies",
+    "compiled.py": "torchlayers.compiler",
+    "distributed/sent.py": "torchlayers.distributed.traffic",
+    "errors.py": "torchlayers.core.errors",
+    "extend.py": "torchlayers.core.custom_rules",
+    "graph/script.py": "torchlayers.graph.torchscript",
+    "memory.py": "torchlayers.core.peak_memory",
+    "tree.py": "torchlayers.core.pytree",
+}
+ROOT_FILES = {"__init__.py", "_build_check.py", "_install.py", *FACADES} - {
+    facade for facade in FACADES if "/" in facade
+}
+PYTHON = sorted(PACKAGE.rglob("*.py"))
+
+
+def is_module(name):
+    path = CSRC.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def imported_by(text):
+    """The modules of the package that a module's text imports, without torchlayers._C."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found = [each if is_module(each) else node.module for each in inner]
+            found = [] if inner == ["torchlayers._C"] else found
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found = [each.value for each in node.args[:1] if isinstance(each, ast.Constant)]
+        else:
+            continue
+        for name in found:
+            if name.partition(".")[0] == "torchlayers" and name != "torchlayers._C":
+                yield name
+
+
+def height_of(parts):
+    """The floor and, in the compiler, the place: a module or a file by the parts of its path."""
+    room, *rest = parts
+    if room not in FLOOR_OF:  # the package itself, and what is in its root
+        return len(FLOORS), 0
+    is_placed = room == "compiler" and rest and rest[0] in COMPILER
+    return FLOOR_OF[room], COMPILER.index(rest[0]) if is_placed else len(COMPILER)
+
+
+def points_up(path):
+    """What a file of a room imports and must not."""
+    reader = path.relative_to(PACKAGE).parts
+    for name in sorted({*imported_by(path.read_text("utf-8"))}):
+        parts = name.split(".")[1:] or ["__init__"]
+        floor, place = height_of(parts)
+        own_floor, own_place = height_of(reader)
+        is_inside = parts[0] == reader[0] and parts[0] in FLOOR_OF
+        if (place > own_place) if is_inside else (floor >= own_floor):
+            yield "/".join(reader), name
+
+
+IN_ROOMS = [path for path in PYTHON if path.parent != PACKAGE]
+
+
+def test_every_module_is_in_a_room():
+    assert {path.relative_to(PACKAGE).parts[0] for path in IN_ROOMS} == {*FLOOR_OF}
+    assert {path.name for path in PYTHON if path.parent == PACKAGE} == ROOT_FILES
+    assert len(FLOOR_OF) <= 12 and len(FLOORS) <= 7
+
+
+def test_no_module_points_up():
+    upwards = [found for path in IN_ROOMS for found in points_up(path)]
+    assert [found for found in upwards if found not in EXCEPTIONS] == []
+    assert {*EXCEPTIONS} <= {*upwards}, "an exception is no longer needed"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "found"),
+    [
+        ("core/a.py", "from torchlayers.fx import nodes", ["torchlayers.fx.nodes"]),
+        ("core/a.py", "def f():\n    import torchlayers.fx.nodes", ["torchlayers.fx.nodes"]),
+        (
+            "fx/a.py",
+            "from torchlayers.distributed.axes import size",
+            ["torchlayers.distributed.axes"],
+        ),
+        ("fx/a.py", "from torchlayers import errors", ["torchlayers.errors"]),
+        ("fx/a.py", "import_module('torchlayers.graph.errors')", ["torchlayers.graph.errors"]),
+        ("fx/a.py", "from torchlayers import vmap", ["torchlayers"]),
+        ("fx/a.py", "from torchlayers import _C\nfrom torchlayers.core import pytree", []),
+        (
+            "compiler/capture/a.py",
+            "from torchlayers.compiler import api",
+            ["torchlayers.compiler.api"],
+        ),
+        ("compiler/api.py", "from torchlayers.compiler.capture import record", []),
+    ],
+)
+def test_what_points_up_is_found(file, text, found, monkeypatch):
+    monkeypatch.setattr(type(CSRC), "read_text", lambda *_: text)
+    assert [name for _, name in points_up(PACKAGE / file)] == found
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_a_facade_has_the_names_of_the_module_behind_it(facade):
+    """And nothing else: no function, no class."""
+    shown = importlib.import_module("torchlayers." + facade.removesuffix(".py").replace("/", "."))
+    behind = importlib.import_module(FACADES[facade])
+    assert shown.__all__
+    assert all(getattr(shown, name) is getattr(behind, name) for name in shown.__all__)
+    allowed = (ast.Expr, ast.ImportFrom, ast.Assign)
+    body = ast.parse((PACKAGE / facade).read_text("utf-8")).body
+    assert all(isinstance(node, allowed) for node in body)

@@ -12,7 +12,8 @@ import torch
 import torch.distributed._functional_collectives  # defines operators of the tables
 
 from tests.torch_versions import ABSENT, UNWRITTEN
-from torchlayers import _C, decompositions
+from torchlayers import _C
+from torchlayers.transforms import decompositions
 
 CSRC = Path(__file__).parent.parent / "csrc"
 

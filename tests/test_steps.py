@@ -13,8 +13,9 @@ from torch._functorch import vmap as vmap_module
 
 import torchlayers as tl
 from tests.helpers import ambient, assert_same, run
-from torchlayers import _C, steps
+from torchlayers import _C
 from torchlayers.errors import TransformError
+from torchlayers.transforms import patched_torch_func
 
 X = torch.tensor([[0.5, 1.0, 2.0], [1.5, -1.0, 0.3]])
 Y = X.flip(0) + 1
@@ -61,20 +62,25 @@ CALLS = {
     "samples' gradients": lambda lib: lib.vmap(lib.grad(product))(X, Y),
 }
 
-FOLLOWED = [function for table in steps._STEPS.values() for step in table for function in step]
+FOLLOWED = [
+    function for table in patched_torch_func._STEPS.values() for step in table for function in step
+]
 REFUSED = {
-    "vmap": (steps.VMAP, CALLS["vmap"]),
-    "chunks": (steps.CHUNKS, CALLS["vmap in chunks"]),
-    "grad": (steps.GRAD, CALLS["grad"]),
-    "vjp": (steps.GRAD, CALLS["vjp"]),
-    "jvp": (steps.JVP, CALLS["jvp"]),
-    "functionalize": (steps.FUNCTIONALIZE, lambda lib: lib.functionalize(torch.sin)(X)),
+    "vmap": (patched_torch_func.VMAP, CALLS["vmap"]),
+    "chunks": (patched_torch_func.CHUNKS, CALLS["vmap in chunks"]),
+    "grad": (patched_torch_func.GRAD, CALLS["grad"]),
+    "vjp": (patched_torch_func.GRAD, CALLS["vjp"]),
+    "jvp": (patched_torch_func.JVP, CALLS["jvp"]),
+    "functionalize": (
+        patched_torch_func.FUNCTIONALIZE,
+        lambda lib: lib.functionalize(torch.sin)(X),
+    ),
 }
 
 
 def replace(monkeypatch, function):
     """The function of torch.func's replaced by one that does the same; the calls of it."""
-    names, name = steps._place(function)
+    names, name = patched_torch_func._place(function)
     theirs, calls = names[name], []
 
     @functools.wraps(theirs)  # it looks like torch's own
@@ -88,7 +94,7 @@ def replace(monkeypatch, function):
 
 @pytest.mark.parametrize("function", dict.fromkeys(FOLLOWED))
 def test_a_replaced_step_is_called_where_torch_func_calls_it(function, monkeypatch):
-    if steps._place(function)[1] not in steps._place(function)[0]:
+    if patched_torch_func._place(function)[1] not in patched_torch_func._place(function)[0]:
         pytest.skip(f"this torch has no {function}")
     wanted = {name: run(call, tl) for name, call in CALLS.items()}
     calls = replace(monkeypatch, function)
@@ -111,11 +117,11 @@ def test_a_replaced_step_is_called_where_torch_func_calls_it(function, monkeypat
     [
         (name, function)
         for name, (transform, _) in REFUSED.items()
-        for function in steps._REFUSED[transform]
+        for function in patched_torch_func._REFUSED[transform]
     ],
 )
 def test_what_has_no_step_of_ours_is_refused_in_words(transform, function, monkeypatch):
-    if steps._place(function)[1] not in steps._place(function)[0]:
+    if patched_torch_func._place(function)[1] not in patched_torch_func._place(function)[0]:
         pytest.skip(f"this torch has no {function}")
     call = REFUSED[transform][1]
     with monkeypatch.context() as patch:
@@ -134,7 +140,7 @@ def test_what_the_replacement_computes_is_computed(monkeypatch):
 
 
 def test_a_replacement_counts_as_long_as_it_is_there(monkeypatch):
-    one_step = lambda: not _C.any_step_replaced(steps.VMAP)  # noqa: E731
+    one_step = lambda: not _C.any_step_replaced(patched_torch_func.VMAP)  # noqa: E731
     assert one_step()
     with monkeypatch.context() as patch:
         calls = replace(patch, "vmap._unwrap_batched")
@@ -142,7 +148,7 @@ def test_a_replacement_counts_as_long_as_it_is_there(monkeypatch):
         tl.vmap(torch.sin)(X)
         assert len(calls) == 1
         tl.grad(product)(X)  # which does without it
-        assert not _C.any_step_replaced(steps.GRAD)
+        assert not _C.any_step_replaced(patched_torch_func.GRAD)
     assert one_step()
     tl.vmap(torch.sin)(X)
     assert len(calls) == 1
@@ -155,9 +161,9 @@ def test_a_context_manager_of_torch_s_is_torch_s_own(monkeypatch):
     def elsewhere(enabled):
         yield
 
-    assert not _C.any_step_replaced(steps.GRAD)
+    assert not _C.any_step_replaced(patched_torch_func.GRAD)
     monkeypatch.setattr(eager_transforms, "enable_inplace_requires_grad", elsewhere)
-    assert _C.any_step_replaced(steps.GRAD)
+    assert _C.any_step_replaced(patched_torch_func.GRAD)
 
 
 def test_an_object_that_can_be_called_is_followed(monkeypatch):
@@ -191,7 +197,7 @@ def test_an_exception_of_the_replacement_leaves_the_stack_clean(monkeypatch):
 
     before = ambient()
     for function in dict.fromkeys(FOLLOWED):
-        names, name = steps._place(function)
+        names, name = patched_torch_func._place(function)
         with monkeypatch.context() as patch:
             patch.setitem(names, name, fails)
             for call in CALLS.values():

@@ -1,26 +1,24 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
 
-from torchlayers import built_for
+from torchlayers import _build_check
 
-built_for.check()  # before anything that loads the extension
+_build_check.check()  # before anything that loads the extension
 
 # ruff: noqa: E402
 from torchlayers import autograd_function as autograd_function
 from torchlayers import checkpoint_policies as checkpoint_policies
-from torchlayers import copies as copies
+from torchlayers import compiled as compiled
 from torchlayers import distributed as distributed
+from torchlayers import errors as errors
 from torchlayers import extend as extend
 from torchlayers import graph as graph
-from torchlayers import higher_order as higher_order
-from torchlayers import hooks as hooks
-from torchlayers import local_gradients as local_gradients
-from torchlayers import printing as printing
 from torchlayers import random as random
-from torchlayers.checkpoint import checkpoint as checkpoint
-from torchlayers.checkpoint_policies import checkpoint_name as checkpoint_name
-from torchlayers.compiled import compile as compile
-from torchlayers.compiled import load as load
-from torchlayers.compiled import make_graph as make_graph
+from torchlayers import tree as tree
+from torchlayers._install import install as install
+from torchlayers._install import uninstall as uninstall
+from torchlayers.compiler import compile as compile
+from torchlayers.compiler import load as load
+from torchlayers.compiler import make_graph as make_graph
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
@@ -28,38 +26,43 @@ from torchlayers.control_flow import map as map
 from torchlayers.control_flow import scan as scan
 from torchlayers.control_flow import switch as switch
 from torchlayers.control_flow import while_loop as while_loop
-from torchlayers.ensemble import Ensemble as Ensemble
-from torchlayers.ensemble import ensemble as ensemble
-from torchlayers.ensemble import stack_module_state as stack_module_state
-from torchlayers.functional import functional as functional
-from torchlayers.functional_call import functional_call as functional_call
-from torchlayers.functionalize import functionalize as functionalize
-from torchlayers.grad import grad as grad
-from torchlayers.grad import grad_and_value as grad_and_value
-from torchlayers.grad import vjp as vjp
-from torchlayers.hvp import hvp as hvp
-from torchlayers.install import install as install
-from torchlayers.install import uninstall as uninstall
-from torchlayers.jacobian import hessian as hessian
-from torchlayers.jacobian import jacfwd as jacfwd
-from torchlayers.jacobian import jacrev as jacrev
-from torchlayers.jvp import jvp as jvp
-from torchlayers.linearize import linearize as linearize
-from torchlayers.module import debug_unwrap as debug_unwrap
-from torchlayers.module import rearrange as rearrange
-from torchlayers.module import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
-from torchlayers.names import combine as combine
-from torchlayers.names import names as names
-from torchlayers.names import partition as partition
-from torchlayers.sample_norms import clipped_grad as clipped_grad
-from torchlayers.sample_norms import per_sample_norms as per_sample_norms
-from torchlayers.seeded import recomputation as recomputation
-from torchlayers.seeded import seeded as seeded
-from torchlayers.stack import current_stack as current_stack
+from torchlayers.core import higher_order_ops as higher_order_ops
+from torchlayers.core import tensor_copies as tensor_copies
+from torchlayers.core import tensor_printing as tensor_printing
+from torchlayers.core.argnums import combine as combine
+from torchlayers.core.argnums import names as names
+from torchlayers.core.argnums import partition as partition
+from torchlayers.core.layer_stack import current_stack as current_stack
+from torchlayers.core.trace import trace as trace
+from torchlayers.modules import backward_hooks as backward_hooks
+from torchlayers.modules import debug_unwrap as debug_unwrap
+from torchlayers.modules import rearrange as rearrange
+from torchlayers.modules import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
+from torchlayers.modules.ensemble import Ensemble as Ensemble
+from torchlayers.modules.ensemble import ensemble as ensemble
+from torchlayers.modules.ensemble import stack_module_state as stack_module_state
+from torchlayers.modules.functional import functional as functional
+from torchlayers.modules.functional_call import functional_call as functional_call
+from torchlayers.random.seeded import recomputation as recomputation
+from torchlayers.random.seeded import seeded as seeded
+from torchlayers.remat.checkpoint import checkpoint as checkpoint
+from torchlayers.remat.policies import checkpoint_name as checkpoint_name
 from torchlayers.taps import intermediates as intermediates
 from torchlayers.taps import tap as tap
-from torchlayers.trace import trace as trace
-from torchlayers.vmap import vmap as vmap
+from torchlayers.transforms import local_gradients as local_gradients
+from torchlayers.transforms.functionalize import functionalize as functionalize
+from torchlayers.transforms.grad import grad as grad
+from torchlayers.transforms.grad import grad_and_value as grad_and_value
+from torchlayers.transforms.grad import vjp as vjp
+from torchlayers.transforms.hvp import hvp as hvp
+from torchlayers.transforms.jacobian import hessian as hessian
+from torchlayers.transforms.jacobian import jacfwd as jacfwd
+from torchlayers.transforms.jacobian import jacrev as jacrev
+from torchlayers.transforms.jvp import jvp as jvp
+from torchlayers.transforms.linearize import linearize as linearize
+from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
+from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
+from torchlayers.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0"
 
@@ -115,3 +118,8 @@ __all__ = [
     "vmap",
     "while_loop",
 ]
+
+
+def __dir__() -> list[str]:
+    """Public names alone, without the rooms that they come from."""
+    return [*__all__, "__version__", "compiled", "errors", "tree"]

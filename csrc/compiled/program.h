@@ -101,7 +101,7 @@ class Recording {
       std::string description);
   // A member of a list of tensors.
   Value item(Value list, int64_t index);
-  // The tensor with these strides. NOTE [Recorded strides] in torchlayers/compiled/layouts.py.
+  // The tensor with these strides. NOTE [Recorded strides] in torchlayers/fx/strides.py.
   Value lay_out(Value tensor, std::vector<int64_t> strides);
 
   // The program that returns these. The recording is used up.

@@ -15,8 +15,8 @@ namespace torchlayers {
 // under vmap by that of each sample: the layer's with the sample's place in the batch folded in.
 // So what a sample draws depends on the key, on its place, and on the draws before it, and not
 // on the rest of the batch. The operator itself is not called. A function of its arguments and the
-// key (torchlayers/drawing.py) stands in for it on this layer, and an operator that has none is
-// refused where it would draw.
+// key (torchlayers/random/aten_samplers.py) stands in for it on this layer, and an operator that
+// has none is refused where it would draw.
 class Draws {
  public:
   struct Samples {

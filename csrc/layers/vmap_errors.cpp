@@ -188,7 +188,8 @@ void explain(
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   const bool was_said_again = error.caller() == &kSaidAgain;
-  // Where the transform is left, refused.py says what to do about a Function of C++.
+  // Where the transform is left, torchlayers/autograd_function/errors.py says what to do about a
+  // Function of C++.
   if ((says(error, "torchlayers: ") && !was_said_again) ||
       says(error, "cannot use C++ torch::autograd::Function")) {
     return;

@@ -1,4 +1,4 @@
-// What torchlayers/memory_budget asks of C++.
+// What torchlayers/remat/budget asks of C++.
 #include "python/bindings.h"
 #include "reverse/chain_plan.h"
 #include "reverse/packed.h"

@@ -8,7 +8,7 @@ namespace {
 
 namespace py = pybind11;
 
-// torchlayers.jvp.Jvp
+// torchlayers.transforms.jvp.Jvp
 struct Pushed : Differentiated {
   using Differentiated::Differentiated;
   bool is_strict() const {

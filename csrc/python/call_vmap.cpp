@@ -10,7 +10,7 @@ namespace {
 
 namespace py = pybind11;
 
-// torchlayers.vmap.Vmap
+// torchlayers.transforms.vmap.Vmap
 struct Batching : Given {
   using Given::Given;
   py::handle func() const {

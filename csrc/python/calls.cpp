@@ -15,7 +15,7 @@ namespace {
 
 namespace py = pybind11;
 
-// NOTE [Under torch.export] in torchlayers/torch_compile.py.
+// NOTE [Under torch.export] in torchlayers/core/tracing_state.py.
 bool is_exporting() {
   constexpr auto kExport = c10::DispatchKey::PreDispatch;
   if (!any_function_mode()) { // nearly always
@@ -31,9 +31,9 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
 }
 
 // Where modes see functions of torch: control flow may show other arguments, as it does to
-// operators (torchlayers/surroundings.py), and torch.export is shown the call.
+// operators (torchlayers/remat/ambient_state.py), and torch.export is shown the call.
 py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t count) {
-  const auto seen = imported("torchlayers.surroundings", "seen");
+  const auto seen = imported("torchlayers.remat.ambient_state", "seen");
   std::vector<py::object> shown;
   std::vector<PyObject*> given;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -47,7 +47,7 @@ py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t co
     return call(given.data());
   }
   const auto again = py::cpp_function([&] { return call(given.data()); });
-  return imported("torchlayers.torch_compile", "exported")(again);
+  return imported("torchlayers.core.tracing_state", "exported")(again);
 }
 
 // The call as Python makes it.
@@ -95,7 +95,7 @@ std::vector<Py_ssize_t> Differentiated::places(Py_ssize_t count, bool may_be_non
     places.push_back(place);
   }
   if (places.empty()) { // Python refuses it, or takes an int of a subclass
-    const auto positions = imported("torchlayers.tree", "positions");
+    const auto positions = imported("torchlayers.core.pytree", "positions");
     return positions(field(0), this->argnums(), count).cast<std::vector<Py_ssize_t>>();
   }
   return places;
@@ -105,7 +105,7 @@ std::pair<py::object, py::object> Differentiated::split_aux(py::object output) c
   if (!has_aux()) {
     return {std::move(output), py::none()};
   }
-  const py::tuple both = imported("torchlayers.tree", "split_aux")(field(0), output);
+  const py::tuple both = imported("torchlayers.core.pytree", "split_aux")(field(0), output);
   return {both[0], both[1]};
 }
 

@@ -1,4 +1,4 @@
-// The saved-tensor hooks of torchlayers/checkpoint.py.
+// The saved-tensor hooks of torchlayers/remat/checkpoint.py.
 #include <ATen/record_function.h>
 
 #include <algorithm>
@@ -240,7 +240,7 @@ class Filling : public SavedHooks {
 
   [[noreturn]] static void stop() {
     const py::gil_scoped_acquire gil;
-    PyErr_SetNone(imported("torchlayers.checkpoint", "AllThere").ptr());
+    PyErr_SetNone(imported("torchlayers.remat.checkpoint", "AllThere").ptr());
     python_error error;
     error.persist();
     throw error;

@@ -15,7 +15,8 @@ namespace py = pybind11;
 
 namespace {
 
-// What runs for one signature, as Python makes it: torchlayers/compiled/call.py derives from it.
+// What runs for one signature, as Python makes it: torchlayers/compiler/runtime/call.py derives
+// from it.
 struct CompiledEntry {
   PyObject_HEAD PyObject* run; // may be replaced at any time
   long long calls;
@@ -75,7 +76,7 @@ ResultLeaf result_leaf_of(const py::tuple& output) {
 Structure structure_of(const py::object& spec) {
   const auto count = spec.attr("num_leaves").cast<size_t>();
   const Leaves leaves(count, py::none());
-  Tree tree = Tree::of(imported("torchlayers.tree", "unflatten")(leaves, spec));
+  Tree tree = Tree::of(imported("torchlayers.core.pytree", "unflatten")(leaves, spec));
   return tree.leaves.size() == count ? std::move(tree.structure) : Structure(spec);
 }
 

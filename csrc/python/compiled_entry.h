@@ -12,7 +12,7 @@
 
 namespace torchlayers {
 
-// Where a leaf of the result comes from: torchlayers/compiled/recording.py.
+// Where a leaf of the result comes from: torchlayers/compiler/capture/recording.py.
 struct ResultLeaf {
   enum class Source { Computed, Argument, Captured, Constant };
   Source source;
@@ -20,8 +20,8 @@ struct ResultLeaf {
   pybind11::object constant;
 };
 
-// An entry that Python has made (torchlayers/compiled/call.py), and what C++ has to know of it to
-// run it.
+// An entry that Python has made (torchlayers/compiler/runtime/call.py), and what C++ has to know of
+// it to run it.
 class KnownCall {
  public:
   KnownCall(Signature signature, pybind11::object entry);

@@ -19,7 +19,7 @@ using torch::wrap_pybind_function;
 
 // Sees to the autograd.Functions that have been defined since the last call: torch numbers
 // them, and to look at its counter is to take a number. NOTE [Reaching old-style Functions]
-// in adoption.py.
+// in torchlayers/autograd_function/old_style_dispatch.py.
 void adopt_new_functions() {
   static auto* counter =
       new py::object(imported("torch.autograd.function", "AUTOGRAD_FUNCTION_COUNTER"));
@@ -27,15 +27,15 @@ void adopt_new_functions() {
   const auto number = py::reinterpret_steal<py::int_>(PyIter_Next(counter->ptr()));
   const auto now = number.cast<int64_t>();
   if (now != expected) {
-    imported("torchlayers.autograd_function.adoption", "adopt")();
+    imported("torchlayers.autograd_function.old_style_dispatch", "adopt")();
   }
   expected = now + 1;
 }
 
 // Says more where torch refused an autograd.Function, or what only a tensor in memory can do.
 void explain(py::handle error, const std::string& layer, const py::object& samples) {
-  imported("torchlayers.autograd_function.refused", "explain")(error);
-  imported("torchlayers.errors", "explain")(error, layer, samples);
+  imported("torchlayers.autograd_function.errors", "explain")(error);
+  imported("torchlayers.core.errors", "explain")(error, layer, samples);
 }
 
 // draw(name, overload, args, kwargs): the operator's results, or None where it draws nothing.

@@ -24,7 +24,8 @@ struct Expected {
 // A list of such places, by what holds them.
 class Guards {
  public:
-  // (kind, holder, keys, values, constants) each, as torchlayers/compiled/guards.py makes them.
+  // (kind, holder, keys, values, constants) each, as torchlayers/compiler/capture/guards.py makes
+  // them.
   void add(const pybind11::tuple& guard);
 
   bool hold();

@@ -97,7 +97,7 @@ bool decompose_in_python(const Operator& op, Args& args) {
   under_way.push_back(&op);
   const auto is_done = c10::make_scope_exit([] { under_way.pop_back(); });
   py::gil_scoped_acquire gil;
-  const py::object function = imported("torchlayers.decompositions", "find")(
+  const py::object function = imported("torchlayers.transforms.decompositions", "find")(
       op.schema().name(), op.schema().overload_name());
   if (function.is_none()) {
     return false;
@@ -118,7 +118,7 @@ bool draw_in_python(
   const py::gil_scoped_acquire gil;
   const Args own = last(args, op.num_args).vec();
   const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
-  const py::object function = imported("torchlayers.drawing", "find")(
+  const py::object function = imported("torchlayers.random.aten_samplers", "find")(
       op.schema().name(), op.schema().overload_name(), positional, keywords, who);
   if (function.is_none()) {
     return false;
@@ -132,7 +132,7 @@ bool draw_in_python(
 
 std::shared_ptr<void> draw_apart(const at::Tensor& tensor) {
   const py::gil_scoped_acquire gil;
-  py::object end = imported("torchlayers.distributed.drawing", "begin_apart")(tensor);
+  py::object end = imported("torchlayers.distributed.rank_rng", "begin_apart")(tensor);
   if (end.is_none()) {
     return nullptr;
   }
@@ -145,7 +145,7 @@ std::shared_ptr<void> draw_apart(const at::Tensor& tensor) {
 
 int64_t rank_in_group(const c10::IValue& group) {
   const py::gil_scoped_acquire gil;
-  return py::module_::import("torchlayers.decompositions.collectives")
+  return py::module_::import("torchlayers.transforms.decompositions.collectives")
       .attr("rank_in_group")(torch::jit::toPyObject(group))
       .cast<int64_t>();
 }
@@ -155,7 +155,7 @@ void met_subclass(const at::Tensor& tensor) {
   static std::atomic<bool> knows_dtensors = false;
   if (!knows_dtensors) {
     const py::gil_scoped_acquire gil;
-    knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_api")
+    knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_calls")
                          .attr("meet")(tensor)
                          .cast<bool>();
   }
@@ -168,7 +168,7 @@ void supply_hooks() {
   hooks.python_location = [] {
     py::gil_scoped_acquire gil;
     try {
-      return imported("torchlayers.errors", "location")().cast<std::string>();
+      return imported("torchlayers.core.errors", "location")().cast<std::string>();
     } catch (const py::error_already_set&) {
       return std::string();
     }
@@ -183,7 +183,7 @@ void supply_hooks() {
     static bool is_known = false;
     if (!is_known) {
       const py::gil_scoped_acquire gil;
-      imported("torchlayers.printing", "show_what_was_written")();
+      imported("torchlayers.core.tensor_printing", "show_what_was_written")();
       is_known = true;
     }
   };

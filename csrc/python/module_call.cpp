@@ -54,8 +54,7 @@ Call::Call(PyObject* module, PyObject* settings, bool tie_weights, bool strict)
     settings_ = with_own_cache(std::move(settings_));
   }
   if (plan_->is_sharded()) {
-    settings_ =
-        settings_ + imported("torchlayers.distributed.sharded", "hooks")(py::handle(module));
+    settings_ = settings_ + imported("torchlayers.distributed.fsdp", "hooks")(py::handle(module));
   }
 }
 
@@ -161,7 +160,7 @@ void Call::check_complete(PyObject* given) const {
     }
   }
   if (!missing.empty() || !unexpected.empty()) {
-    imported("torchlayers.functional_call", "refuse_names")(
+    imported("torchlayers.modules.functional_call", "refuse_names")(
         py::handle(module_), unexpected, missing);
   }
 }

@@ -16,7 +16,7 @@ namespace py = pybind11;
 
 // What is for Python to do, and seldom.
 py::object in_python(const char* name) {
-  return imported("torchlayers.functional_call", name);
+  return imported("torchlayers.modules.functional_call", name);
 }
 
 py::object as_dict(PyObject* given) {

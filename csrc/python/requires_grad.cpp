@@ -42,7 +42,7 @@ bool is_inside_ours(PyObject* self) {
 
 PyObject* call_handler(PyObject* self, const py::tuple& args, const py::dict& options) {
   static auto* handler =
-      new py::object(imported("torchlayers.local_gradients", "set_requires_grad"));
+      new py::object(imported("torchlayers.transforms.local_gradients", "set_requires_grad"));
   return (*handler)(py::handle(self), *args, **options).release().ptr();
 }
 

@@ -5,8 +5,8 @@
 
 namespace torchlayers {
 
-// Inside our layers these go to torchlayers/local_gradients.py: NOTE [Gradients inside]. All else,
-// and all where no layer is on, is left to torch's own.
+// Inside our layers these go to torchlayers/transforms/local_gradients.py: NOTE [Gradients inside].
+// All else, and all where no layer is on, is left to torch's own.
 
 // Puts ours before torch's, for good.
 void stand_before_requires_grad();

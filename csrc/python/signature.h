@@ -57,7 +57,7 @@ class Signature {
  public:
   // Nothing where C++ can't tell it: there is a tensor of another kind, or a container that
   // torch.utils._pytree takes apart. `is_static`: the positional arguments that are constants as a
-  // whole. `modules`: what they hold, as torchlayers/compiled/modules_called.py tells it.
+  // whole. `modules`: what they hold, as torchlayers/compiler/capture/module_guards.py tells it.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,

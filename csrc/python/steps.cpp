@@ -73,7 +73,7 @@ class WatchedModules {
       for (ModuleNames& names : modules_) {
         names.set_changed(false);
       }
-      replaced_ = imported("torchlayers.steps", "look")().cast<uint64_t>();
+      replaced_ = imported("torchlayers.transforms.patched_torch_func", "look")().cast<uint64_t>();
     }
     return (replaced_ >> static_cast<size_t>(transform) & 1) != 0;
   }
@@ -108,7 +108,8 @@ void ModuleNames::watch() {
 
 Replaced::Replaced(Transform transform) {
   if (C10_UNLIKELY(WatchedModules::instance().any_step_replaced(transform))) {
-    steps_ = imported("torchlayers.steps", "replaced")(static_cast<size_t>(transform));
+    steps_ = imported(
+        "torchlayers.transforms.patched_torch_func", "replaced")(static_cast<size_t>(transform));
   }
 }
 

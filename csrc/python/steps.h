@@ -1,5 +1,5 @@
 // Steps of torch.func's transforms that a package has replaced. NOTE [Replaced steps] in
-// torchlayers/steps.py.
+// torchlayers/transforms/patched_torch_func.py.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

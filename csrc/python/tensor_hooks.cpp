@@ -92,7 +92,7 @@ class Handles {
  private:
   Handles()
       : dict_(imported("collections", "OrderedDict")),
-        type_(imported("torchlayers.hooks", "Handle")),
+        type_(imported("torchlayers.modules.backward_hooks", "Handle")),
         hooks_(offset_of("hooks_dict_ref")),
         id_(offset_of("id")),
         extra_(offset_of("extra_dict_ref")) {

@@ -130,7 +130,7 @@ Tree Tree::of(py::handle object) {
   if (tree.add(object.ptr())) {
     return tree;
   }
-  const py::tuple flat = imported("torchlayers.tree", "flatten")(object);
+  const py::tuple flat = imported("torchlayers.core.pytree", "flatten")(object);
   return {flat[0].cast<Leaves>(), Structure(flat[1])};
 }
 
@@ -145,7 +145,7 @@ Tensors Tree::tensors() const {
 
 py::object Structure::with(const Leaves& leaves) const {
   if (spec_) {
-    return imported("torchlayers.tree", "unflatten")(py::cast(leaves), spec_);
+    return imported("torchlayers.core.pytree", "unflatten")(py::cast(leaves), spec_);
   }
   Rest rest{nodes_.data(), details_.data(), leaves.data()};
   return build(rest);
@@ -248,7 +248,7 @@ py::object Structure::spec() const {
     return spec_;
   }
   const auto none = with(Leaves(nodes_.size(), py::none()));
-  return imported("torchlayers.tree", "flatten")(none)[py::int_(1)];
+  return imported("torchlayers.core.pytree", "flatten")(none)[py::int_(1)];
 }
 
 bool Structure::operator==(const Structure& other) const {

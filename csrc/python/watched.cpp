@@ -103,7 +103,7 @@ std::string line_of_node(Node& node) {
   const py::gil_scoped_acquire gil;
   try {
     auto& metadata = static_cast<torch::autograd::PyAnomalyMetadata&>(*node.metadata());
-    return imported("torchlayers.errors", "line_of_node")(py::handle(metadata.dict()))
+    return imported("torchlayers.core.errors", "line_of_node")(py::handle(metadata.dict()))
         .cast<std::string>();
   } catch (const py::error_already_set&) {
     return "";

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torchlayers.compiled.recording import Recording
+from torchlayers.compiler.capture.recording import Recording
 
 
 def results(recording: Recording, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:

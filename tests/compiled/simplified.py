@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers import tree
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import simplify
-from torchlayers.compiled.simplify.nodes import is_dense, same_layout
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.passes import simplify
+from torchlayers.core import pytree
+from torchlayers.fx.nodes import is_dense, same_layout
 
 
 def operators(graph: GraphModule) -> list[str]:
@@ -34,15 +34,15 @@ def same(
     graph = simplify(recording.graph, **options)
     theirs, ours = _copied(args), _copied(args)
     torch.manual_seed(0)
-    expected = recording.graph(*tree.leaves(theirs), *recording.captured)
+    expected = recording.graph(*pytree.leaves(theirs), *recording.captured)
     torch.manual_seed(0)
     run = Checked(graph).run if checked else graph
-    actual = run(*tree.leaves(ours), *recording.captured)
+    actual = run(*pytree.leaves(ours), *recording.captured)
     for one, other in zip(actual, expected, strict=True):
         assert_same(one, other, exact)
         if isinstance(other, Tensor) and is_dense(other):
             assert same_layout(one, other)
-    for one, other in zip(tree.leaves(ours), tree.leaves(theirs), strict=True):
+    for one, other in zip(pytree.leaves(ours), pytree.leaves(theirs), strict=True):
         assert_same(one, other, exact)
     return graph
 
@@ -73,4 +73,4 @@ def _copied(args: Any) -> Any:
         memory, offset = tensor.untyped_storage().clone(), tensor.storage_offset()
         return tensor.new_empty(0).set_(memory, offset, tensor.size(), tensor.stride())
 
-    return tree.map_tensors(copy, args)
+    return pytree.map_tensors(copy, args)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import torchlayers as tl
-from torchlayers import tree
+from torchlayers.core import pytree
 
 replayed = functools.partial(tl.compile, backend="replay")
 
@@ -83,7 +83,7 @@ def test_views_require_grad_as_they_do_uncompiled(name, backend):
     x = torch.ones(3, dtype=torch.float64, requires_grad=True)
     compiled = tl.compile(f, backend=backend)
     for _ in range(2):
-        found, expected = ([*tree.leaves(g(x))] for g in (compiled, f))
+        found, expected = ([*pytree.leaves(g(x))] for g in (compiled, f))
         assert [y.requires_grad for y in found] == [y.requires_grad for y in expected]
         assert len({x, *found}) == 1 + len(found)
         assert shared(x, SHARED, *found) == shared(x, SHARED, *expected)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import torchlayers as tl
-from torchlayers.compiled import cache_directory
+from torchlayers.compiler.inductor import cache_directory
 
 PROGRAM = """
 import sys, warnings, torch, torchlayers as tl

@@ -3,9 +3,9 @@
 import torch
 
 import torchlayers as tl
-from torchlayers.compiled.costs import Costs, costs
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import simplify
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.costs import Costs, costs
+from torchlayers.compiler.passes import simplify
 
 
 def costs_of(func, *args):

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import torchlayers as tl
-from torchlayers.compiled import inductor
+from torchlayers.compiler.inductor import compile as inductor
 
 W = torch.linspace(-1, 1, 12).reshape(3, 4)
 

@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import torchlayers as tl
-from torchlayers.compiled import inductor, making, simplify
+from torchlayers.compiler import passes as simplify
+from torchlayers.compiler.inductor import compile as inductor
+from torchlayers.compiler.runtime import build
 from torchlayers.errors import TransformError
 
 aten = torch.ops.aten
@@ -80,7 +82,7 @@ def test_without_check_nothing_is_held(simplified_by):
 
 
 def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, simplified_by):
-    monkeypatch.setattr(making, "communicates", lambda graph: True)
+    monkeypatch.setattr(build, "communicates", lambda graph: True)
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     for requires_grad in (False, True):
         x = torch.zeros((), requires_grad=requires_grad)
@@ -185,14 +187,14 @@ def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, requires_grad):
     graphs = []
-    record = making.record
+    record = build.record
 
     def watched(*args, **kwargs):
         recording = record(*args, **kwargs)
         graphs.append(weakref.ref(recording.graph))
         return recording
 
-    monkeypatch.setattr(making, "record", watched)
+    monkeypatch.setattr(build, "record", watched)
     compiled = tl.compile(lambda x: x.clone().sin(), backend=backend)
     x = torch.ones(3, requires_grad=requires_grad)
     y = compiled(x)

@@ -15,7 +15,8 @@ from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 import torchlayers as tl
 from tests.compiled.test_compile import counted
 from tests.reported import POINTS, REPORTED
-from torchlayers.compiled import backends, inductor
+from torchlayers.compiler.inductor import compile as inductor
+from torchlayers.compiler.runtime import backends
 
 
 def how(compiled):

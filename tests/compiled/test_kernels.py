@@ -10,8 +10,9 @@ from torch._inductor import config, cpp_builder
 from torch._inductor.async_compile import AsyncCompile
 
 import torchlayers as tl
-from torchlayers.compiled import inductor, kernels
-from torchlayers.compiled.kernels import Kernel
+from torchlayers.compiler.inductor import compile as inductor
+from torchlayers.compiler.inductor import kernels
+from torchlayers.compiler.inductor.kernels import Kernel
 
 X = torch.randn(64, 64)
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 import torchlayers as tl
 from tests.compiled.results import results
-from torchlayers.compiled.compare import sensitivity
-from torchlayers.compiled.record import record
-from torchlayers.compiled.replay import replay
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.runtime.compare import sensitivity
+from torchlayers.fx.program import replay
 
 X = torch.linspace(0.5, 1.5, 6, dtype=torch.float64).reshape(2, 3)
 SQUARE = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)

@@ -9,7 +9,7 @@ import torch
 from torch._inductor import cpp_builder
 
 import torchlayers as tl
-from torchlayers.compiled import linking
+from torchlayers.compiler.inductor import linking
 
 LIBRARIES = os.path.join(os.path.dirname(torch.__file__), "lib")
 pytestmark = pytest.mark.skipif(

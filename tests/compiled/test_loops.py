@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torchlayers as tl
-from torchlayers.control_flow import reversed_loop
+from torchlayers.control_flow.traced import while_loop_vjp
 
 replayed = functools.partial(tl.compile, backend="replay")
 
@@ -81,7 +81,7 @@ def test_what_is_carried_as_it_is_and_what_is_turned_may_change_places():
 
 def test_reverse_mode_runs_any_number_of_trips_backward():
     """On both sides of the number of carries that are kept."""
-    assert reversed_loop.PLACES == 16
+    assert while_loop_vjp.PLACES == 16
 
     def f(x, n):
         return tl.fori_loop(0, n, lambda i, y: (y * x).sin() + i / 8, x).sum()

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import torchlayers as tl
-from torchlayers import tree
+from torchlayers.core import pytree
 
 Pair = collections.namedtuple("Pair", ["Left", "left"])
 
 
 def total(*args, **kwargs):
     """Of all tensors, each by another factor."""
-    leaves = tree.leaves((args, kwargs))
+    leaves = pytree.leaves((args, kwargs))
     return sum((i + 1) * (leaf * leaf).sum() for i, leaf in enumerate(leaves))
 
 
@@ -43,7 +43,7 @@ NAMES = {
 
 
 def gradients(f, args, kwargs, order=2):
-    leaves = tree.leaves((args, kwargs))
+    leaves = pytree.leaves((args, kwargs))
     found = [f(*args, **kwargs)]
     for _ in range(order):
         first = torch.autograd.grad(found[-1], leaves, create_graph=True)
@@ -67,7 +67,7 @@ def test_inductor_compiles_it(name, dynamic):
         gradients(compiled, args, kwargs, 1), gradients(total, args, kwargs, 1)
     )
     for size in (3, 4, 5) if dynamic else ():
-        args, kwargs = tree.map_tensors(lambda x: torch.ones(size).double(), (args, kwargs))  # noqa: B023
+        args, kwargs = pytree.map_tensors(lambda x: torch.ones(size).double(), (args, kwargs))  # noqa: B023
         torch.testing.assert_close(compiled(*args, **kwargs), total(*args, **kwargs))
 
 

@@ -9,8 +9,8 @@ import torch
 from torch._subclasses import FakeTensor
 
 import torchlayers as tl
-from torchlayers.compiled import bottom
-from torchlayers.compiled.record import record
+from torchlayers.compiler.capture import dispatch_mode
+from torchlayers.compiler.capture.record import record
 
 X = torch.ones(3)
 Pair = namedtuple("Pair", "left right")
@@ -201,7 +201,7 @@ def test_a_device_is_what_a_tensor_says():
 def test_an_error_at_any_operator_comes_out_as_it_is(at, monkeypatch):
     """Also where values are put back on its way up, for which Python is called."""
     count = 0
-    below = bottom.BelowTheLayers.__torch_dispatch__
+    below = dispatch_mode.BelowTheLayers.__torch_dispatch__
 
     def counted(*args):
         nonlocal count
@@ -213,7 +213,7 @@ def test_an_error_at_any_operator_comes_out_as_it_is(at, monkeypatch):
     func = tl.vmap(tl.hessian(lambda x: (x.sin() * x.roll(1)).sum()))
     x = torch.randn(3, 5)
     expected = func(x)
-    monkeypatch.setattr(bottom.BelowTheLayers, "__torch_dispatch__", counted)
+    monkeypatch.setattr(dispatch_mode.BelowTheLayers, "__torch_dispatch__", counted)
     with pytest.raises(ZeroDivisionError):
         tl.compile(func, backend="replay")(x)
     assert tl.current_stack() == ()

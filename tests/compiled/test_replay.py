@@ -17,8 +17,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchlayers as tl
 from tests.compiled.results import results
 from tests.helpers import ambient, assert_same
-from torchlayers.compiled.record import record
-from torchlayers.compiled.replay import replay
+from torchlayers.compiler.capture.record import record
+from torchlayers.fx.program import replay
 
 X = torch.linspace(0.5, 1.5, 6).reshape(2, 3)
 Y = torch.linspace(-1, 1, 6).reshape(2, 3)
@@ -244,8 +244,8 @@ def test_inputs_are_let_go_of():
 
 MEMORY = """
 import resource, torch
-from torchlayers.compiled.record import record
-from torchlayers.compiled.replay import replay
+from torchlayers.compiler.capture.record import record
+from torchlayers.fx.program import replay
 
 def f(x):
     for _ in range(20):

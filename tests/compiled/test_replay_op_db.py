@@ -15,9 +15,9 @@ import torchlayers as tl
 from tests.compiled.results import results
 from tests.opinfo.cases import cases, full_name, ops
 from tests.opinfo.transforms import BASIC
-from torchlayers.compiled.record import record
-from torchlayers.compiled.replay import replay
+from torchlayers.compiler.capture.record import record
 from torchlayers.errors import DataDependentError
+from torchlayers.fx.program import replay
 
 
 def hessian(tf, case):

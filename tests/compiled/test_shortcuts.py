@@ -5,7 +5,7 @@ import sympy
 from torch._inductor import compile_fx, sizevars  # noqa: F401  # which is how it is entered
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from torchlayers.compiled.shortcuts import shortcuts
+from torchlayers.compiler.inductor.speedups import shortcuts
 
 x0, x1, s0 = sympy.symbols("x0 x1 s0", integer=True, nonnegative=True)
 

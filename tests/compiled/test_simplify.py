@@ -6,8 +6,8 @@ from torch import Tensor
 
 import torchlayers as tl
 from tests.compiled.simplified import operators, same
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import simplify
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.passes import simplify
 
 aten = torch.ops.aten
 

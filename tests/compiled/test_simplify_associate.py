@@ -5,8 +5,8 @@ import torch
 
 import torchlayers as tl
 from tests.compiled.simplified import same
-from torchlayers.compiled.costs import costs
-from torchlayers.compiled.record import record
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.costs import costs
 
 
 def twice(product, vector):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import torchlayers as tl
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import simplify
-from torchlayers.compiled.simplify.operands import runs_graphs
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.control_flow_operands import runs_graphs
 
 ROW = torch.linspace(0.5, 1, 4, dtype=torch.float64)
 ROWS = torch.linspace(0.1, 1, 12, dtype=torch.float64).reshape(3, 4)

@@ -21,7 +21,7 @@ from tests.opinfo.transforms import BASIC
 from tests.programs import Case, cases
 from tests.programs.judge import ours
 from tests.programs.values import APART
-from torchlayers.compiled.record import record
+from torchlayers.compiler.capture.record import record
 
 OPS = ops(torch.float32)
 # What they compute is nearly singular, or their results are not determined by it.

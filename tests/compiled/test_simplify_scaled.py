@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torchlayers as tl
 from tests.compiled.simplified import operators, same
-from torchlayers.compiled.record import record
+from torchlayers.compiler.capture.record import record
 
 PRODUCTS = ("mm", "addmm", "bmm", "mv", "addmv")
 WIDTH, POINTS, DIMS = 6, 5, 2

@@ -7,8 +7,8 @@ import torch
 
 import torchlayers as tl
 from tests.compiled.simplified import operators
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify import simplify
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.passes import simplify
 
 DENSE = torch.tensor([[0.0, 2.0, 0.0], [-1.0, 0.0, 0.5], [0.0, 0.0, 3.0]], dtype=torch.float64)
 X = torch.linspace(-1, 2, 6, dtype=torch.float64).reshape(3, 2)

@@ -8,7 +8,7 @@ import torch
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 
 import torchlayers as tl
-from torchlayers.compiled.tanh import tanh_as_quotient
+from torchlayers.compiler.inductor.tanh import tanh_as_quotient
 
 NUMBERS = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
 # By vectors; one by one, as where no vectors are allowed.

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 import torchlayers as tl
 from tests.helpers import assert_same
-from torchlayers import tree
+from torchlayers.core import pytree
 
 
 class Training:
@@ -148,7 +148,7 @@ def batches(count=6):
 
 
 def values(result):
-    return [leaf.detach() for leaf in tree.leaves(result)]
+    return [leaf.detach() for leaf in pytree.leaves(result)]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
-from torchlayers.compiled.uninitialized import uninitialized_results
+from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
 
 aten = torch.ops.aten
 
@@ -55,7 +55,7 @@ def fill_freed_memory(like):
 def check_is_silent(request, monkeypatch):
     """Calls a function compiled anew many times; inductor is played by what runs the graph."""
     as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
-    monkeypatch.setattr("torchlayers.compiled.inductor.compile_graph", as_it_is)
+    monkeypatch.setattr("torchlayers.compiler.inductor.compile.compile_graph", as_it_is)
 
     def check(func, x):
         alpha = ctc(LOG_PROBS)[1]
@@ -90,6 +90,6 @@ def test_what_is_written_is_still_compared(monkeypatch):
     def wrong_loss(graph, *_):
         return lambda tensors: [2 * graph(*tensors)[0], *graph(*tensors)[1:]]
 
-    monkeypatch.setattr("torchlayers.compiled.inductor.compile_graph", wrong_loss)
+    monkeypatch.setattr("torchlayers.compiler.inductor.compile.compile_graph", wrong_loss)
     with pytest.warns(UserWarning, match="result 0 is off by"):
         tl.compile(ctc, backend="inductor")(LOG_PROBS)

@@ -18,7 +18,7 @@ from tests.control_flow.rolled_programs import (
     scans,
     total,
 )
-from torchlayers.compiled import inductor
+from torchlayers.compiler.inductor import compile as inductor
 
 # In every nest; the others where both modes meet.
 EVERYWHERE = (backwards, of_trips)

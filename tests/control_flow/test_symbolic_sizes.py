@@ -5,8 +5,8 @@ import torch
 
 import torchlayers as tl
 from tests.control_flow.rolled_programs import NESTS, STEPS, XS, D, W, recurrent, scans, total
-from torchlayers.compiled import loops
-from torchlayers.compiled.record import record
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.inductor import scan_op
 
 SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
 
@@ -140,7 +140,7 @@ def test_no_step_of_many_sizes_runs_in_python(monkeypatch):
     def refuse(self, tensors):
         raise AssertionError("inductor's function is called")
 
-    monkeypatch.setattr(loops.WithBodies, "__call__", refuse)
+    monkeypatch.setattr(scan_op.WithBodies, "__call__", refuse)
     nested = tl.vmap(tl.grad(total(recurrent)))
     compiled = tl.compile(nested, dynamic=True)
     for size in SIZES:

@@ -9,10 +9,10 @@ import torchlayers as tl
 from tests.distributed.nests import ALL, close, everybodys
 from tests.distributed.processes import case, over_ranks
 from tests.distributed.samples import COLLECTIVES
-from torchlayers.compiled.graphs import communicates
-from torchlayers.compiled.record import record
-from torchlayers.compiled.simplify.common import share_common
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.passes.graph_queries import communicates
 from torchlayers.distributed import counting
+from torchlayers.fx.cse import share_common
 
 
 def compare(nest: str, name: str) -> None:

@@ -14,8 +14,8 @@ import torchlayers as tl
 from tests.distributed.nests import close
 from tests.distributed.processes import case, over_ranks
 from torchlayers.distributed import (
-    agreement,
     axis_index,
+    consistency,
     counting,
     pmax,
     pmean,
@@ -386,7 +386,7 @@ def the_first_call_alone_is_compared():
     for check, expected in (("first", [1, 0, 0]), ("always", [1, 1, 1]), ("never", [0, 0, 0])):
         mapped = spread(torch.sin, 0, check=check)
         for count in expected:
-            with mock.patch.object(agreement, "agree", wraps=agreement.agree) as agree:
+            with mock.patch.object(consistency, "agree", wraps=consistency.agree) as agree:
                 mapped(samples())
             assert agree.call_count == count
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import torchlayers as tl
-from torchlayers import decompositions
+from torchlayers.transforms import decompositions
 
 X = torch.tensor([0.3, 0.7, 1.2], dtype=torch.float64)
 T = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)

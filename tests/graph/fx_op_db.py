@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from tests.opinfo.cases import Case
-from torchlayers import tree
+from torchlayers.core import pytree
+from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import differentiate
-from torchlayers.torch_versions import make_fx
 
 _NOT_RECORDED = "make_fx can't record it: "
 _MAX_NORM = "with max_norm it writes to its weight, an argument, past autograd"
@@ -64,7 +64,7 @@ def _check(case: Case, wanted: range) -> bool:
         return False
     if not expected[0]:
         return False
-    graph = make_fx(lambda *xs: tree.leaves(case.func(*xs)))(*inputs)
+    graph = make_fx(lambda *xs: pytree.leaves(case.func(*xs)))(*inputs)
     if _is_random(graph):
         # Eager may draw other numbers than were recorded; the recorded graph draws the same.
         expected = _run(graph, inputs, wanted)
@@ -80,7 +80,7 @@ def _run(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The results that have derivatives, and the gradients for cotangents drawn anew."""
     torch.manual_seed(0)
-    leaves = tree.leaves(function(*inputs))
+    leaves = pytree.leaves(function(*inputs))
     outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
     generator = torch.Generator().manual_seed(7)
     cotangents = [torch.randn(o.shape, generator=generator, dtype=o.dtype) for o in outputs]

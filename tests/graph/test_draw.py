@@ -9,8 +9,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchlayers.graph import differentiate
 from torchlayers.graph.draw import COLOURS
-from torchlayers.graph.layout import layers_of
-from torchlayers.graph.picture import BACKWARD, CAPTURED, FORWARD, boxes_of
+from torchlayers.graph.draw_boxes import BACKWARD, CAPTURED, FORWARD, boxes_of
+from torchlayers.graph.draw_layout import layers_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -15,10 +15,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import torchlayers
 from benchmarks.graph_nodes import chain
-from torchlayers import tree
+from torchlayers.core import pytree
+from torchlayers.core.torch_versions import make_fx
 from torchlayers.errors import ArgnumsError
-from torchlayers.graph import GraphError, differentiate, fx_rules
-from torchlayers.torch_versions import make_fx
+from torchlayers.graph import GraphError, differentiate
+from torchlayers.graph.fx import vjp_rules
 
 DOUBLE = torch.float64
 
@@ -43,8 +44,8 @@ class Layer(nn.Module):
 
 def assert_same_gradients(found, expected, found_inputs, expected_inputs):
     torch.testing.assert_close(found, expected)
-    assert tree.flatten(found)[1] == tree.flatten(expected)[1]
-    leaves = [[o for o in tree.leaves(out)] for out in (found, expected)]
+    assert pytree.flatten(found)[1] == pytree.flatten(expected)[1]
+    leaves = [[o for o in pytree.leaves(out)] for out in (found, expected)]
     cotangents = [torch.randn_like(leaf) for leaf in leaves[0]]
     torch.testing.assert_close(
         torch.autograd.grad(leaves[0], found_inputs, cotangents),
@@ -382,9 +383,9 @@ def test_each_operator_is_recorded_once_for_its_shapes(monkeypatch):
         return x.sum()
 
     recorded = []
-    record = fx_rules.Rules._record
+    record = vjp_rules.Rules._record
     monkeypatch.setattr(
-        fx_rules.Rules, "_record", lambda self, *a: recorded.append(a) or record(self, *a)
+        vjp_rules.Rules, "_record", lambda self, *a: recorded.append(a) or record(self, *a)
     )
     gradient = differentiate(make_fx(function)(randn(3, 3), randn(3, 3)))
     assert len(gradient.f.graph.nodes) > 400

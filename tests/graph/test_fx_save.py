@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchlayers.fx.min_cut import Network
 from torchlayers.graph import differentiate
-from torchlayers.graph.fx_cut import Network
 
 
 def captured(function, *inputs, save="min-compute", argnums=None, tracing_mode="real"):

@@ -7,10 +7,10 @@ from torch.autograd import forward_ad
 
 import torchlayers as tl
 from tests.helpers import ambient
-from torchlayers import tree
+from torchlayers.core import pytree
+from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import Gradient, GraphError, differentiate
-from torchlayers.graph.halves import Halves
-from torchlayers.torch_versions import make_fx
+from torchlayers.graph.forward_backward import Halves
 
 
 def function(x, w):
@@ -201,7 +201,7 @@ def test_outputs_that_are_one_tensor(original):
     x = torch.randn(3, requires_grad=True)
     gradient = recorded(original, x.detach())
     found, expected = (
-        torch.autograd.grad(sum(y.sum() for y in tree.leaves(f(x))), x)
+        torch.autograd.grad(sum(y.sum() for y in pytree.leaves(f(x))), x)
         for f in (gradient, original)
     )
     torch.testing.assert_close(found, expected)

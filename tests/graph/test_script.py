@@ -14,7 +14,7 @@ from benchmarks.timing import least_seconds
 from tests.graph.script_corpus import FUNCTIONS, MODULES, Case
 from torchlayers import _C
 from torchlayers.graph import differentiate
-from torchlayers.graph import script as script_module
+from torchlayers.graph import torchscript as script_module
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 

@@ -17,7 +17,7 @@ from tests.memory.test_checkpoint import RECORDINGS
 from torchlayers import _C
 from torchlayers.errors import MemoryBudgetError, RecomputationError, TransformError
 from torchlayers.memory import PeakMemory
-from torchlayers.memory_budget import budgeted
+from torchlayers.remat.budget import budgeted
 
 
 def least(call):

@@ -13,7 +13,7 @@ import torchlayers as tl
 from tests.opinfo.cases import Case, cases, full_name, ops
 from torchlayers.checkpoint_policies import nothing_saveable
 from torchlayers.errors import MemoryBudgetError, RecomputationError
-from torchlayers.memory_budget import budgeted
+from torchlayers.remat.budget import budgeted
 
 
 def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ import torch
 
 import torchlayers
 from tests.helpers import assert_same
-from torchlayers import torch_func
+from torchlayers.core import torch_func
 
 THEIRS = {id(getattr(torch_func, name)): name for name in torch_func.__all__}
 

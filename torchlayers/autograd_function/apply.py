@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch._ops import HigherOrderOperator
 
-from torchlayers.autograd_function import derivatives, old_style
+from torchlayers.autograd_function import methods, old_style
 
 
 class AutogradFunctionApply(HigherOrderOperator):
@@ -94,7 +94,7 @@ class ApplyTemplate(torch.autograd.Function):
         ]
         result = ctx.bwd(None, *grads, *saved)
         gradients = iter(
-            derivatives.check_count(
+            methods.check_count(
                 f"autograd_function_apply: {_name(ctx.bwd)}",
                 tuple(result) if isinstance(result, list) else result,
                 sum(ctx.mask),

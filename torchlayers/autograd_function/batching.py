@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
+from torchlayers import _C
+from torchlayers.core import pytree
 
 
 class Dims:
@@ -27,8 +28,8 @@ def _add(value: Any, dim: Any) -> Any:
         return value if dim is None else _C.add_batch_dim(value, dim)
     if dim is None or value is None:  # a gradient that is not there
         return value
-    flat, spec = tree.flatten(value)
-    return tree.unflatten(batched(flat, tree.leaves(dim)), spec)
+    flat, spec = pytree.flatten(value)
+    return pytree.unflatten(batched(flat, pytree.leaves(dim)), spec)
 
 
 def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -46,7 +47,7 @@ def _remove(value: Any, level: int) -> tuple[Any, Any]:
     held = Held.of(value, level)
     if not isinstance(held, Held):
         return value, None
-    return tree.unflatten(held.leaves, held.spec), tree.unflatten(held.dims, held.spec)
+    return pytree.unflatten(held.leaves, held.spec), pytree.unflatten(held.dims, held.spec)
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.Size)
@@ -57,14 +58,14 @@ class Held(NamedTuple):
 
     leaves: list[Any]
     dims: list[int | None]
-    spec: tree.TreeSpec
+    spec: pytree.TreeSpec
 
     @staticmethod
     def of(value: Any, level: int) -> Any:
         """The value held; or the value as it is, where nothing in it is batched."""
         if type(value) in _PLAIN:
             return value
-        flat, spec = tree.flatten(value)
+        flat, spec = pytree.flatten(value)
         pairs = [
             _C.unbatched(leaf, level) if isinstance(leaf, Tensor) else (leaf, None) for leaf in flat
         ]
@@ -74,7 +75,7 @@ class Held(NamedTuple):
 
     def shown(self) -> Any:
         """The value, with the batch hidden as the top layer's."""
-        return tree.unflatten(batched(self.leaves, self.dims), self.spec)
+        return pytree.unflatten(batched(self.leaves, self.dims), self.spec)
 
 
 def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:

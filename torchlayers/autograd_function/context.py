@@ -17,7 +17,7 @@ from torch.autograd.function import BackwardCFunction
 
 from torchlayers import _C
 from torchlayers.autograd_function.batching import Dims, Held, batched, unbatched
-from torchlayers.errors import FunctionError
+from torchlayers.core.errors import FunctionError
 
 # Names that begin so are ours, on ctx and on the classes of users.
 RESERVED = "_torchlayers"

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
-from torchlayers.autograd_function import derivatives, generated, vmapify
+from torchlayers import _C
+from torchlayers.autograd_function import generated_classes, vmap_rule
+from torchlayers.autograd_function import methods as derivatives
 from torchlayers.autograd_function.batching import batched, sample_of, stacked, unbatched
-from torchlayers.autograd_function.call import Function, custom_function_call
 from torchlayers.autograd_function.context import RESERVED, check_name, put
+from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
+from torchlayers.core import pytree
 
 _KEPT = RESERVED + "_notes"
 
@@ -30,10 +32,10 @@ def apply(function: Function, operands: tuple[Any, ...]) -> Any:
     """The Function applied by the layers there are."""
     top = _C.top()
     if top is not None and top[0] == "vmap" and derivatives.has_vmap(function):
-        tensors = [leaf for leaf in tree.leaves(operands) if isinstance(leaf, Tensor)]
+        tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
             return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
-    made = generated.of(function, "new style", _generate)
+    made = generated_classes.of(function, "new style", _generate)
     *outputs, notes = custom_function_call.on_top(made, *operands)
     results = tuple(outputs[: notes.outputs])
     return results[0] if notes.is_single else results
@@ -52,7 +54,7 @@ class _Noted:
     """A pytree with places for its tensors, flat: a user's class may hold nothing but tensors."""
 
     leaves: list[Any]
-    spec: tree.TreeSpec
+    spec: pytree.TreeSpec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
     """The outputs, the tensors made in between, and the notes."""
     taken = ctx._torchlayers
     is_single = not isinstance(result, tuple)
-    outputs = list(tree.as_tuple(result))
+    outputs = list(pytree.as_tuple(result))
     count = len(outputs)
     dirty = [id(tensor) for tensor in taken.calls.get("mark_dirty", ())]
     for i, output in enumerate(outputs):
@@ -134,7 +136,7 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
         return places[id(tensor)]
 
     def in_places(value: Any) -> _Noted:
-        leaves, spec = tree.flatten(value)
+        leaves, spec = pytree.flatten(value)
         return _Noted([place(v) if isinstance(v, Tensor) else v for v in leaves], spec)
 
     calls = {name: in_places(args) for name, args in taken.calls.items()}
@@ -153,7 +155,7 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
             values[leaf.among][leaf.index] if isinstance(leaf, _Place) else leaf
             for leaf in noted.leaves
         ]
-        return tree.unflatten(leaves, noted.spec)
+        return pytree.unflatten(leaves, noted.spec)
 
     calls = {name: found(args) for name, args in notes.calls.items()}
     in_between = [leaf for leaf in results[notes.outputs :] if isinstance(leaf, Tensor)]
@@ -199,7 +201,7 @@ def _generate(function: Function) -> Function:
     backward_of_old, jvp_of_old = derivatives.backward_of(function), derivatives.jvp_of(function)
 
     def forward(*operands: Any) -> Any:
-        ctx = _TakesNotes(operands, generated.name_of(function))
+        ctx = _TakesNotes(operands, generated_classes.name_of(function))
         return _noted(ctx, operands, function.forward(ctx, *operands))
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -212,11 +214,11 @@ def _generate(function: Function) -> Function:
     def jvp(ctx: Any, *tangents: Any) -> Any:
         kept: _Kept = getattr(ctx, _KEPT)
         results = jvp_of_old(ctx, *kept.materialized(tangents, kept.inputs))
-        return (*tree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
+        return (*pytree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
 
-    def vmap(info: vmapify.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+    def vmap(info: vmap_rule.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
-        outputs, out_dims = vmapify.run_vmap(function, info, in_dims, operands)
+        outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
         try:
             with _C.vmap_entry(*info) as level:
                 kept, dims = unbatched(forward(*batched(operands, in_dims)), level)
@@ -230,10 +232,10 @@ def _generate(function: Function) -> Function:
                 ]
             )
         count = kept[-1].outputs
-        return (*tree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
+        return (*pytree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
 
     methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
-    new_style: Function = generated.function_class(
+    new_style: Function = generated_classes.function_class(
         torch.autograd.Function,
         function.__name__,
         function,

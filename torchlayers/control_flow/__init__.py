@@ -1,10 +1,10 @@
 """Control flow under every layer: branches, loops and scans, on batched predicates too.
 
 Where a predicate is a number, its branch is taken, and loops run in Python: the layers see plain
-operators. Where it is batched, ``samples`` runs each branch on a batch of its own.
+operators. Where it is batched, ``batched.samples`` runs each branch on a batch of its own.
 """
 
-from torchlayers.control_flow import torchs as torchs
+from torchlayers.control_flow import torch_operators as torch_operators
 from torchlayers.control_flow.associative_scan import associative_scan as associative_scan
 from torchlayers.control_flow.cond import cond as cond
 from torchlayers.control_flow.fori_loop import fori_loop as fori_loop

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import tree
-from torchlayers.control_flow.structure import check_alike, check_function
-from torchlayers.errors import DimensionError, NotTensorError, TransformError
-from torchlayers.vmap import vmap
+from torchlayers.control_flow.checks import check_alike, check_function
+from torchlayers.core import pytree
+from torchlayers.core.errors import DimensionError, NotTensorError, TransformError
+from torchlayers.transforms.vmap import vmap
 
 
 def associative_scan(
@@ -42,8 +42,8 @@ def associative_scan(
     Source: jax.lax.associative_scan; Blelloch, "Prefix sums and their applications" (1990).
     """
     check_function("associative_scan", "f", f)
-    leaves, spec = tree.flatten(xs)
-    dims = [_dim(leaf, dim, tree.leaf_name("xs", (xs,), i)) for i, leaf in enumerate(leaves)]
+    leaves, spec = pytree.flatten(xs)
+    dims = [_dim(leaf, dim, pytree.leaf_name("xs", (xs,), i)) for i, leaf in enumerate(leaves)]
     if not leaves:
         raise TransformError("torchlayers: associative_scan: xs holds no tensors.")
     rows = [leaf.movedim(at, 0) for leaf, at in zip(leaves, dims, strict=True)]
@@ -53,25 +53,27 @@ def associative_scan(
             f"torchlayers: associative_scan: xs must have one length along dim {dim}, but have "
             f"{' and '.join(str(len(leaf)) for leaf in rows)}."
         )
-    element = tree.unflatten(rows, spec)
+    element = pytree.unflatten(rows, spec)
 
     def pairs(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-        found = vmap(f)(tree.unflatten(first, spec), tree.unflatten(second, spec))
+        found = vmap(f)(pytree.unflatten(first, spec), pytree.unflatten(second, spec))
         check_alike(
             "associative_scan",
-            tree.map_tensors(lambda leaf: leaf[0], element),
+            pytree.map_tensors(lambda leaf: leaf[0], element),
             "an element",
-            tree.map_tensors(lambda leaf: leaf[0], found),
+            pytree.map_tensors(lambda leaf: leaf[0], found),
             "f",
         )
-        return tree.leaves(found)
+        return pytree.leaves(found)
 
     if reverse:
         rows = [leaf.flip(0) for leaf in rows]
     found = _partial(pairs, rows)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
-    return tree.unflatten([leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec)
+    return pytree.unflatten(
+        [leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec
+    )
 
 
 def _partial(

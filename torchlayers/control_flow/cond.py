@@ -5,11 +5,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from torchlayers import torch_compile
-from torchlayers.control_flow import branches, recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly
-from torchlayers.control_flow.structure import check_choice, check_function, check_predicate
-from torchlayers.surroundings import seen
+from torchlayers.control_flow.batched import branches
+from torchlayers.control_flow.batched.samples import batch_of, in_sight, numbers, quietly
+from torchlayers.control_flow.checks import check_choice, check_function, check_predicate
+from torchlayers.control_flow.traced import dispatch
+from torchlayers.core import tracing_state
+from torchlayers.remat.ambient_state import seen
 
 
 def cond(
@@ -50,16 +51,16 @@ def cond(
     Source: jax.lax.cond, torch.cond.
     """
     check_choice("cond", "batched", batched, branches.WAYS)
-    if torch_compile.is_tracing():
-        return recorded.cond(pred, true_fn, false_fn, operands)
+    if tracing_state.is_tracing():
+        return dispatch.cond(pred, true_fn, false_fn, operands)
     check_function("cond", "true_fn", true_fn)
     check_function("cond", "false_fn", false_fn)
     check_predicate("cond", "pred", pred)
     if isinstance(pred, bool):
         return branches.run_one(true_fn if pred else false_fn, operands)
     pred = cast(Tensor, seen(pred.reshape(())))
-    if recorded.is_recorded(pred):
-        return recorded.cond(pred, true_fn, false_fn, operands)
+    if dispatch.is_recorded(pred):
+        return dispatch.cond(pred, true_fn, false_fn, operands)
     values, levels = in_sight(pred)
     if not levels:
         return branches.run_one(true_fn if numbers(values) else false_fn, operands)

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention
 
-from torchlayers import _C, torch_compile
-from torchlayers.vmap import vmap
+from torchlayers import _C
+from torchlayers.core import tracing_state
+from torchlayers.transforms.vmap import vmap
 
 _INFINITY = float("inf")
 
@@ -86,7 +87,7 @@ def _eagerly(compilation_env: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(compilation_env)
     @contextlib.contextmanager
     def environment() -> Iterator[Any]:
-        eager = torch_compile.run_eagerly() if _C.any_layer() else contextlib.nullcontext()
+        eager = tracing_state.run_eagerly() if _C.any_layer() else contextlib.nullcontext()
         with compilation_env() as backend, eager:
             yield backend
 

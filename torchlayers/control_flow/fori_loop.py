@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import tapped_loops
-from torchlayers.control_flow import rolled
-from torchlayers.control_flow.counter import Counter, Subscripted
+from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices
-from torchlayers.control_flow.structure import Carry, check_function
+from torchlayers.control_flow.traced import scan_capture
 from torchlayers.control_flow.while_loop import while_loop
-from torchlayers.errors import TransformError
+from torchlayers.core.errors import TransformError
+from torchlayers.fx.symbolic_index import Counter, Subscripted
+from torchlayers.taps import loop_steps
 
 _INT = int | torch.SymInt  # a size may be one
 
@@ -54,8 +54,8 @@ def fori_loop(
     _check_bound("upper", upper)
     if isinstance(lower, _INT) and isinstance(upper, _INT):
         kept = Carry("fori_loop", init, "body_fn")
-        if rolled.may_be_rolled(upper - lower):
-            found = rolled.rolled(
+        if scan_capture.may_be_rolled(upper - lower):
+            found = scan_capture.rolled(
                 kept,
                 lambda carry, i: (_counted(body_fn, i, carry), None),
                 init,
@@ -64,7 +64,7 @@ def fori_loop(
             if found is not None:
                 return found[0]
         carry = init
-        loop = tapped_loops.loop("fori_loop", max(upper - lower, 0))
+        loop = loop_steps.loop("fori_loop", max(upper - lower, 0))
         with loop.under_way():
             for i in range(lower, upper):
                 loop.begin(i - lower)

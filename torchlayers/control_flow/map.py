@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from torchlayers import tapped_loops, tree
-from torchlayers.control_flow import rolled
+from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices, joined, stacked
-from torchlayers.control_flow.structure import Carry, check_function
-from torchlayers.vmap import vmap
+from torchlayers.control_flow.traced import scan_capture
+from torchlayers.core import pytree
+from torchlayers.taps import loop_steps
+from torchlayers.transforms.vmap import vmap
 
 
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
@@ -42,14 +43,14 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
     if not slices.length:
         with torch.no_grad():
             y = f(slices.of_zeros())
-        return tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
-    if rolled.may_be_rolled(slices.length):
+        return pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
+    if scan_capture.may_be_rolled(slices.length):
         kept = Carry("map", (), "f")
-        found = rolled.rolled(kept, lambda _, x: ((), f(x)), (), slices)
+        found = scan_capture.rolled(kept, lambda _, x: ((), f(x)), (), slices)
         if found is not None:
             return found[1]
     ys = []
-    loop = tapped_loops.loop("map", slices.length)
+    loop = loop_steps.loop("map", slices.length)
     with loop.under_way():
         for i, x in enumerate(slices.all()):
             loop.begin(i)
@@ -60,14 +61,14 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
 def _rolled(f: Callable[[Any], Any], slices: Slices, batch_size: int) -> Any:
     """A loop over whole batches, and then the rest; None where that can't be."""
     count, rest = slices.length // batch_size, slices.length % batch_size
-    if not rolled.may_be_rolled(count):
+    if not scan_capture.may_be_rolled(count):
         return None
     whole, others = slices.parts([batch_size * count, rest])
     each = vmap(f)
-    found = rolled.rolled(
+    found = scan_capture.rolled(
         Carry("map", (), "f"), lambda _, xs: ((), each(xs)), (), whole.in_rows(count, batch_size)
     )
     if found is None:
         return None
-    ys = tree.map_tensors(lambda y: y.flatten(0, 1), found[1])
+    ys = pytree.map_tensors(lambda y: y.flatten(0, 1), found[1])
     return joined("map", [ys, each(others.whole())]) if rest else ys

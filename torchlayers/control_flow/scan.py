@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchlayers import tapped_loops, tree
-from torchlayers.checkpoint import checkpoint as checkpointed
-from torchlayers.control_flow import rolled
+from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices, joined, stacked
-from torchlayers.control_flow.structure import Carry, check_function
-from torchlayers.errors import OutputError, TransformError
+from torchlayers.control_flow.traced import scan_capture
+from torchlayers.core import pytree
+from torchlayers.core.errors import OutputError, TransformError
+from torchlayers.remat.checkpoint import checkpoint as checkpointed
+from torchlayers.taps import loop_steps
 
 
 def scan(
@@ -70,7 +71,7 @@ def scan(
             "torchlayers: scan: snapshots must be at least 1, and stands in place of "
             f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
         )
-    loop = tapped_loops.loop("scan", slices.length)
+    loop = loop_steps.loop("scan", slices.length)
     steps = _Steps(f, reverse, loop)
     with loop.under_way():
         if snapshots is not None:
@@ -94,7 +95,7 @@ class _Steps(NamedTuple):
 
     f: Callable[[Any, Any], tuple[Any, Any]]
     reverse: bool
-    loop: tapped_loops.Unheard
+    loop: loop_steps.Unheard
 
 
 def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, Any] | None:
@@ -103,7 +104,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     The reverse pass of a recorded scan runs its steps again, here so many each.
     """
     count, rest = slices.length // size, slices.length % size
-    if not rolled.may_be_rolled(count):
+    if not scan_capture.may_be_rolled(count):
         return None
     lengths = [size * count, rest]
     whole, others = slices.parts(lengths[::-1])[::-1] if steps.reverse else slices.parts(lengths)
@@ -111,12 +112,12 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     def run(carry: Any, xs: Any) -> tuple[Any, Any]:
         return _run(steps, carry, Slices("scan", xs, size), 0)
 
-    found = rolled.rolled(
+    found = scan_capture.rolled(
         Carry("scan", init, "f"), run, init, whole.in_rows(count, size), reverse=steps.reverse
     )
     if found is None:
         return None
-    carry, ys = found[0], tree.map_tensors(lambda y: y.flatten(0, 1), found[1])
+    carry, ys = found[0], pytree.map_tensors(lambda y: y.flatten(0, 1), found[1])
     if not rest:
         return carry, ys
     carry, last = _run(steps, carry, others, 0)
@@ -182,8 +183,8 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
     """Of slices of which the first is the one at this place in all."""
     f, reverse, loop = steps
     kept = Carry("scan", init, "f")
-    if rolled.may_be_rolled(slices.length):
-        found = rolled.rolled(
+    if scan_capture.may_be_rolled(slices.length):
+        found = scan_capture.rolled(
             kept, lambda carry, x: _pair(f(carry, x)), init, slices, reverse=reverse
         )
         if found is not None:
@@ -192,7 +193,7 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
         loop.begin(0)
         with torch.no_grad():
             _, y = _pair(f(init, slices.of_zeros()))
-        return init, tree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
+        return init, pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     carry = init
     ys = []
     numbered = [*enumerate(slices.all(), at)]

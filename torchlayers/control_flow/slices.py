@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import tree
-from torchlayers.errors import DimensionError, NotTensorError, StructureError, TransformError
+from torchlayers.core import pytree
+from torchlayers.core.errors import DimensionError, NotTensorError, StructureError, TransformError
 
 
 class Slices:
@@ -28,7 +28,7 @@ class Slices:
                 f"torchlayers: {api}: length must not be negative, got {length!r}."
             )
         if xs is not None:
-            self.leaves, self.spec = tree.flatten(xs)
+            self.leaves, self.spec = pytree.flatten(xs)
         for i, leaf in enumerate(self.leaves):
             if not isinstance(leaf, Tensor):
                 raise NotTensorError(
@@ -67,17 +67,17 @@ class Slices:
         if len(columns) == 1 and self.spec.is_leaf():
             return list(columns[0])
         rows = zip(*columns, strict=True) if columns else [()] * self.length
-        return [tree.unflatten(list(row), self.spec) for row in rows]
+        return [pytree.unflatten(list(row), self.spec) for row in rows]
 
     def whole(self) -> Any:
-        return None if self.spec is None else tree.unflatten(self.leaves, self.spec)
+        return None if self.spec is None else pytree.unflatten(self.leaves, self.spec)
 
     def parts(self, lengths: list[int]) -> list["Slices"]:
         """The same, so many slices in each."""
         if self.spec is None or not self.leaves:
             return [Slices(self.api, self.whole(), length) for length in lengths]
         rows = zip(*(leaf.split(lengths) for leaf in self.leaves), strict=True)
-        return [Slices(self.api, tree.unflatten(list(row), self.spec), None) for row in rows]
+        return [Slices(self.api, pytree.unflatten(list(row), self.spec), None) for row in rows]
 
     def in_rows(self, count: int, size: int) -> "Slices":
         """So many rows of so many slices each, which are all there are."""
@@ -86,7 +86,7 @@ class Slices:
 
     def of(self, leaves: Sequence[Tensor]) -> Any:
         """A slice that is made of these."""
-        return None if self.spec is None else tree.unflatten([*leaves], self.spec)
+        return None if self.spec is None else pytree.unflatten([*leaves], self.spec)
 
     def of_zeros(self) -> Any:
         return self.of([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves])
@@ -102,20 +102,20 @@ def stacked(api: str, ys: list[Any]) -> Any:
     if isinstance(ys[0], Tensor):
         columns, spec = [ys], None
     else:
-        leaves, spec = tree.flatten(ys[0])
+        leaves, spec = pytree.flatten(ys[0])
         columns = [[leaf] for leaf in leaves]
         for y in ys[1:]:
-            leaves, its_spec = tree.flatten(y)
+            leaves, its_spec = pytree.flatten(y)
             if its_spec != spec:
                 raise StructureError(
                     f"torchlayers: {api}: the function must return the same structure for each "
-                    f"slice, and returned {tree.describe(spec)} and {tree.describe(its_spec)} (* "
-                    "stands for a leaf)."
+                    f"slice, and returned {pytree.describe(spec)} and {pytree.describe(its_spec)} "
+                    "(* stands for a leaf)."
                 )
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)
     results = [_stacked(api, column) for column in columns]
-    return results[0] if spec is None else tree.unflatten(results, spec)
+    return results[0] if spec is None else pytree.unflatten(results, spec)
 
 
 def joined(api: str, parts: list[Any]) -> Any:
@@ -124,10 +124,10 @@ def joined(api: str, parts: list[Any]) -> Any:
     Raises:
         StructureError: they don't fit.
     """
-    leaves, spec = tree.flatten(parts[0])
+    leaves, spec = pytree.flatten(parts[0])
     columns = [[leaf] for leaf in leaves]
     for part in parts[1:]:
-        leaves, its_spec = tree.flatten(part)
+        leaves, its_spec = pytree.flatten(part)
         if its_spec != spec or [_shape(leaf) for leaf in leaves] != [_shape(c[0]) for c in columns]:
             raise StructureError(
                 f"torchlayers: {api}: the function must return the same structure and shapes for "
@@ -136,7 +136,7 @@ def joined(api: str, parts: list[Any]) -> Any:
         for column, leaf in zip(columns, leaves, strict=True):
             column.append(leaf)
     whole = [column[0] if column[0] is None else torch.cat(column) for column in columns]
-    return tree.unflatten(whole, spec)
+    return pytree.unflatten(whole, spec)
 
 
 def _shape(leaf: Any) -> Any:
@@ -163,5 +163,5 @@ def _stacked(api: str, column: list[Any]) -> Any:
 
 
 def _name(xs: Any, i: int) -> str:
-    name = tree.leaf_name("xs", (xs,), i)
+    name = pytree.leaf_name("xs", (xs,), i)
     return "xs" if name == "xs 0" else name.replace("xs 0, ", "xs")

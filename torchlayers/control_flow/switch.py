@@ -6,13 +6,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchlayers import torch_compile
-from torchlayers.control_flow import branches as sides
-from torchlayers.control_flow import recorded
-from torchlayers.control_flow.samples import batch_of, in_sight, numbers, quietly
-from torchlayers.control_flow.structure import check_choice, check_function
-from torchlayers.errors import TransformError
-from torchlayers.surroundings import seen
+from torchlayers.control_flow.batched import branches as sides
+from torchlayers.control_flow.batched.samples import batch_of, in_sight, numbers, quietly
+from torchlayers.control_flow.checks import check_choice, check_function
+from torchlayers.control_flow.traced import dispatch
+from torchlayers.core import tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.remat.ambient_state import seen
 
 
 def switch(
@@ -52,11 +52,11 @@ def switch(
     if isinstance(index, int):
         return sides.run_one(functions[min(max(index, 0), len(functions) - 1)], operands)
     _check_index(index)
-    if torch_compile.is_tracing():
-        return recorded.switch(index.reshape(()), functions, operands)
+    if tracing_state.is_tracing():
+        return dispatch.switch(index.reshape(()), functions, operands)
     index = cast(Tensor, seen(index.reshape(())))
-    if recorded.is_recorded(index):
-        return recorded.switch(index, functions, operands)
+    if dispatch.is_recorded(index):
+        return dispatch.switch(index, functions, operands)
     values, levels = in_sight(index)
     with quietly():
         which = values.clamp(0, len(functions) - 1).long().flatten()

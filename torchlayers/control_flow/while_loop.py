@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, torch_compile, tree
-from torchlayers.control_flow import recorded
-from torchlayers.control_flow.inside import Inside
-from torchlayers.control_flow.samples import (
+from torchlayers import _C
+from torchlayers.control_flow.batched.samples import (
     Batch,
     Rows,
     batch_of,
@@ -18,14 +16,17 @@ from torchlayers.control_flow.samples import (
     numbers,
     quietly,
 )
-from torchlayers.control_flow.structure import (
+from torchlayers.control_flow.batched.subset_vmap import Inside
+from torchlayers.control_flow.checks import (
     Carry,
     check_choice,
     check_function,
     check_predicate,
 )
-from torchlayers.seeded import Apart
-from torchlayers.surroundings import seen
+from torchlayers.control_flow.traced import dispatch
+from torchlayers.core import pytree, tracing_state
+from torchlayers.random.seeded import Apart
+from torchlayers.remat.ambient_state import seen
 
 _WAYS = ("hold", "drop")
 
@@ -68,8 +69,8 @@ def while_loop(
     Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
     """
     check_choice("while_loop", "batched", batched, _WAYS)
-    if torch_compile.is_tracing():
-        return recorded.while_loop(cond_fn, body_fn, init)
+    if tracing_state.is_tracing():
+        return dispatch.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
     with Apart() as draws:
@@ -90,8 +91,8 @@ def _loop(
             if not pred:
                 return carry
         else:
-            if recorded.is_recorded(pred):
-                return recorded.while_loop(cond_fn, body_fn, carry)
+            if dispatch.is_recorded(pred):
+                return dispatch.while_loop(cond_fn, body_fn, carry)
             values, levels = in_sight(pred)
             if levels:
                 batch = batch_of(pred, values, levels)
@@ -135,7 +136,7 @@ class _Loop:
 
     def hold(self, carry: Any) -> tuple[Any, bool]:
         count = self.batch.number
-        given = [self.batch.rows(leaf) for leaf in tree.leaves(carry)]
+        given = [self.batch.rows(leaf) for leaf in pytree.leaves(carry)]
         with _C.vmap_entry(count, self.batch.randomness) as level:
             inside = Inside(self.batch, level, count)
             leaves = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in given]
@@ -155,7 +156,7 @@ class _Loop:
     def drop(self, carry: Any) -> tuple[Any, bool]:
         alive, goes_on = self.alive, False
         index = torch.arange(self.batch.number, device=alive.device)
-        rows = [self.in_rows(leaf) for leaf in tree.leaves(carry)]
+        rows = [self.in_rows(leaf) for leaf in pytree.leaves(carry)]
         ended: list[tuple[Tensor, list[Any]]] = []
         while len(index) and not goes_on:
             if not numbers(alive.all()):
@@ -179,7 +180,7 @@ class _Loop:
         ), goes_on
 
     def trip(self, leaves: list[Any], inside: Inside) -> list[Any]:
-        carry = tree.unflatten(leaves, self.kept.spec)
+        carry = pytree.unflatten(leaves, self.kept.spec)
         new = inside.call(self.body_fn, carry)
         return [
             inside.sample(leaf) if isinstance(leaf, Tensor) else leaf
@@ -188,7 +189,7 @@ class _Loop:
 
     def ask(self, leaves: list[Any], alive: Tensor, inside: Inside) -> tuple[Tensor, bool]:
         """Which samples go on, or that this can't be told here."""
-        pred = inside.call(_predicate, self.cond_fn, tree.unflatten(leaves, self.kept.spec))
+        pred = inside.call(_predicate, self.cond_fn, pytree.unflatten(leaves, self.kept.spec))
         if isinstance(pred, bool):
             return alive & pred, False
         values, levels = in_sight(pred)
@@ -203,7 +204,7 @@ class _Loop:
 
     def put_back(self, rows: list[Any]) -> Any:
         leaves = [leaf if leaf is None else self.batch.hide(leaf) for leaf in rows]
-        return tree.unflatten(leaves, self.kept.spec)
+        return pytree.unflatten(leaves, self.kept.spec)
 
 
 def _held(alive: Tensor | None, new: Any, old: Any) -> Any:

@@ -5,6 +5,7 @@ ranks of a mesh dimension. It is named by its name, which the vmap or a ``with m
 or by a one-dimensional DeviceMesh.
 """
 
+from torchlayers.distributed import sent as sent
 from torchlayers.distributed.axes import checking as checking
 from torchlayers.distributed.collectives import all_gather as all_gather
 from torchlayers.distributed.collectives import all_to_all as all_to_all
@@ -17,8 +18,8 @@ from torchlayers.distributed.collectives import psum as psum
 from torchlayers.distributed.collectives import psum_invariant as psum_invariant
 from torchlayers.distributed.collectives import psum_scatter as psum_scatter
 from torchlayers.distributed.collectives import pvary as pvary
-from torchlayers.distributed.dtensor_api import distribute_tensor as distribute_tensor
-from torchlayers.distributed.sent import counting as counting
+from torchlayers.distributed.dtensor_calls import distribute_tensor as distribute_tensor
+from torchlayers.distributed.traffic import counting as counting
 
 __all__ = [
     "all_gather",

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 import torch
 
 from torchlayers import _C
-from torchlayers.errors import AxisError, TransformError
-from torchlayers.stack import current_stack
+from torchlayers.core.errors import AxisError, TransformError
+from torchlayers.core.layer_stack import current_stack
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -72,7 +72,7 @@ def checking() -> Iterator[None]:
         tensor([3., 3., 3.])
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        comparing: Any = importlib.import_module("torchlayers.distributed.comparing")
+        comparing: Any = importlib.import_module("torchlayers.distributed.checked_collectives")
         with _C.ComparingRanks(), comparing.Comparing():
             yield
     else:

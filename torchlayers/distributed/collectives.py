@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import AxisError, DimensionError
 from torchlayers.distributed.axes import Axis, resolve
-from torchlayers.errors import AxisError, DimensionError
 
 if TYPE_CHECKING:
     from torchlayers.distributed.axes import AxisLike
@@ -309,8 +310,8 @@ def _as_tensor(t: Any) -> Tensor:
 def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
     if isinstance(x, Tensor):
         return function(x)
-    leaves, spec = tree.flatten(x)
-    return tree.unflatten([function(leaf) for leaf in leaves], spec)
+    leaves, spec = pytree.flatten(x)
+    return pytree.unflatten([function(leaf) for leaf in leaves], spec)
 
 
 def _along(name: str, t: Tensor, axis: Axis) -> Tensor:
@@ -328,7 +329,7 @@ def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) ->
     """The operator on each of x's tensors: over ranks, on all of them at once."""
     if isinstance(x, Tensor):
         return _along(name, x, axis)
-    leaves, spec = tree.flatten(x)
+    leaves, spec = pytree.flatten(x)
     leaves = [leaf if isinstance(leaf, Tensor) else of_number(leaf) for leaf in leaves]
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     found = [leaves[i] for i in places]
@@ -339,7 +340,7 @@ def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) ->
             found = getattr(_ops, name + "_each").default(found, key)
     for i, each in zip(places, found, strict=True):
         leaves[i] = each
-    return tree.unflatten(leaves, spec)
+    return pytree.unflatten(leaves, spec)
 
 
 def _of_one(axis: Axis, api: str) -> Axis:

@@ -38,7 +38,7 @@ def gradients_as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> 
     """Those that are DTensors brought to where their arguments lie."""
     if not any(is_dtensor_below(each) for each in gradients):
         return gradients  # of another class
-    placed: Any = importlib.import_module("torchlayers.distributed.placed")
+    placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
     found: list[Tensor] = placed.as_arguments(gradients, arguments)
     return found
 

@@ -73,7 +73,7 @@ def differentiate(
             f"got {type(example_inputs).__name__}. Write (x,) for x."
         )
     if isinstance(fn_or_graph, (GraphModule, ExportedProgram)):
-        from torchlayers.graph.fx import differentiate_fx
+        from torchlayers.graph.fx.differentiate import differentiate_fx
 
         return differentiate_fx(fn_or_graph, example_inputs, argnums=argnums, save=save)
     if isinstance(
@@ -85,7 +85,7 @@ def differentiate(
                 "torchlayers: differentiate: save='min-memory' is for FX graphs. Trace the "
                 "function with torch.fx or torch.export, or leave it out."
             )
-        from torchlayers.graph.script import differentiate_script
+        from torchlayers.graph.torchscript import differentiate_script
 
         return differentiate_script(fn_or_graph, example_inputs, argnums=argnums)
     raise TypeError(

@@ -2,9 +2,9 @@
 
 from html import escape
 
-from torchlayers.graph.halves import Halves
-from torchlayers.graph.layout import layers_of
-from torchlayers.graph.picture import BACKWARD, CAPTURED, FORWARD, Box, boxes_of
+from torchlayers.graph.draw_boxes import BACKWARD, CAPTURED, FORWARD, Box, boxes_of
+from torchlayers.graph.draw_layout import layers_of
+from torchlayers.graph.forward_backward import Halves
 
 # Blue, green and orange differ in lightness too, for those who tell colours apart badly.
 COLOURS = {FORWARD: "#cfe2f3", CAPTURED: "#6aa84f", BACKWARD: "#f9b96e"}

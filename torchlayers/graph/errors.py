@@ -1,6 +1,6 @@
 """What differentiate raises."""
 
-from torchlayers.errors import TransformError
+from torchlayers.core.errors import TransformError
 
 
 class GraphError(TransformError):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.graph import attach, draw
+from torchlayers.graph import autograd, draw
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.halves import Graph, Halves
+from torchlayers.graph.forward_backward import Graph, Halves
 
 
 class Gradient(Halves):
@@ -119,7 +119,7 @@ class Gradient(Halves):
             return self.pull_back(grad_outputs, captures)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = attach.call(self, self._flatten(*args, **kwargs))
+        outputs = autograd.call(self, self._flatten(*args, **kwargs))
         return self._unflatten(outputs, args, kwargs)
 
     def to_dot(self) -> str:

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlayers.device import is_on_host
+from torchlayers.core.device import is_on_host
+from torchlayers.core.errors import TransformError
 from torchlayers.distributed import dtensor
-from torchlayers.errors import TransformError
 
 Shape: TypeAlias = int | Sequence[int]
 Number: TypeAlias = float | Tensor

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from torchlayers.errors import TransformError
+from torchlayers.core.errors import TransformError
 from torchlayers.random.arguments import (
     Number,
     Shape,

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torchlayers import torch_compile, tree
-from torchlayers.errors import TransformError
-from torchlayers.stack import transformed
-from torchlayers.tapped_loops import thread
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import transformed
 from torchlayers.taps.gradients import Gradients
 from torchlayers.taps.listener import Names
+from torchlayers.taps.loop_steps import thread
 from torchlayers.taps.tangents import Tangents
 from torchlayers.taps.values import Values
 
@@ -116,7 +116,7 @@ def with_values(
             result = func(*args)
         if not has_aux:
             return result, listener.wholes()
-        output, aux = tree.split_aux(api, result)
+        output, aux = pytree.split_aux(api, result)
         return (output, listener.wholes()), aux
 
     return transformed(func, tapped)
@@ -136,7 +136,7 @@ def with_tangents(
 
 
 def _refuse_tracing(api: str) -> None:
-    if torch_compile.is_tracing():
+    if tracing_state.is_tracing():
         raise TransformError(
             f"torchlayers: {api}: taps are not known to torch.compile. Take them outside the "
             "compiled function, or return the values."

@@ -6,11 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
-from torchlayers.errors import TapError
-from torchlayers.stack import current_stack
-from torchlayers.tapped_loops import Loop, Steps
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import TapError
+from torchlayers.core.layer_stack import current_stack
 from torchlayers.taps.listener import Listener, Names
+from torchlayers.taps.loop_steps import Loop, Steps
 
 
 class Gradients(Listener):
@@ -75,7 +76,7 @@ class _Gradient:
 
 
 def _completed(gradients: Any) -> Any:
-    leaves, spec = tree.flatten(gradients)
-    return tree.unflatten(
+    leaves, spec = pytree.flatten(gradients)
+    return pytree.unflatten(
         [leaf.complete() if isinstance(leaf, _Gradient) else leaf for leaf in leaves], spec
     )

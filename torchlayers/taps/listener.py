@@ -7,10 +7,11 @@ from typing import Any, NoReturn, TypeAlias
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
-from torchlayers.errors import TapError
-from torchlayers.tapped_loops import Loop, Steps, thread
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import TapError
 from torchlayers.taps import module_calls
+from torchlayers.taps.loop_steps import Loop, Steps, thread
 
 _torch: Any = torch  # what it keeps for its own use has no types
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
@@ -62,7 +63,7 @@ class Listener:
         loops = thread.loops[self.loops :]
         if name in self.taken and not (loops and isinstance(self.taken[name], Steps)):
             self._refuse_another(name)
-        leaves, spec = tree.flatten(value)
+        leaves, spec = pytree.flatten(value)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             raise TapError(
                 f"torchlayers: {self.api}: what is called {name!r} holds no tensor, it is a "
@@ -74,12 +75,12 @@ class Listener:
             result, found = self.take(name, i, leaf, loops) if is_tensor else (leaf, leaf)
             results.append(result)
             taken.append(found)
-        value = tree.unflatten(taken, spec)
+        value = pytree.unflatten(taken, spec)
         if not loops:
             self.taken[name] = value
         elif not self.taken.setdefault(name, Steps(loops, self.level)).put(loops, value):
             self._refuse_another(name)
-        return tree.unflatten(results, spec)
+        return pytree.unflatten(results, spec)
 
     def whole(self, name: str, value: Any) -> Any:
         """The value, of all steps if it is of a loop's."""

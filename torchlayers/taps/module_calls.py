@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as modules
 
-from torchlayers.tapped_loops import thread
+from torchlayers.taps.loop_steps import thread
 
 
 class _Call:

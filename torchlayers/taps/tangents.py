@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C, tree
-from torchlayers.errors import TapError
-from torchlayers.tapped_loops import Loop
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import TapError
 from torchlayers.taps.listener import Listener
+from torchlayers.taps.loop_steps import Loop
 
 _torch: Any = torch  # what it keeps for its own use has no types
 
@@ -30,7 +31,9 @@ class Tangents(Listener):
 
     def start(self) -> None:
         self.duals = {
-            name: [_dual(leaf) if isinstance(leaf, Tensor) else leaf for leaf in tree.leaves(value)]
+            name: [
+                _dual(leaf) if isinstance(leaf, Tensor) else leaf for leaf in pytree.leaves(value)
+            ]
             for name, value in self.tangents.items()
         }
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.tapped_loops import Loop
 from torchlayers.taps.listener import Listener, Names
+from torchlayers.taps.loop_steps import Loop
 
 
 class Values(Listener):

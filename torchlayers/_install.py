@@ -1,0 +1,121 @@
+"""Our transforms in the place of torch.func's, for programs that are not to be changed."""
+
+import importlib
+import threading
+from collections.abc import Mapping
+from types import MappingProxyType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from torchlayers.modules.functional_call import functional_call
+from torchlayers.transforms.functionalize import functionalize
+from torchlayers.transforms.grad import grad, grad_and_value, vjp
+from torchlayers.transforms.jacobian import hessian, jacfwd, jacrev
+from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.linearize import linearize
+from torchlayers.transforms.vmap import vmap
+
+_OURS: Mapping[str, Any] = MappingProxyType(
+    {
+        "functional_call": functional_call,
+        "functionalize": functionalize,
+        "grad": grad,
+        "grad_and_value": grad_and_value,
+        "hessian": hessian,
+        "jacfwd": jacfwd,
+        "jacrev": jacrev,
+        "jvp": jvp,
+        "linearize": linearize,
+        "vjp": vjp,
+        "vmap": vmap,
+    }
+)
+# Where programs take them from. functorch is torch.func's older name.
+_PLACES = {"torch": ("vmap",), "torch.func": tuple(_OURS), "functorch": tuple(_OURS)}
+
+
+class _Replaced(NamedTuple):
+    module: ModuleType
+    name: str
+    theirs: Any
+
+
+_lock = threading.RLock()
+_installations: set["Installation"] = set()
+_replaced: list[_Replaced] = []
+
+
+class Installation:
+    """What install() returns: ends with the ``with`` block that it opens, if any."""
+
+    def __enter__(self) -> "Installation":
+        with _lock:
+            _installations.add(self)
+            _put_in()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with _lock:
+            _installations.discard(self)
+            if not _installations:
+                _take_out()
+
+
+def install() -> Installation:
+    """Puts our transforms into torch.func, torch.vmap and functorch, for the whole process.
+
+    Code that calls ``torch.func.grad`` or ``torch.vmap`` then runs on torchlayers, unchanged, on
+    every thread. Code that took a function out of these modules before (``from torch.func import
+    grad``) keeps torch's, so install first. torch's own machinery keeps its own: torch.compile,
+    torch.export and torch.autograd.functional work as before.
+
+    Returns:
+        A context manager: ``with install():`` takes ours out at the end of the block, also after
+        an exception. Ours are in as long as any installation lasts, on any thread.
+    Example:
+        >>> import torch, torchlayers
+        >>> with torchlayers.install():
+        ...     torch.func.grad is torchlayers.grad
+        True
+        >>> torch.func.grad is torchlayers.grad
+        False
+    """
+    return Installation().__enter__()
+
+
+def uninstall() -> None:
+    """Takes ours out of torch.func, torch.vmap and functorch; ends every installation.
+
+    What somebody else has put there since is left. Without an installation nothing happens.
+
+    Example:
+        >>> _ = torchlayers.install()
+        >>> torchlayers.uninstall()
+        >>> torch.func.grad is torchlayers.grad
+        False
+    """
+    with _lock:
+        _installations.clear()
+        _take_out()
+
+
+def _put_in() -> None:
+    if _replaced:
+        return
+    for place, names in _PLACES.items():
+        module = importlib.import_module(place)
+        for name in names:
+            if name in vars(module):  # functorch has no linearize
+                _replaced.append(_Replaced(module, name, getattr(module, name)))
+                setattr(module, name, _OURS[name])
+
+
+def _take_out() -> None:
+    while _replaced:
+        module, name, theirs = _replaced.pop()
+        if getattr(module, name, None) is _OURS[name]:
+            setattr(module, name, theirs)

@@ -1,0 +1,56 @@
+"""What torch itself refuses of autograd.Functions, in other words."""
+
+import re
+import sys
+from typing import Any
+
+from torchlayers.autograd_function.old_style_dispatch import is_torchs
+from torchlayers.core.errors import FunctionError
+from torchlayers.core.torch_versions import applied_function
+
+# What torch says of a gradient whose shape is not its input's.
+_GRADIENT = re.compile(
+    r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*\]) but "
+    r"expected shape compatible with (\[.*\])"
+)
+
+
+def explain(error: RuntimeError) -> None:
+    """Raises what is wrong, and what to do, where torch did not say the latter."""
+    text = str(error)
+    if text.startswith("In order to use an autograd.Function"):
+        function = _refused_function(error)
+        name = function.__name__ if function is not None else "an autograd.Function"
+        if function is not None and is_torchs(function):
+            reason = (
+                "is made for plain autograd, and has no setup_context. Call it outside the "
+                "transformed function."
+            )
+        else:
+            reason = (
+                "has no setup_context, and was defined inside the transformed function. Define it "
+                "outside, before the transform is called; or give it a setup_context."
+            )
+        raise FunctionError(f"torchlayers: {name} {reason}") from error
+    if found := _GRADIENT.match(text):
+        name, place, got, shape = found.groups()
+        raise FunctionError(
+            f"torchlayers: {name.removesuffix('Generated')}.backward returned a gradient of shape "
+            f"{got} for input {place} of forward, whose shape is {shape}. Return one of the "
+            "input's shape."
+        ) from error
+    if text.startswith("cannot use C++ torch::autograd::Function"):
+        raise FunctionError(
+            "torchlayers: a C++ torch::autograd::Function records on one level alone, so the "
+            "gradients of the other levels would be lost. Make it an operator and give it a "
+            "derivative with torch.library.register_autograd, or call its forward and backward "
+            "from a Python autograd.Function."
+        ) from error
+
+
+def _refused_function(error: RuntimeError) -> Any:
+    """The class whose apply raised the error."""
+    traceback = error.__traceback__ or sys.exc_info()[2]
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return applied_function(traceback.tb_frame) if traceback is not None else None

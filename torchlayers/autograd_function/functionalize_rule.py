@@ -1,0 +1,188 @@
+"""The rule of functionalize: a Function whose methods run without mutations.
+
+For each Function another is generated, whose forward, backward and jvp run under a functionalize
+that is entered for them, if somebody records what they do. Its forward returns what the Function
+wrote to its inputs as new tensors; those are then what the functional tensors around the inputs
+hold.
+
+NOTE [Functions that read memory]
+A functional tensor has no memory of its own: NumPy, given one, makes an array of whatever is
+there, and no error. Functions are where NumPy is used. So their methods see plain tensors,
+mutations and all, where nothing is recorded and nobody can tell the difference.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._C._functorch import TransformType
+
+from torchlayers import _C
+from torchlayers.autograd_function import generated_classes, vmap_rule
+from torchlayers.autograd_function import methods as derivatives
+from torchlayers.autograd_function.context import WithoutDirty
+from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
+from torchlayers.core import pytree
+from torchlayers.transforms.functionalize import functional, unwrapped
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = torch._C._functorch
+
+
+class _Written:
+    """Which outputs are inputs that were written to: an output more, which is no tensor."""
+
+    def __init__(self, places: dict[int, int], copied: set[int], is_single: bool) -> None:
+        self.input_of_output = places
+        self.copied = copied  # those of the outputs that are new tensors, with what was written
+        self.is_single = is_single
+
+
+@custom_function_call.py_impl(TransformType.Functionalize)
+def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
+    level = interpreter.level()
+    keeps_views = interpreter.functionalize_add_back_views()
+    values = pytree.map_all_tensors(
+        lambda operand: unwrapped(operand, level, keeps_views), operands
+    )
+    made = generated_classes.of(
+        function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
+    )
+    with _C.Below():
+        *outputs, written = custom_function_call.on_top(made, *values)
+    results = []
+    for i, output in enumerate(outputs):
+        if i in written.input_of_output:
+            operand = operands[written.input_of_output[i]]
+            _write(operand, output)
+            results.append(operand)
+        else:
+            results.append(pytree.map_tensors(lambda leaf: _tracked(leaf, level), output))
+    return results[0] if written.is_single else tuple(results)
+
+
+def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
+    """The value that the Function gave an operand, for all that reads the operand from now on."""
+    if _torch._is_functional_tensor(operand):
+        _torch._functionalize_replace(operand, value)
+        _torch._functionalize_commit_update(operand)
+        _torch._functionalize_sync(operand)
+    elif operand is not value:  # a captured tensor, which is written to
+        with _C.Below():
+            operand.copy_(value)
+
+
+def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
+    output = _C.unbatched(output, level)[0]  # a tensor that it captured, as this layer knows it
+    # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
+    return output if _torch._is_functional_tensor(output) else functional(output, level)
+
+
+def _value(arg: Any, level: int, keeps_views: bool) -> Any:
+    return unwrapped(arg, level, keeps_views) if isinstance(arg, torch.Tensor) else arg
+
+
+def _changed(
+    args: Sequence[Any], before: Sequence[Any], level: int, keeps_views: bool
+) -> list[bool]:
+    """Which arguments hold other values by now than they did before."""
+    pairs = zip(args, before, strict=True)
+    return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
+
+
+def _versions(operand: Any) -> list[int]:
+    """How often it was written to, and the values in it: a batched tensor does not count itself."""
+    versions = []
+    while isinstance(operand, torch.Tensor):
+        versions.append(operand._version)
+        is_wrapped = _functorch.is_functorch_wrapped_tensor(operand)
+        operand = _functorch.get_unwrapped(operand) if is_wrapped else None
+    return versions
+
+
+def _is_recorded() -> bool:
+    """NOTE [Functions that read memory]."""
+    return bool(_torch._C._len_torch_dispatch_stack())
+
+
+def _generate(function: Function, keeps_views: bool) -> Function:
+    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
+
+    def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any, list[bool]]:
+        """The method's result without functional tensors, and its arguments and result with them.
+
+        And which of the arguments it wrote to, as far as functional tensors know.
+        """
+        if not _is_recorded():
+            result = method(*args)
+            return result, list(args), result, [False] * len(args)
+        top = _C.top()
+        if top is not None and top[0] == "functionalize":  # by which another's methods run already
+            before = [_value(arg, top[1], keeps_views) for arg in args]
+            result = method(*args)
+            return result, list(args), result, _changed(args, before, top[1], keeps_views)
+        with _C.functionalize_entry(keeps_views) as level:
+            wrapped = pytree.map_all_tensors(lambda leaf: functional(leaf, level), args)
+            functionals = method(*wrapped)
+            result = pytree.map_tensors(
+                lambda leaf: unwrapped(leaf, level, keeps_views), functionals
+            )
+            return result, wrapped, functionals, _changed(wrapped, args, level, keeps_views)
+
+    def forward(*operands: Any) -> Any:
+        versions = [_versions(operand) for operand in operands]
+        outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
+        places = {
+            id(leaf): i
+            for i, (leaf, operand, version) in enumerate(
+                zip(wrapped, operands, versions, strict=True)
+            )
+            if isinstance(operand, torch.Tensor) and (_versions(operand) != version or changed[i])
+        }
+        written = {
+            i: places[id(output)]
+            for i, output in enumerate(pytree.as_tuple(raw_outputs))
+            if id(output) in places
+        }
+        is_single = not isinstance(outputs, tuple)
+        outputs = pytree.as_tuple(outputs)
+        # Asked here: what setup_context is given may be wrapped again, by a vmap.
+        copied = {i for i, place in written.items() if outputs[i] is not operands[place]}
+        return (*outputs, _Written(written, copied, is_single))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+        *results, written = outputs
+        after = list(inputs)
+        for i, place in written.input_of_output.items():
+            if i in written.copied:
+                after[place] = results[i]
+                ctx = WithoutDirty(ctx)
+        set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        if derivatives.is_boxed(function):
+            return run(backward_of_one, ctx, grads[0][:-1])[0]
+        return run(backward_of_one, ctx, *grads[:-1])[0]
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        results = run(jvp_of_one, ctx, *tangents)[0]
+        return (*pytree.as_tuple(results), None)
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+        outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
+        written = _Written({}, set(), is_single=not isinstance(outputs, tuple))
+        return (*pytree.as_tuple(outputs), written), (*out_dims, None)
+
+    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
+    made: Function = generated_classes.function_class(
+        torch.autograd.Function,
+        function.__name__,
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+        **methods,
+    )
+    return made

@@ -1,0 +1,80 @@
+"""The rule of grad and jvp: the Function on one level.
+
+For each Function another is generated that works on wrappers of the top layer's level. Its
+forward hands the values inside them to the layers below and wraps what comes back; its context,
+backward and jvp are the Function's own. Autograd records it at this level alone.
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch._C._functorch import TransformType
+from torch.autograd.function import _SingleLevelFunction
+
+from torchlayers import _C
+from torchlayers.autograd_function import generated_classes, methods
+from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
+from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError
+
+
+@custom_function_call.py_impl(TransformType.Grad)
+@custom_function_call.py_impl(TransformType.Jvp)
+def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
+    lifted = pytree.map_all_tensors(_C.lift, operands)
+    one_level = generated_classes.of(function, "single level", _generate)
+    with _C.OneLevel():
+        try:
+            return one_level.apply(*lifted)
+        except RuntimeError as error:
+            methods.explain_tangents(function, error)
+            raise
+
+
+def _generate(function: Function) -> type[_SingleLevelFunction]:
+    backward_of_function = methods.backward_of(function)
+    jvp_of_function = methods.jvp_of(function)
+    set_up = methods.setup_context_of(function)
+    name = generated_classes.name_of(function)
+
+    def forward(*operands: Any) -> Any:
+        top = _C.top()
+        assert top is not None
+        level = top[1]
+        values = pytree.map_all_tensors(lambda operand: _C.unwrap(operand, level), operands)
+        with _C.Below():
+            try:
+                outputs = custom_function_call.on_top(function, *values)
+            except RuntimeError as error:
+                methods.explain_captured(function, error)
+                raise
+        return pytree.map_outputs(_C.wrap_returned, outputs, values, operands)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        set_up(ctx, inputs, output)
+        for dirty in ctx.dirty_tensors or ():
+            if isinstance(dirty, Tensor) and _C.is_captured(dirty):
+                raise FunctionError(
+                    f"torchlayers: {name} writes to a tensor (mark_dirty) from "
+                    "outside the transform: its gradient would be silently wrong. Pass it to the "
+                    "transformed function as an argument, or clone it."
+                )
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with _C.RunsBackward():
+            return backward_of_function(ctx, *grads)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        with _C.RunsJvp():  # NOTE [A jvp is differentiated too]
+            return jvp_of_function(ctx, *tangents)
+
+    made: type[_SingleLevelFunction] = generated_classes.function_class(
+        _SingleLevelFunction,
+        f"{function.__name__}Generated",
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+    )
+    return made

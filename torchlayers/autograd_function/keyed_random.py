@@ -1,0 +1,68 @@
+"""A Function whose forward draws by a key, where the layer does: seeded, or a keyed vmap.
+
+A Function is applied below the layer, so what its forward draws would not come to the layer.
+Another is generated from it, which is given the key of the draw as an operand more, and runs the
+forward inside seeded.
+"""
+
+from typing import Any
+
+import torch
+
+from torchlayers import _C
+from torchlayers.autograd_function import generated_classes
+from torchlayers.autograd_function import methods as derivatives
+from torchlayers.autograd_function.context import WithoutLast
+from torchlayers.autograd_function.custom_function_call import Function
+from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError
+
+
+def drawing_by_last(function: Function) -> Function:
+    """The Function with a key for its last operand."""
+    made: Function = generated_classes.of(function, "drawing", _generate)
+    return made
+
+
+def _generate(function: Function) -> Function:
+    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
+    set_up = derivatives.setup_context_of(function)
+
+    def forward(*operands: Any) -> Any:
+        *own, key = operands
+        with _C.seeded_entry(key):
+            return function.forward(*own)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
+        set_up(WithoutLast(ctx), inputs[:-1], outputs)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        gradients = backward_of_one(WithoutLast(ctx), *grads)
+        return (*pytree.as_tuple(gradients), None)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return jvp_of_one(WithoutLast(ctx), *tangents[:-1])
+
+    def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
+        *own, key = operands
+        if in_dims[-1] is not None:
+            raise FunctionError(
+                f"torchlayers: {generated_classes.name_of(function)} has a vmap staticmethod, and "
+                "is applied where each sample draws by a key of its own. Set generate_vmap_rule = "
+                "True in its place, or draw outside and pass the numbers as an operand."
+            )
+        with _C.seeded_entry(key):
+            return function.vmap(info, in_dims[:-1], *own)  # type: ignore[no-untyped-call]
+
+    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
+    made: Function = generated_classes.function_class(
+        torch.autograd.Function,
+        function.__name__,
+        function,
+        forward=forward,
+        setup_context=setup_context,
+        backward=backward,
+        jvp=jvp,
+        **methods,
+    )
+    return made

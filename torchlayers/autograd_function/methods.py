@@ -1,0 +1,183 @@
+"""A Function's own backward and jvp, called and checked."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
+
+from torchlayers.autograd_function import generated_classes, once_differentiable
+from torchlayers.autograd_function.context import check_name
+from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError, MissingDerivativeError
+
+
+def setup_context_of(function: Any) -> Callable[..., None]:
+    """The Function's setup_context."""
+    is_generated = generated_classes.is_generated(function)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        function.setup_context(ctx, inputs, output)
+        if not is_generated and isinstance(ctx, BackwardCFunction):
+            for name in vars(ctx):  # a ctx of ours has looked at each when it was set
+                check_name(name, function.__name__)
+
+    return setup_context
+
+
+def backward_of(function: Any) -> Callable[..., Any]:
+    """The Function's backward, or its vjp, which is another name for it."""
+    name = generated_classes.name_of(function)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        try:
+            result = once_differentiable.call(_chosen(function, name), name, ctx, grads)
+        except RuntimeError as error:
+            explain_captured(function, error, "backward")
+            raise
+        check_count(f"{name}.backward", result, len(ctx.needs_input_grad), "forward")
+        return result
+
+    return backward
+
+
+def _chosen(function: Any, name: str) -> Callable[..., Any]:
+    has_vjp = function.vjp is not Function.vjp
+    has_backward = function.backward is not Function.backward
+    if has_vjp and has_backward:
+        raise FunctionError(
+            f"torchlayers: {name} has both a backward and a vjp, which are two names "
+            "for one thing. Delete one."
+        )
+    if not (has_vjp or has_backward):
+        raise MissingDerivativeError(
+            f"torchlayers: {name} has no backward staticmethod, which reverse mode "
+            "needs. Give it one, or call it on x.detach() where its gradient does not count."
+        )
+    chosen: Callable[..., Any] = function.vjp if has_vjp else function.backward
+    return chosen
+
+
+def jvp_of(function: Any) -> Callable[..., Any]:
+    """The Function's jvp."""
+    name = generated_classes.name_of(function)
+
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        if function.jvp is Function.jvp:
+            raise MissingDerivativeError(
+                f"torchlayers: {name} has no jvp staticmethod. You must implement the jvp function "
+                "for custom autograd.Function to use it with forward mode AD. Give it one, or "
+                "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, "
+                "jacrev, or jacrev(jacrev(f)) for hessian(f)."
+            )
+        try:
+            result = function.jvp(ctx, *tangents)
+        except RuntimeError as error:
+            explain_captured(function, error, "jvp")
+            raise
+        _check_tensors(f"{name}.jvp", result, "tangent", "output")
+        return result
+
+    return jvp
+
+
+def is_boxed(function: Any) -> bool:
+    """Whether backward takes the gradients as one list (torch's boxed_grads_call)."""
+    return bool(getattr(function, "boxed_grads_call", False))
+
+
+def has_vmap(function: Any) -> bool:
+    return function.vmap is not Function.vmap
+
+
+def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[Any, ...]:
+    """The gradients, one for each input of forward.
+
+    torch takes more gradients than there are inputs if those are None.
+    Raises:
+        FunctionError: there are fewer, or more that are not None, or one is no tensor.
+    """
+    _check_tensors(backward, result, "gradient", "input")
+    results = pytree.as_tuple(result)
+    if len(results) < inputs or any(extra is not None for extra in results[inputs:]):
+        raise FunctionError(
+            f"torchlayers: {backward} returned {len(results)} gradient"
+            f"{'' if len(results) == 1 else 's'} for {inputs} input{'' if inputs == 1 else 's'} of "
+            f"{forward}. Return one for each, None where there is no gradient."
+        )
+    return results[:inputs]
+
+
+def _check_tensors(method: str, result: Any, derivative: str, of: str) -> None:
+    for i, value in enumerate(pytree.as_tuple(result)):
+        if not (value is None or isinstance(value, Tensor)):
+            raise FunctionError(
+                f"torchlayers: {method} returned {_kind(value)} for {of} {i} of forward. Return a "
+                f"tensor, or None where there is no {derivative}; of several {of}s, a tuple of "
+                "these."
+            )
+
+
+def _kind(value: Any) -> str:
+    kind = type(value).__name__
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+# What torch says of a jvp's results, and how they should have been.
+_TANGENTS = {
+    "invalid number of forward gradients": "another number of tangents than forward has outputs. "
+    "Return one for each",
+    "different size than that of the original": "a tangent of another shape than its output. "
+    "Return one of the output's shape",
+    "new_grad_base": "None for an output that has a tangent. Return a tensor, of zeros where the "
+    "output does not depend on the inputs, or mark the output by ctx.mark_non_differentiable",
+}
+
+
+def explain_tangents(function: Any, error: RuntimeError) -> None:
+    """Raises what is wrong where torch could not take what jvp returned."""
+    text = str(error)
+    for words, wrong in _TANGENTS.items():
+        if words in text:
+            raise FunctionError(
+                f"torchlayers: {generated_classes.name_of(function)}.jvp returned {wrong}."
+            ) from error
+
+
+def reads_memory(error: RuntimeError) -> bool:
+    """Whether NumPy, or a kernel of the Function's own, asked a batched tensor for the memory that
+    it does not have."""
+    return "data pointer" in str(error)
+
+
+def reads_batched(error: BaseException | None, by: str = "vmap") -> bool:
+    """Whether a Function read a tensor that it was not given, batched by the layer of this name.
+
+    NOTE [Captured by a Function].
+    """
+    words = f"a tensor batched by {by}"
+    while error is not None and not (words in str(error) and _BY_A_FUNCTION in str(error)):
+        error = error.__cause__
+    return error is not None
+
+
+_BY_A_FUNCTION = "was used by an autograd.Function outside that transform"
+
+
+def explain_captured(function: Any, error: RuntimeError, method: str = "forward") -> None:
+    """Raises what is wrong where a Function met a tensor that its layers do not know."""
+    name = generated_classes.name_of(function)
+    if reads_batched(error):
+        raise FunctionError(
+            f"torchlayers: {name}.{method} uses a tensor that it was not given, of a vmap that is "
+            "active around the call. Its samples would be mixed up. Pass the tensor to "
+            f"{name}.apply as an argument; or, if the methods of {name} use torch's operators "
+            f"alone, set {name}.generate_vmap_rule = True in place of a vmap staticmethod."
+        ) from error
+    if "outside that transform" in str(error):
+        raise FunctionError(
+            f"torchlayers: {name}.{method} uses a tensor that it was not given, of a "
+            "transform that is active around the call. Its gradient would be lost. Pass the tensor "
+            f"to {name}.apply as an argument."
+        ) from error

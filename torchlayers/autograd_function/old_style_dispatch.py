@@ -1,0 +1,99 @@
+"""Old-style Functions are made to come to our layers.
+
+NOTE [Reaching old-style Functions]
+torch's Function.apply raises an error where it meets one inside a transform. It looks for
+setup_context, and binds the operands to forward's signature, on the class, at each call. So that
+is where each old-style class is taught, when a layer is entered and there are classes that were
+not there before: inside our layers it shows a setup_context, and a forward that takes anything.
+Outside them both are as they were written. torch itself is left as it is, its own old-style
+Functions too, but for reentrant checkpointing, Dirichlet numbers and DTensor's: they are shown
+likewise, and something of ours runs instead.
+"""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.autograd import function as torch_function
+from torch.utils.checkpoint import CheckpointFunction
+
+from torchlayers import _C
+from torchlayers.autograd_function import dirichlet
+from torchlayers.autograd_function.custom_function_call import Function
+from torchlayers.distributed import dtensor_calls
+
+_DEFAULT: Any = torch_function._SingleLevelFunction
+_ANY = inspect.signature(lambda *operands: None)
+
+
+def _shown(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """The setup_context that an old-style class shows. Nobody calls it: `apply` takes over."""
+
+
+class _SetupContext:
+    """A class's setup_context: one that is there inside our layers, torch's default outside."""
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        return _shown if _C.any_layer() else _DEFAULT.setup_context
+
+
+class _Forward:
+    """A class's forward, which inside our layers shows a signature without ctx."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __get__(self, instance: Any, owner: Any) -> Any:
+        forward = self.original.__get__(instance, owner)
+        if not _C.any_layer() or not is_old_style(owner):
+            return forward
+
+        @functools.wraps(forward)
+        def shown(*operands: Any, **options: Any) -> Any:
+            return forward(*operands, **options)
+
+        shown.__signature__ = _ANY  # type: ignore[attr-defined]
+        return shown
+
+
+def adopt() -> None:
+    """Lets the old-style Functions there are work inside our layers.
+
+    NOTE [Reaching old-style Functions].
+    """
+    for function in _subclasses(torch.autograd.Function):
+        if is_torchs(function) and not _has_ours_instead(function):
+            continue
+        if function.setup_context is _DEFAULT.setup_context:
+            function.setup_context = _SetupContext()
+        forward = function.__dict__.get("forward")
+        if is_old_style(function) and forward is not None and not isinstance(forward, _Forward):
+            function.forward = _Forward(forward)
+
+
+def _has_ours_instead(function: Function) -> bool:
+    ours = (CheckpointFunction, dirichlet.TORCHS)
+    return function in ours or dtensor_calls.instead_of(function) is not None
+
+
+def is_torchs(function: Function) -> bool:
+    return function.__module__.partition(".")[0] == "torch"
+
+
+def is_old_style(function: Function) -> bool:
+    """Whether the Function has no setup_context of its own."""
+    shown = inspect.getattr_static(function, "setup_context")
+    return isinstance(shown, _SetupContext) or function.setup_context is _DEFAULT.setup_context
+
+
+def is_shown_as_new(function: Function) -> bool:
+    """Whether it is an old-style Function that a layer of ours made Function.apply take."""
+    return function.setup_context is _shown
+
+
+def _subclasses(function: Any) -> Iterator[Any]:
+    for subclass in function.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

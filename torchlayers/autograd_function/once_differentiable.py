@@ -1,0 +1,72 @@
+"""Backwards that are marked @once_differentiable.
+
+NOTE [Differentiated once]
+torch's decorator turns recording off for the backward, and makes the gradients raise an error if
+one differentiates them. It sees the top level alone. To the layers below, what was not recorded
+would be a constant: a second derivative of zero, and no error. So here the gradients are tied, at
+every level that tracks what they were computed from, to a Function that raises the error.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError
+
+_functorch: Any = torch._C._functorch
+_WRAPPER: Any = once_differentiable(lambda ctx: None).__code__
+
+
+def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ...]) -> Any:
+    """backward(ctx, *grads), of the Function of this name."""
+    result = backward(ctx, *grads)
+    if getattr(backward, "__code__", None) is not _WRAPPER:
+        return result
+    sources = [
+        value
+        for value in (*grads, *ctx.saved_tensors)
+        if isinstance(value, Tensor) and _is_tracked_below(value)
+    ]
+    results = pytree.as_tuple(result)
+    tensors = [value for value in results if isinstance(value, Tensor)]
+    if not sources or not tensors:
+        return result
+    once: Any = _Once
+    tied = iter(once.apply(name, len(tensors), *tensors, *sources))
+    return tuple(next(tied) if isinstance(value, Tensor) else value for value in results)
+
+
+def _is_tracked_below(tensor: Tensor) -> bool:
+    """Whether a layer below the top one, or plain autograd, records what is done to it."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+        if tensor.requires_grad:
+            return True
+    return False
+
+
+class _Once(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(name: str, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.clone() for tensor in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.name, ctx.count = inputs[:2]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise FunctionError(
+            f"torchlayers: {ctx.name}.backward is marked @once_differentiable, and was to be "
+            "differentiated. Take the mark off if it is made of differentiable operators."
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, name: None, count: None, *tangents: Tensor) -> tuple[Tensor, ...]:
+        return tangents[: ctx.count]

@@ -1,0 +1,187 @@
+"""Names that Python code loads and stores: globals, attributes, variables of outer functions."""
+
+import dis
+import os
+import re
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+_LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL")
+# What reads or writes attributes whose names are values.
+_BY_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr", "attrgetter"))
+_ALL_ATTRIBUTES = frozenset(("vars", "__dict__", "__getattribute__", "__setattr__", "dir"))
+
+
+class Reads(NamedTuple):
+    """Names in code, and in the functions that are defined in it."""
+
+    globals: frozenset[str]
+    attributes: frozenset[str]
+    stored: frozenset[str]
+    asked: frozenset[str]  # attributes that may be missing
+    any_attribute: bool  # it makes up names of attributes
+    any_stored: bool
+    imported: frozenset[str]  # modules that it imports when it runs
+
+
+@lru_cache(4096)
+def reads(code: types.CodeType) -> Reads:
+    """What a code object, and those inside it, may read and write."""
+    found = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
+    imported = set()
+    any_attribute = False
+    instructions = [*dis.get_instructions(code)]
+    for i, each in enumerate(instructions):
+        name = each.argval
+        if each.opname in _LOADS_GLOBAL:
+            found["globals"].add(name)
+            if name in _BY_NAME:
+                given = _constant_after(instructions, i)
+                any_attribute = any_attribute or given is None
+                found["attributes"].add(given or "")
+                found["asked"].add(given or "")
+                if name in ("setattr", "delattr"):
+                    found["stored"].add(given or "")
+            any_attribute = any_attribute or name in _ALL_ATTRIBUTES
+        elif each.opname.startswith(_LOADS_ATTRIBUTE) or each.opname == "IMPORT_FROM":
+            found["attributes"].add(name)
+            any_attribute = any_attribute or name in _ALL_ATTRIBUTES
+        elif each.opname in _STORES:
+            found["stored"].add(name)
+        elif each.opname == "IMPORT_NAME":
+            imported.add(name)
+    if "AttributeError" in found["globals"]:  # which it may catch
+        found["asked"] |= found["attributes"]
+    every = [reads(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    any_stored = any_attribute and ("" in found["stored"] or "__dict__" in found["attributes"])
+    return Reads(
+        frozenset(found["globals"]).union(*(each.globals for each in every)),
+        (frozenset(found["attributes"]) - {""}).union(*(each.attributes for each in every)),
+        (frozenset(found["stored"]) - {""}).union(*(each.stored for each in every)),
+        (frozenset(found["asked"]) - {""}).union(*(each.asked for each in every)),
+        any_attribute or any(each.any_attribute for each in every),
+        any_stored or any(each.any_stored for each in every),
+        frozenset(imported).union(*(each.imported for each in every)),
+    )
+
+
+def _constant_after(instructions: list[dis.Instruction], start: int) -> str | None:
+    """The name that a call of getattr is given as it stands in the code."""
+    for each in instructions[start + 1 : start + 12]:
+        if each.opname == "LOAD_CONST" and isinstance(each.argval, str):
+            return each.argval
+        if each.opname.startswith(("CALL", "STORE", "BINARY_OP", "FORMAT", "RETURN")):
+            return None
+    return None
+
+
+def together(codes: Iterable[types.CodeType]) -> Reads:
+    """What any of them reads and writes."""
+    every = [reads(code) for code in codes]
+    none: frozenset[str] = frozenset()
+    return Reads(
+        none.union(*(each.globals for each in every)),
+        none.union(*(each.attributes for each in every)),
+        none.union(*(each.stored for each in every)),
+        none.union(*(each.asked for each in every)),
+        any(each.any_attribute for each in every),
+        any(each.any_stored for each in every),
+        none.union(*(each.imported for each in every)),
+    )
+
+
+def codes_of(function: Any) -> Iterator[types.CodeType]:
+    """The code of what stands in a class: of a function, a property, a static or a class method."""
+    for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
+        inner = getattr(function, name, None)
+        if isinstance(inner, types.FunctionType):
+            yield inner.__code__
+    if isinstance(function, types.FunctionType):
+        yield function.__code__
+
+
+def _folder(file: str | None) -> str:
+    return os.path.dirname(os.path.abspath(file or "")) + os.sep
+
+
+_TORCH = _folder(torch.__file__)
+_OURS = _folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Whose code is the same at each call: it reads what it is given, and settings of its own.
+_LIBRARIES = (_TORCH, _OURS, "<frozen")
+_STANDARD = tuple(
+    os.path.abspath(path) + os.sep
+    for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+)
+# NumPy, and what torch itself calls.
+_TORCHS = (
+    "numpy",
+    "typing_extensions",
+    "sympy",
+    "mpmath",
+    "networkx",
+    "optree",
+    "torchgen",
+    "triton",
+)
+_OF_TORCHS = re.compile(rf".*-packages[/\\\\]({'|'.join(_TORCHS)})\b")
+# Torch's that writes down what is recorded, or runs it without data.
+_RECORDING = tuple(
+    _TORCH + name + os.sep
+    for name in ("fx", "_subclasses", "_dynamo", "_inductor", "_functorch", "_prims", "_refs")
+)
+
+
+@lru_cache(4096)
+def is_library_file(name: str) -> bool:
+    """Whether a source file is Python's, torch's, NumPy's or torchlayers'."""
+    if name.startswith(_LIBRARIES) or _OF_TORCHS.match(name):
+        return True
+    return name.startswith(_STANDARD) and "-packages" not in name  # where others' are installed
+
+
+def is_users(code: types.CodeType) -> bool:
+    return not is_library_file(code.co_filename)
+
+
+def of_users(
+    ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
+) -> list[tuple[types.CodeType, dict[str, Any]]]:
+    """Of code with its globals, the users'. What namedtuple and dataclass write has no file.
+
+    What finds modules, as of an editable install, is called by the first import of one.
+    """
+    finders = {getattr(finder, "__module__", None) for finder in sys.meta_path}
+    return [
+        (code, variables)
+        for code, variables in ran
+        if is_users(code)
+        and (name := str(variables.get("__name__", ""))) not in finders
+        and not is_library(name)
+    ]
+
+
+def is_recordings(code: types.CodeType) -> bool:
+    """Whether code is of what makes the recording."""
+    return code.co_filename.startswith((*_RECORDING, _OURS))
+
+
+def is_library(module_name: str) -> bool:
+    """Whether a module of this name is Python's, torch's, NumPy's or torchlayers'."""
+    return module_name.partition(".")[0] in _ROOTS or module_name.startswith("namedtuple_")
+
+
+_ROOTS = {
+    *sys.stdlib_module_names,
+    *sys.builtin_module_names,
+    "torch",
+    "torchlayers",
+    *_TORCHS,
+}

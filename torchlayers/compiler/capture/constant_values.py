@@ -1,0 +1,134 @@
+"""Values that are asked for while a function is recorded, and that no call changes.
+
+A mask or a window that the function makes of shapes and numbers alone is a constant, though each
+operator that made it is recorded. What decides by one (combinations, a causal mask's check) needs
+its value, which is computed then, from what is recorded of it.
+"""
+
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import Node
+from torch.fx.experimental import proxy_tensor
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers.core import pytree
+from torchlayers.fx.fake_tensors import memory_of
+from torchlayers.fx.nodes import is_write, written_by
+
+aten = torch.ops.aten
+_MANY = 1_000_000  # so many numbers are computed, no more
+
+
+def with_known(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of an operator whose result hangs on data, or NotImplemented.
+
+    Where its arguments are known, it is what they give; where its mask is known, the operator is
+    recorded by the places where the mask holds.
+    """
+    if func is aten.masked_select.default:
+        x, mask = args
+        if (held := _values([mask])) is None:
+            return NotImplemented
+        shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+        with _disable_current_modes():
+            places = held[0].expand(shape).reshape(-1).nonzero().reshape(-1)
+        return aten.index_select.default(x.expand(shape).reshape(-1), 0, _constant(places))
+    if func is aten.index.Tensor:
+        return _indexed(*args)
+    leaves, spec = pytree.flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    values = _values(tensors)
+    if values is None:
+        return NotImplemented
+    by_tensor = {id(x): value for x, value in zip(tensors, values, strict=True)}
+    args, kwargs = pytree.unflatten([by_tensor.get(id(leaf), leaf) for leaf in leaves], spec)
+    with _disable_current_modes():
+        result = func(*args, **kwargs)
+    return pytree.map_tensors(_constant, result)
+
+
+def _indexed(x: Tensor, indices: list[Tensor | None]) -> Any:
+    """x[indices], of which masks are known."""
+    masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
+    values = _values(masks)
+    if values is None:
+        return NotImplemented
+    known = iter(values)
+    found: list[Tensor | None] = []
+    for index in indices:
+        if any(index is mask for mask in masks):
+            with _disable_current_modes():
+                places = next(known).nonzero().unbind(1)
+            found += map(_constant, places)
+        else:
+            found.append(index)
+    return aten.index.Tensor(x, found)
+
+
+def _constant(value: Tensor) -> Tensor:
+    return aten.lift_fresh.default(value.contiguous())  # type: ignore[no-any-return]
+
+
+def _values(tensors: list[Tensor]) -> list[Tensor] | None:
+    """What tensors of the recording hold at each call, or None where calls differ in it."""
+    mode: Any = proxy_tensor.get_proxy_mode()
+    nodes = []
+    for x in tensors:
+        slot = proxy_tensor.get_proxy_slot(x, mode.tracer, None)
+        if not isinstance(x, FakeTensor) or slot is None:
+            return None
+        nodes.append(slot.proxy.node)
+    needed = _made_of(nodes, {memory_of(x) for x in tensors})
+    if needed is None:
+        return None
+    values: dict[Node, Any] = {}
+    with _disable_current_modes(), torch.no_grad():
+        for node in needed:
+            if node.op == "get_attr":
+                values[node] = getattr(mode.tracer.root, str(node.target)).clone()
+            else:
+                args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+                target: Any = node.target
+                values[node] = target(*args, **kwargs)
+        return [values[node].clone() for node in nodes]
+
+
+def _made_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
+    """What computes these nodes and what is written to their memory, in order, if no call does."""
+    if not nodes:
+        return []
+    wanted, found, numbers = {*nodes}, list[Node](), 0
+    for node in reversed(nodes[0].graph.nodes):
+        if node not in wanted and not (
+            is_write(node) and any(memory_of(x) in memories for x in _tensors(written_by(node)))
+        ):
+            continue
+        numbers += sum(x.numel() for x in _tensors([node]))
+        if not _is_constant(node) or numbers > _MANY:
+            return None
+        wanted.update(node.all_input_nodes)
+        memories = memories | {memory_of(x) for x in _tensors(node.all_input_nodes)}
+        found.append(node)
+    return found[::-1]
+
+
+def _is_constant(node: Node) -> bool:
+    if node.op != "call_function":
+        return node.op == "get_attr"
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return torch.Tag.nondeterministic_seeded not in target.tags
+    return target is operator.getitem
+
+
+def _tensors(nodes: list[Node]) -> Iterator[Tensor]:
+    for node in nodes:
+        for leaf in pytree.leaves(node.meta.get("val")):
+            if isinstance(leaf, Tensor):
+                yield leaf

@@ -1,0 +1,72 @@
+"""What is done to operators that reach the bottom of the stack, before they are written down."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.compiler.capture.constant_values import with_known
+from torchlayers.compiler.capture.data_independent import Checks
+from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain
+from torchlayers.core import pytree
+from torchlayers.fx.aten_replacements import OTHERWISE
+from torchlayers.fx.recomputation import Recomputations
+
+aten = torch.ops.aten
+_LOCAL_SCALAR = aten._local_scalar_dense.default
+_ASKING = (aten.equal.default, _LOCAL_SCALAR)
+_DEVICE = torch.ops.prim.device.default
+
+
+class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors that the function captured become inputs; operators are called by other names."""
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        capture: Callable[[Tensor], FakeTensor],
+        recomputations: Recomputations,
+        checks: Checks,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._recomputations = recomputations
+        self._func = func
+        self._capture = capture
+        self._checks = checks
+        self._any_nan: Tensor | None = None
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE and isinstance(
+            args[0], FakeTensor
+        ):  # asked for more often than all else
+            return args[0].fake_device
+        kwargs = kwargs or {}
+        if func is _LOCAL_SCALAR and args[0] is self._any_nan:
+            return False  # detect_anomaly asks each gradient; of the calls' it is asked
+        if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
+            args, kwargs = pytree.map_tensors(self._known, (args, kwargs))
+        if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
+            return args[0]  # a constant of TorchScript's, which is a number here
+        try:
+            result = self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
+        except DATA_DEPENDENT as error:
+            result = with_known(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+            if self._checks.are_left_out and func in _ASKING:
+                return False
+            explain(error, self._func)
+            raise
+        if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
+            self._any_nan = result
+        return result
+
+    def _known(self, tensor: Tensor) -> Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self._capture(tensor)

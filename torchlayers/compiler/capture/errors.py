@@ -1,0 +1,285 @@
+"""What a recording can't hold, said in words."""
+
+import dataclasses
+import gc
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.nn import Module, Parameter
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+# So many objects are looked through for tensors that a result hides.
+_LOOKED_AT = 10_000
+
+_WAYS_OUT = (
+    "Use torch.where or torch.cond in place of a branch, name an argument that decides in "
+    "static_argnums, or leave that part outside."
+)
+
+
+_WITHOUT_NUMPY = (
+    "Write it with torch's functions, of arrays that are tensors (torch.as_tensor), or leave that "
+    "part outside."
+)
+
+
+class BackwardInsideError(TransformError):
+    """A function called backward(), which adds to .grad."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls backward(), and what that adds to .grad "
+            "is not recorded. Return the gradients, by torch.autograd.grad or torchlayers.grad, or "
+            "call backward() on what the compiled function returns."
+        )
+
+
+class KeptGradientError(TransformError):
+    """A function differentiates by a captured tensor whose gradient is kept."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls torch.autograd.grad for a captured "
+            "tensor that keeps its gradient (retain_grad), and that it is kept is not recorded. "
+            "Capture a view of it, or pass it as an argument."
+        )
+
+
+class ConjugatedError(TransformError):
+    """A function captured a tensor that is the conjugate of what is in memory, or its negative."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} captures a tensor that is conjugated lazily."
+            f"{location()} Capture its resolve_conj().resolve_neg(), or pass it as an argument."
+        )
+
+
+class ContainerError(TransformError):
+    """A function changed a list or dict among its arguments."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} changes a container that it was given, and "
+            "Python runs once: change a copy, and return what is new."
+        )
+
+
+class HiddenError(TransformError):
+    """A function computed with tensors of the recording where nobody recorded it."""
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls something that records operators itself, "
+            "as torch.func.linearize does, and this recording would lack them. Call torchlayers' "
+            "function of that name, or leave that part outside."
+        )
+
+
+class PickError(TransformError):
+    """A function writes where x[i] would be a view, and it is none."""
+
+    def __init__(self, func: Callable[..., Any], line: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} picks x[i] by a tensor, which is a copy in a "
+            f"recording, and writes to it, or writes to x and reads it afterwards.{line} Write "
+            "x[i] = ... to write, and read x[i].clone() to have what was there."
+        )
+
+
+class SeedError(TransformError):
+    """A function seeds a random generator."""
+
+    def __init__(self, func: Callable[..., Any], name: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} calls torch.{name}, and Python runs once: "
+            f"later calls would draw other numbers.{location()} Seed outside of what is compiled, "
+            "or draw by a key (torchlayers.random)."
+        )
+
+
+class KindError(TransformError):
+    """A function captured, or returns, a tensor of a kind that no recording holds."""
+
+    def __init__(self, func: Callable[..., Any], kind: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} captures or returns {kind}, which no recording "
+            f"holds.{location()} Capture or return what it is made of, plain tensors, or pass it "
+            "as an argument: then the function runs as it is, uncompiled."
+        )
+
+
+def kind_of(tensor: Tensor) -> str | None:
+    """What a tensor is, in words, that no recording holds."""
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.is_mkldnn:
+        return "a tensor of MKL-DNN's"
+    kind: Any = type(tensor)
+    changes_nothing = (
+        kind.__torch_function__ is Parameter.__torch_function__
+        and kind.__torch_dispatch__ is Tensor.__torch_dispatch__
+    )
+    return None if kind is Tensor or changes_nothing else f"a tensor of the class {kind.__name__}"
+
+
+def explain(error: BaseException, func: Callable[..., Any]) -> None:
+    """Raises DataDependentError where the function asked for what only a call's data has."""
+    name, ways_out = name_of(func), _WAYS_OUT
+    if isinstance(found := _cause(error), DataDependentError):
+        raise found
+    if isinstance(error, DynamicOutputShapeException):
+        what = f"has a result whose shape depends on data ({error.func})"
+    elif isinstance(error, DataDependentOutputException):
+        what = f"asks for the value of a tensor ({error.func})"
+    elif "get value out of a tracing tensor" in str(error) or _reads_memory(error):
+        what = f"asks for the value of a tensor ({str(error).splitlines()[0]})"
+        if ".numpy()" in what:
+            ways_out = _WITHOUT_NUMPY
+    else:
+        _explain_by_text(error, name)
+        _explain_torch_func(error, name)
+        return
+    raise DataDependentError(
+        f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
+        f"one.{location_of(error) or location()} {ways_out}"
+    ) from error
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What an error was raised from, as torch.testing's are."""
+    while error.__cause__ is not None and not isinstance(error, DataDependentError):
+        error = error.__cause__
+    return error
+
+
+_JAGGED = (
+    "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
+    "Make it outside, or pass it as an argument.",
+)
+# By what torch says: what the function did, and what to do.
+_REFUSED = {
+    "a leaf Variable that requires grad is being used in an in-place operation": (
+        "writes to a tensor that requires grad, and autograd would have to follow the caller's",
+        "Write under torch.no_grad(), or return the new value in place of the write.",
+    ),
+    "argument of type: <class 'torch.storage.UntypedStorage'>": (
+        "writes to the memory of a tensor by its storage",
+        "Write to the tensor.",
+    ),
+    "fake tensor modes must be the same": _JAGGED,
+    "shape_env must not be None": _JAGGED,
+    "_nested_tensor_from_tensor_list": (
+        "makes a nested tensor, which no recording holds",
+        "Pad, or make it outside.",
+    ),
+    "Creating a new Tensor subclass": (
+        "makes a tensor of a class of its own, which no recording holds",
+        "Return plain tensors, and make it of them outside.",
+    ),
+    "Values and compressed tensor instance need to be on the same device": (
+        "makes a compressed sparse tensor, which no recording holds",
+        "Return its indices and values, and make it outside.",
+    ),
+    "Cannot access storage of OpaqueTensorImpl": (
+        "makes a tensor whose memory torch does not show (to_mkldnn), which no recording holds",
+        "Leave that outside.",
+    ),
+    "Cannot swap t": (
+        "swaps two tensors",
+        "Swap them outside, or copy_ one to the other.",
+    ),
+}
+
+
+def _explain_by_text(error: BaseException, name: str) -> None:
+    for said, (what, advice) in _REFUSED.items():
+        if said in str(error):
+            raise TransformError(
+                f"torchlayers: compile: {name} {what}.{location_of(error)} {advice}"
+            ) from error
+
+
+def _explain_torch_func(error: BaseException, name: str) -> None:
+    """Tangents that torch.func makes of nothing lose a fake tensor's device."""
+    if isinstance(error, RuntimeError) and re.search(r"(but got|and) meta\b", str(error)):
+        raise TransformError(
+            f"torchlayers: compile: {name} has tensors of two devices, one of them meta "
+            f"({str(error).splitlines()[0]}). If it has none there itself, a forward mode of "
+            "torch.func (jvp, jacfwd, hessian) is differentiated, which torch can't do on the "
+            "tensors without data of a recording: use torchlayers' transforms of these names, "
+            "which torchlayers.install() puts in torch.func."
+        ) from error
+
+
+def _reads_memory(error: BaseException) -> bool:
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        "Cannot access data pointer" in text
+        or "not supported for tensor subclasses" in text
+        or "data is not allocated yet" in text
+    )
+
+
+def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
+    """Raises where a leaf of the result hides tensors of the recording, which have no data."""
+    if isinstance(result, (Iterator, Coroutine)) or _hides_any(result):
+        raise TransformError(
+            f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is no "
+            "pytree: its tensors are those of the recording, without data. Return the tensors "
+            "themselves, in tuples, lists or dicts, or register its class as a pytree."
+        )
+
+
+def _hides_any(result: Any) -> bool:
+    """Whether one of the recording's tensors can be reached from it, as far as we look."""
+    waiting, seen = [result], dict[int, Any]()
+    while waiting and len(seen) < _LOOKED_AT:
+        each = waiting.pop()
+        if isinstance(each, FakeTensor):
+            return True
+        if id(each) in seen or isinstance(each, (type, ModuleType)):
+            continue
+        seen[id(each)] = each
+        if isinstance(each, FunctionType):  # not its globals
+            waiting += [each.__closure__, each.__defaults__, each.__kwdefaults__]
+        else:
+            waiting += gc.get_referents(each)
+    return False
+
+
+_HASHED = {
+    "ndarray": "Make it a tensor (torch.as_tensor)",
+    "set": "Make it a frozenset",
+    "list": "Make it a tuple, or no static argument: what lists hold are constants by themselves",
+    "dict": "Make it no static argument: what dicts hold are constants by themselves",
+}
+
+
+def unhashable(where: str, value: Any) -> TransformError:
+    """An argument that can't be a part of a signature."""
+    kind = type(value).__name__
+    if dataclasses.is_dataclass(value):
+        advice = "Make it frozen (@dataclass(frozen=True)), or register it as a pytree"
+    else:
+        advice = _HASHED.get(kind, "Give its class __hash__ and __eq__, or register it as a pytree")
+    return TransformError(
+        f"torchlayers: compile: {where} is {kind}, which has no hash: what is no tensor is a "
+        f"constant, by which calls are told apart. {advice}, or capture it."
+    )
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What messages call a function or module."""
+    return func.__class__.__name__ if isinstance(func, Module) else pytree.name_of(func)

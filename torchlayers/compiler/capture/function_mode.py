@@ -1,0 +1,28 @@
+"""torch's functions in a recording that something else is called in the place of."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.overrides import TorchFunctionMode
+
+from torchlayers.core.function_rules import RULES
+
+
+class Instead(TorchFunctionMode):
+    """Inside, torch.cond and the like are called as those of torchlayers.control_flow are.
+
+    ``watched`` are called as they say.
+    """
+
+    def __init__(self, watched: dict[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self._watched = watched
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        rule = RULES.get(func)
+        if rule is None:
+            return self._watched.get(func, func)(*args, **(kwargs or {}))
+        with self:
+            return rule(*args, **(kwargs or {}))

@@ -1,0 +1,133 @@
+"""What is in place while a function is recorded, so that the recording is of the function alone."""
+
+import contextlib
+import functools
+import gc
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from torchlayers.compiler.capture.errors import SeedError
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+_SEEDS = ("manual_seed", "seed", "set_rng_state")
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """A recording makes objects by the thousand, which stay: Python would look through all it has.
+
+    That takes as long as the recording, or twice, where a program has imported as much as torch.
+    And what others have Python call then (gc.callbacks) would be taken for the function's code.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def dispatched_as_before() -> Iterator[None]:
+    """After an error, operators are dispatched as they were before.
+
+    What prints a tensor holds a guard in a local variable, not in a with. Where printing raises,
+    the traceback keeps the guard; it is undone when that goes, after all others, and leaves this
+    thread deep inside the recording that failed.
+    """
+    included = _torch._C._dispatch_tls_local_include_set()
+    excluded = _torch._C._dispatch_tls_local_exclude_set()
+    with _torch._C._ForceDispatchKeyGuard(included, excluded):
+        try:
+            yield
+        except BaseException as error:
+            _forget_printing(error)
+            raise
+
+
+def _forget_printing(error: BaseException | None) -> None:
+    while error is not None:
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_code is _torch._tensor_str._str.__code__:
+                traceback.tb_frame.clear()
+            traceback = traceback.tb_next
+        error = error.__cause__ or error.__context__
+
+
+@contextlib.contextmanager
+def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
+    """Nothing is drawn from torch's generators meanwhile, so that what is set here is for nothing.
+
+    torch's checkpoint sets states so that what is recomputed draws again; that is recorded.
+    """
+    thread = threading.get_ident()
+    modules: tuple[Any, ...] = torch, torch.random
+
+    def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            is_told = isinstance(sys.exc_info()[1], SeedError)  # and a block puts back what it set
+            if threading.get_ident() == thread and not is_told and not _is_in_checkpoint():
+                raise SeedError(func, name)
+            return function(*args, **kwargs)
+
+        return call
+
+    before = {name: getattr(torch.random, name) for name in _SEEDS}
+    for name, function in before.items():
+        instead = refusing(name, function)
+        for module in modules:
+            setattr(module, name, instead)
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            for module in modules:
+                setattr(module, name, function)
+
+
+def _is_in_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
+        frame = frame.f_back
+    return frame is not None
+
+
+@contextlib.contextmanager
+def fakes_not_logged() -> Iterator[None]:
+    """torch logs what an operator raises on fake tensors, with a stack; the caller gets it too."""
+    thread = threading.get_ident()
+
+    def is_of_others(entry: logging.LogRecord) -> bool:
+        return entry.thread != thread
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_of_others)
+
+
+@contextlib.contextmanager
+def without_hooks() -> Iterator[None]:
+    """Hooks on saved tensors (checkpointing) are for the calls, which save tensors with data."""
+    hooks = []
+    autograd = _torch._C._autograd
+    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)

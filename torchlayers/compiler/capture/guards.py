@@ -1,0 +1,118 @@
+"""Guards: the Python state that a recording has read, to be compared before each call.
+
+NOTE [What is guarded]
+A recording is of Python as it was. What it read of Python is found from the code that ran: the
+names of globals and attributes that this code loads. From the function, the globals, the arguments
+and the modules that were called, everything is followed that can be reached by such names, through
+closures, defaults, methods, containers, modules' tables and classes. Numbers, strings and the like
+are expected to be equal, everything else to be the same object; a name that is not there is
+expected to stay away where it would come before one that is. Values are those before the function
+ran: what it changes itself is python_mutations.py's.
+
+Code of Python itself, torch, NumPy and torchlayers is followed into modules and distributions
+alone: it reads what it is given.
+"""
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.nn import Module
+
+from torchlayers import _C
+from torchlayers.compiler.capture.leaked_tensors import ABSENT
+from torchlayers.compiler.capture.reachable_state import TABLES, Place, Walk, is_constant
+
+
+class Guards:
+    """The places that a recording has read."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = places
+        self.held = _C.Guards(*(place.told() for place in places))
+
+    def names(self) -> tuple[str, ...]:
+        """What is guarded, in words."""
+        return tuple(
+            place.name.format(key)
+            for place in self.places
+            for key, value in zip(place.keys or ("",), place.values, strict=False)
+            if value is not ABSENT and key not in TABLES
+        )
+
+    def failed(self) -> str:
+        """What is not as it was, in words, or nothing."""
+        if (found := self.held.failed()) is None:
+            return ""
+        index, at = found
+        place = self.places[index]
+        return _difference(place, at)
+
+    def changing(self) -> tuple[int, Any] | None:
+        """The place of a number that is another now."""
+        if (found := self.held.failed()) is None or found[1] < 0:
+            return None
+        place = self.places[found[0]]
+        value = place.values[found[1]]
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return None
+        return id(place.holder), place.keys[found[1]] if place.keys else found[1]
+
+
+def _difference(place: Place, at: int) -> str:
+    if at < 0:
+        whose, what = place.sizes
+        return f"{whose} has {len(place.holder)} {what}, had {len(place.values)}"
+    key = place.keys[at] if place.keys else at
+    name = place.name.format(key)
+    then, now = place.values[at], _now(place, at)
+    if key == "training" and isinstance(now, bool):
+        words = ("is not", "was") if then else ("is", "was not")
+        return f"{place.sizes[0]} {words[0]} in training, and {words[1]}"
+    if then is ABSENT:
+        return f"{name} is there, and was not"
+    if now is ABSENT:
+        return f"{name} is gone"
+    if is_constant(then) and is_constant(now):
+        return f"{name} is {now!r:.60}, was {then!r:.60}"
+    return f"{name} is another"
+
+
+def _now(place: Place, at: int) -> Any:
+    holder = place.holder
+    if place.kind in ("items", "whole"):
+        return holder.get(place.keys[at], ABSENT)
+    if place.kind == "class":
+        return vars(holder).get(place.keys[at], ABSENT)
+    if place.kind == "list":
+        return holder[at]
+    if place.kind == "cell":
+        return holder.cell_contents
+    return holder() if place.kind == "asked" else None
+
+
+def guards_of(
+    func: Callable[..., Any],
+    given: Sequence[Any],
+    called: Sequence[Module],
+    ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
+    stored: Sequence[Place],
+) -> Guards:
+    """What a recording has read.
+
+    Args:
+        func: the function.
+        given: its arguments that are no tensors.
+        called: the modules that it called.
+        ran: the code that ran, with its globals.
+        stored: what it has set to what it was.
+    """
+    walk = Walk(ran)
+    walk.globals()
+    walk.go(func, "")
+    for thing in (*given, *called):
+        walk.go(thing, type(thing).__name__)
+    walk.unreached()
+    if called:
+        walk.add_hooks_of_all()
+    return Guards([*walk.places, *stored])

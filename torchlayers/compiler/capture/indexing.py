@@ -1,0 +1,158 @@
+"""Tensors as subscripts in a recording, ``x[i]``, where torch would ask for the number.
+
+What a tensor picks is gathered into memory of its own. What torch picks by a number is a view, and
+where the difference would be seen, the recording is refused.
+"""
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental import proxy_tensor
+
+from torchlayers.compiler.capture.errors import PickError
+from torchlayers.core.errors import DataDependentError, location
+from torchlayers.fx.nodes import aten, is_tensor, is_write, memory_of, written_by
+from torchlayers.fx.symbolic_index import Counter, is_advanced, picked, put
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+_GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
+
+
+class _Pick(NamedTuple):
+    """What was recorded for it: the nodes between two."""
+
+    before: Node
+    last: Node
+    line: str
+
+
+class Subscripts:
+    """Those of one recording.
+
+    Attributes:
+        rules: by torch's functions, what is called in their place.
+    """
+
+    def __init__(self, func: Callable[..., Any]) -> None:
+        self._func = func
+        self._picks: list[_Pick] = []
+        self.rules: dict[Any, Callable[..., Any]] = {
+            Tensor.__getitem__: self._get,
+            Tensor.__setitem__: _set,
+            **{each: self._selecting(each) for each in (torch.select, Tensor.select)},
+            **{each: _narrowing(each) for each in (torch.narrow, Tensor.narrow)},
+        }
+
+    def _get(self, x: Any, subscript: Any) -> Any:
+        try:
+            with _torch._C.DisableTorchFunction():  # make_fx's mode goes past NOTE [Subscripts]
+                return operator.getitem(x, subscript)
+        except DataDependentError:
+            several = _counted(subscript)
+            if several is None:
+                raise
+        nodes = _nodes()
+        before = nodes.prev
+        found = picked(x, several)
+        if not any(map(is_advanced, several)):  # of which torch's result is a copy, too
+            self._picks.append(_Pick(before, nodes.prev, location()))
+        return found
+
+    def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        def select(input: Any, dim: Any, index: Any) -> Any:
+            if not _is_number(index) or not isinstance(dim, int):
+                return func(input, dim, index)
+            return self._get(input, (*[slice(None)] * (dim % input.dim()), index))
+
+        return select
+
+    def refuse_what_differs(self) -> None:
+        """Raises where what was picked is written to, or read once its source has been."""
+        live: dict[Graph, set[Node]] = {}
+        for pick in self._picks:
+            nodes = _between(pick.before, pick.last)
+            own = {node for node in nodes if node.target in _GATHERING}
+            sources = {memory_of(node.all_input_nodes[0]) for node in own} - own
+            graph = pick.last.graph
+            if graph not in live:
+                live[graph] = _live(graph)
+            is_changed = False
+            for node in _between(pick.last, graph._root):
+                if node not in live[graph]:
+                    continue
+                read = {memory_of(each) for each in node.all_input_nodes if is_tensor(each)}
+                if is_changed and read & own:
+                    raise PickError(self._func, pick.line)
+                if is_write(node):
+                    written = {memory_of(each) for each in written_by(node)}
+                    if written & own:
+                        raise PickError(self._func, pick.line)
+                    is_changed = is_changed or bool(written & sources)
+
+
+def _set(x: Any, subscript: Any, value: Any) -> None:
+    try:
+        with _torch._C.DisableTorchFunction():
+            operator.setitem(x, subscript, value)
+    except DataDependentError:
+        several = _counted(subscript)
+        if several is None:
+            raise
+        put(x, several, value)
+
+
+def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
+    def narrow(input: Any, dim: Any, start: Any, length: Any) -> Any:
+        if not _is_number(start) or not isinstance(dim, int):
+            return func(input, dim, start, length)
+        first = torch.where(start < 0, start + input.shape[dim], start)
+        return input.index_select(dim, first + torch.arange(length, device=input.device))
+
+    return narrow
+
+
+def _counted(subscript: Any) -> tuple[Any, ...] | None:
+    """As counters, the tensors that stand for a number; None if there is none."""
+    several = subscript if isinstance(subscript, tuple) else (subscript,)
+    if not any(map(_is_number, several)):
+        return None
+    return tuple(Counter(each) if _is_number(each) else each for each in several)
+
+
+def _is_number(each: Any) -> bool:
+    return (
+        isinstance(each, Tensor)
+        and each.dim() == 0
+        and each.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+    )
+
+
+def _nodes() -> Node:
+    """The graph's root, before its first node and after its last."""
+    mode: Any = proxy_tensor.get_proxy_mode()
+    root: Node = mode.tracer.graph._root
+    return root
+
+
+def _live(graph: Graph) -> set[Node]:
+    """What a result or a write hangs on."""
+    live: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in live or node.op == "output" or is_write(node):
+            live |= {node, *node.all_input_nodes}
+    return live
+
+
+def _between(before: Node, end: Node) -> Iterator[Node]:
+    """After one node, up to the other."""
+    node = before.next
+    while node.op != "root":
+        yield node
+        if node is end:
+            return
+        node = node.next

@@ -1,0 +1,75 @@
+"""Ctrl-C while a function is recorded: it is raised in the user's code, or when all is over.
+
+torch's tracer takes modes off and puts them back in blocks of Python. One that an exception leaves
+at its very end leaves the modes off, for good. So Ctrl-C does not interrupt torch's code, but the
+next line of the function that called it. A second Ctrl-C does not wait.
+"""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from torchlayers.compiler.capture.bytecode import is_users
+
+
+@contextlib.contextmanager
+def deferred() -> Iterator[Callable[[], None]]:
+    """Inside, Ctrl-C waits; yields what raises one that has waited until then."""
+    handler = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not callable(handler):
+        yield lambda: None
+        return
+    waiting = _Waiting(handler)
+    signal.signal(signal.SIGINT, waiting)
+    try:
+        yield waiting.deliver
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        waiting.deliver()
+
+
+class _Waiting:
+    """The handler of signals meanwhile."""
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self._handler = handler
+        self._is_waiting = False
+        self._frame: FrameType | None = None  # which is traced until it goes on
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._is_waiting or frame is None or is_users(frame.f_code):
+            self._stop_tracing()
+            self._is_waiting = False
+            self._handler(number, frame)
+            return
+        self._is_waiting = True
+        while frame is not None and not is_users(frame.f_code):
+            frame = frame.f_back
+        if frame is not None and sys.gettrace() is None:  # a debugger's
+            self._frame = frame
+            frame.f_trace = self._at_line
+            sys.settrace(_into_no_call)
+
+    def deliver(self) -> None:
+        self._stop_tracing()
+        if self._is_waiting:
+            self._is_waiting = False
+            self._handler(signal.SIGINT, sys._getframe(1))
+
+    def _at_line(self, frame: FrameType, event: str, arg: Any) -> None:
+        self.deliver()
+
+    def _stop_tracing(self) -> None:
+        if self._frame is not None:
+            self._frame.f_trace = None
+            self._frame = None
+            sys.settrace(None)
+
+
+def _into_no_call(frame: FrameType, event: str, arg: Any) -> None:
+    """Traces no function that is called."""

@@ -1,0 +1,255 @@
+"""Tensors of a recording that the function leaves somewhere: in an attribute, a list, a variable.
+
+They have no data, and Python runs once. Where a tensor that nothing read stood in their place, as
+where a module keeps what it computed last, what is computed is put there at each call; elsewhere
+it is refused. What functools keeps of a function's results is forgotten where it is the
+recording's.
+"""
+
+import collections
+import functools
+import gc
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.nn import Module
+
+from torchlayers.compiler.capture.bytecode import is_library, is_users
+from torchlayers.core.code_objects import names_in
+
+_Cached = functools._lru_cache_wrapper
+_functorch: Any = torch._C._functorch
+_REMADE = ("_flat_weights",)  # which a recurrent module makes of its parameters at each call
+_FAR = 6  # how many steps from the function things are looked for
+_MANY = 20_000  # and how many things
+
+
+class Leak(NamedTuple):
+    """A tensor of the recording, or what holds one, in ``holder[key]``; what was there before."""
+
+    holder: dict[Any, Any]
+    key: Any
+    value: Any
+    before: Any
+    name: str
+    is_attribute: bool
+
+
+class _Kept(NamedTuple):
+    """What holds things by keys, and what it held."""
+
+    holder: Any
+    before: dict[Any, Any]
+    name: str
+
+    def now(self) -> dict[Any, Any]:
+        if isinstance(self.holder, types.CellType):
+            return {"": self.holder.cell_contents} if self.before else {}
+        if isinstance(self.holder, (list, collections.deque)):
+            return dict(enumerate(self.holder))
+        if isinstance(self.holder, set):
+            return {id(each): each for each in self.holder}
+        if isinstance(self.holder, type):
+            return dict(vars(self.holder))
+        if self.name == "":  # a module's globals
+            return {key: self.holder[key] for key in self.before if key in self.holder}
+        return self.holder  # type: ignore[no-any-return]
+
+    def leaks(self) -> Iterator[Leak]:
+        for key, value in self.now().items():
+            if value is not self.before.get(key, ABSENT) and _is_recordings(value):
+                yield Leak(
+                    self.holder,
+                    key,
+                    value,
+                    self.before.get(key),
+                    self.path(key),
+                    self.name.endswith(".") and isinstance(self.holder, dict),
+                )
+
+    def path(self, key: Any) -> str:
+        if isinstance(self.holder, types.CellType):
+            return self.name
+        return (
+            f"{self.name}{key}" if self.name.endswith(".") or not self.name else f"{self.name}[...]"
+        )
+
+    def put_back(self) -> None:
+        leaks = [*self.leaks()]
+        if not leaks:
+            return
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = leaks[0].before
+        elif isinstance(self.holder, list):
+            self.holder[:] = self.before.values()
+        elif isinstance(self.holder, (set, collections.deque)):
+            self.holder.clear()
+            for each in self.before.values():
+                self.holder.add(each) if isinstance(self.holder, set) else self.holder.append(each)
+        elif isinstance(self.holder, type):
+            for leak in leaks:
+                if leak.key in self.before:
+                    setattr(self.holder, leak.key, leak.before)
+                else:
+                    delattr(self.holder, leak.key)
+        else:
+            for leak in leaks:
+                if self.before.get(leak.key, ABSENT) is ABSENT:
+                    del self.holder[leak.key]
+                else:
+                    self.holder[leak.key] = leak.before
+
+
+ABSENT = object()
+
+
+class Surroundings:
+    """What a function can reach, as it was: its variables, and the attributes of its objects.
+
+    Args:
+        func: the function.
+        given: its arguments.
+    """
+
+    def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
+        self._seen: dict[int, Any] = {}
+        self._kept: list[_Kept] = []
+        self._caches: list[_Cached[Any]] = []
+        todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
+        todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
+        while todo and len(self._seen) < _MANY:
+            thing, name, far = todo.popleft()
+            if id(thing) not in self._seen and far <= _FAR:
+                self._seen[id(thing)] = thing
+                for held, path in self._held(thing, name):
+                    is_near = _is_child(thing, held) or _calls(thing, held)
+                    todo.append((held, path, far if is_near else far + 1))
+
+    def leaks(self) -> Iterator[Leak]:
+        """What is there now of a recording."""
+        return (leak for kept in self._kept for leak in kept.leaks() if leak.key not in _REMADE)
+
+    @property
+    def kept(self) -> list[_Kept]:
+        return self._kept
+
+    def put_back(self) -> None:
+        """What was left there of the recording is not there any more."""
+        for kept in self._kept:
+            kept.put_back()
+        for cache in self._caches:
+            if any(map(_is_recordings, gc.get_referents(cache))):
+                cache.cache_clear()
+
+    def _held(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
+        if isinstance(thing, types.FunctionType):
+            yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
+            variables = thing.__globals__
+            names = names_in(thing.__code__)
+            used = {key: variables.get(key, ABSENT) for key in names}
+            self._kept.append(_Kept(variables, used, ""))
+            yield from ((value, key) for key, value in used.items())
+            yield from ((value, key) for key, value in vars(thing).items())
+            modules = [value for value in used.values() if isinstance(value, types.ModuleType)]
+            yield from _cached_in([vars(module) for module in modules], names)
+        elif isinstance(thing, _Cached):
+            self._caches.append(thing)
+            yield thing.__wrapped__, name
+        elif isinstance(thing, types.MethodType):
+            yield thing.__func__, name
+            yield thing.__self__, "self"
+        elif isinstance(thing, functools.partial):
+            yield from ((each, name) for each in (thing.func, *thing.args))
+        elif isinstance(thing, types.CellType):
+            try:
+                held = thing.cell_contents
+            except ValueError:  # not set yet
+                return
+            self._kept.append(_Kept(thing, {"": held}, name))
+            yield held, name
+        elif isinstance(thing, (list, dict, set, collections.deque)) and len(thing) > _MANY:
+            return  # a data set, whose copy would take longer than the recording
+        elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
+            self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
+            yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())
+        elif isinstance(thing, (set, collections.deque)):
+            self._kept.append(_Kept(thing, {}, name or f"a {type(thing).__name__}"))
+            self._kept[-1].before.update(self._kept[-1].now())
+        elif isinstance(thing, type) and is_users_class(thing):
+            self._kept.append(_Kept(thing, dict(vars(thing)), name + "."))
+        elif isinstance(thing, types.ModuleType) and not is_library(thing.__name__):
+            self._kept.append(_Kept(vars(thing), dict(vars(thing)), name + "."))
+        elif isinstance(thing, list):
+            self._kept.append(_Kept(thing, dict(enumerate(thing)), name or "a list"))
+            yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing))
+        elif type(thing).__module__.startswith("torchlayers"):
+            yield getattr(thing, "_func", None), name
+        elif _has_attributes(thing):
+            name = name or "self"
+            tables = [vars(thing)]
+            attributes: Any = tables[0].items()
+            if isinstance(thing, Module):
+                tables += [thing._buffers, thing._parameters]
+                yield from ((child, f"{name}.{key}") for key, child in thing._modules.items())
+                attributes = [pair for pair in attributes if not pair[0].startswith("_")]
+            self._kept += [_Kept(table, dict(table), name + ".") for table in tables]
+            yield from ((value, f"{name}.{key}") for key, value in attributes)
+            yield from ((method, name) for method in _methods(type(thing)))
+            yield type(thing), type(thing).__name__
+
+
+def _is_child(thing: Any, held: Any) -> bool:
+    """However deep a model is."""
+    return isinstance(held, Module) and isinstance(thing, Module)
+
+
+def _calls(thing: Any, held: Any) -> bool:
+    """However many of the user's functions call one another."""
+    if isinstance(thing, types.CellType):
+        return isinstance(held, types.FunctionType)
+    calls = isinstance(thing, types.FunctionType) and is_users(thing.__code__)
+    return calls and isinstance(held, (types.FunctionType, types.CellType))
+
+
+def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """The functions of these names that keep their results."""
+    for table in tables:
+        for name in names:
+            if isinstance(found := table.get(name), _Cached):
+                yield found, name
+
+
+def _methods(kind: type) -> Iterator[Any]:
+    """The functions of a class that is the user's."""
+    for each in kind.__mro__:
+        if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
+            for value in vars(each).values():
+                value = getattr(value, "__func__", value)  # a static or a class method's
+                if isinstance(value, (types.FunctionType, _Cached)):
+                    yield value
+
+
+def _is_recordings(value: Any, far: int = 0) -> bool:
+    """Whether it is a tensor of a recording, or holds one."""
+    if isinstance(value, (list, tuple, dict)) and far < _FAR:
+        held = value.values() if isinstance(value, dict) else value
+        return any(_is_recordings(each, far + 1) for each in held)
+    while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
+        value = _functorch.get_unwrapped(value)  # left by a layer that is over
+    return isinstance(value, FakeTensor)
+
+
+def is_users_class(kind: type) -> bool:
+    return not is_library(kind.__module__)
+
+
+def _has_attributes(thing: Any) -> bool:
+    return (
+        isinstance(getattr(thing, "__dict__", None), dict)  # list[int] has that of its class
+        and not isinstance(thing, (type, types.ModuleType, FakeTensor))
+        and type(thing).__module__ not in ("builtins", "functools")
+    )

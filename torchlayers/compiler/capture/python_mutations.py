@@ -1,0 +1,214 @@
+"""What a function changes of Python while it is recorded: a counter, a list, an attribute.
+
+Python runs once for many calls. What sets an attribute or a variable that the function does not
+read to a number or the like does so at each call. Anything else that it changes makes the recording
+good for that call alone. Often the next one changes nothing: something was made at the first call
+and kept. Where the same place is changed again, the function runs uncompiled, and a warning says
+so.
+"""
+
+import collections
+import contextlib
+import random
+import sys
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch._subclasses import FakeTensor
+
+from torchlayers.compiler.capture.bytecode import Reads, is_recordings, of_users, together
+from torchlayers.compiler.capture.guards import Guards
+from torchlayers.compiler.capture.leaked_tensors import ABSENT, Surroundings
+from torchlayers.compiler.capture.reachable_state import Place, is_constant
+
+_CONTAINERS = (list, dict, set, collections.deque)
+
+
+class Change(NamedTuple):
+    """One place that a function changed.
+
+    Attributes:
+        holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell or a class.
+        before, after: what it held. Of a container, whose key is None, all of it by keys.
+    """
+
+    holder: Any
+    key: Any
+    before: Any
+    after: Any
+    name: str
+
+    @property
+    def place(self) -> tuple[Any, Any]:
+        holder = self.name if isinstance(self.holder, _Generator) else id(self.holder)
+        return holder, self.key
+
+    def undo(self) -> None:
+        self._set(self.before)
+
+    def again(self) -> None:
+        self._set(self.after)
+
+    def _set(self, value: Any) -> None:
+        holder: Any = self.holder
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = value
+        elif isinstance(holder, _Generator):
+            holder.set(value)
+        elif self.key is None and isinstance(holder, _CONTAINERS):
+            holder.clear()
+            if isinstance(holder, dict):
+                holder.update(value)
+            elif isinstance(holder, set):
+                holder.update(value.values())
+            else:
+                holder.extend(value.values())
+        elif isinstance(holder, type):
+            delattr(holder, self.key) if value is ABSENT else setattr(holder, self.key, value)
+        elif value is ABSENT:
+            holder.pop(self.key, None)
+        else:
+            holder[self.key] = value
+
+
+class _Generator(NamedTuple):
+    """Random numbers that torch does not draw."""
+
+    name: str
+    get: Any
+    set: Any
+
+
+def _generators() -> list[_Generator]:
+    found = [_Generator("Python's random numbers", random.getstate, random.setstate)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+
+        def get() -> Any:
+            name, words, *rest = numpy.get_state(legacy=True)
+            return name, tuple(words.tolist()), *rest
+
+        found.append(_Generator("NumPy's random numbers", get, numpy.set_state))
+    return found
+
+
+class Before:
+    """Python as it was before a function is recorded."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
+        self._generators = [(each, each.get()) for each in _generators()]
+
+    def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Place]:
+        """What the user's code has set to what it was: from another value it would be a change."""
+        names = together(code for code, _ in of_users(ran)).stored
+        return [
+            place
+            for kept in self._surroundings.kept
+            if (place := _stored_in(kept, names)) is not None
+        ]
+
+    def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
+        """What the code that ran has changed."""
+        users = [code for code, _ in of_users(ran)]
+        every = together(code for code, _ in ran if not is_recordings(code))
+        own = together(users)
+        variables = {name for code in users for name in (*code.co_freevars, *code.co_cellvars)}
+        loaded = own.globals | own.attributes | variables
+        found = [
+            change
+            for kept in self._surroundings.kept
+            for change in _changes_in(kept, every, loaded, own.any_stored)
+        ]
+        for generator, before in self._generators:
+            after = generator.get()
+            if before != after:
+                found.append(Change(generator, None, before, after, generator.name))
+        return found
+
+
+def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: bool) -> list[Change]:
+    now: dict[Any, Any] = kept.now()
+    before: dict[Any, Any] = kept.before
+    if len(now) == len(before) and all(
+        key in before and before[key] is value for key, value in now.items()
+    ):
+        return []
+    is_table = kept.name.endswith(".") or not kept.name
+    is_container = not is_table and isinstance(kept.holder, _CONTAINERS)
+    if is_container:
+        last = kept.name.rpartition(".")[2].partition("[")[0]
+        is_same = len(now) == len(before) and all(
+            key in before and _is_same(before[key], value) for key, value in now.items()
+        )
+        if is_same or last not in loaded:
+            return []
+        return [Change(kept.holder, None, dict(before), dict(now), kept.name)]
+    found = []
+    for key in {**before, **now}:
+        was, value = before.get(key, ABSENT), now.get(key, ABSENT)
+        if _is_same(was, value) or isinstance(value, FakeTensor):
+            continue
+        if isinstance(kept.holder, types.CellType):
+            is_written = kept.name in every.stored
+        else:
+            is_written = key in every.stored or any_stored
+        if is_written and key != "_flat_weights":
+            found.append(Change(kept.holder, key, was, value, kept.path(key)))
+    return found
+
+
+def _stored_in(kept: Any, names: frozenset[str]) -> Place | None:
+    if isinstance(kept.holder, types.CellType):
+        held = kept.now() if kept.name in names else {}
+        kind, name = "cell", f"variable {kept.name}"
+    elif kept.name.endswith(".") or not kept.name:
+        held = {key: value for key, value in kept.now().items() if key in names}
+        kind, name = "class" if isinstance(kept.holder, type) else "items", f"{kept.name}{{}}"
+    else:
+        return None
+    same = {key: value for key, value in held.items() if _is_same(kept.before.get(key), value)}
+    if not same:
+        return None
+    keys = () if kind == "cell" else tuple(same)
+    return Place(kind, kept.holder, keys, tuple(same.values()), name, ("", ""))
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    if before is ABSENT or now is ABSENT or type(before) is not type(now):
+        return False
+    return is_constant(before) and repr(before) == repr(now)
+
+
+def undo(changes: Sequence[Change]) -> None:
+    """Python is again as it was."""
+    for change in changes:
+        change.undo()
+
+
+@contextlib.contextmanager
+def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
+    """The call that is recorded does not happen if an error, or Ctrl-C, comes before it runs."""
+    try:
+        yield
+    except BaseException:
+        undo(changes)
+        raise
+
+
+def made_again(changes: Sequence[Change], guards: Guards) -> bool:
+    """Whether each of them can be made at later calls: nothing that is read, and plain values."""
+    read = {
+        (id(place.holder), key) for place in guards.places for key in (place.keys or (None, ""))
+    }
+    return all(
+        is_constant(change.after) and change.place not in read and not _is_container(change)
+        for change in changes
+    )
+
+
+def _is_container(change: Change) -> bool:
+    return change.key is None and isinstance(change.holder, (*_CONTAINERS, _Generator))

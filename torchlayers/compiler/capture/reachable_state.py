@@ -1,0 +1,406 @@
+"""Places of Python's that code can reach by the names in it. NOTE [What is guarded]."""
+
+import collections
+import enum
+import functools
+import gc
+import operator
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn.modules import container
+from torch.nn.modules import module as modules
+from torch.optim import Optimizer
+
+from torchlayers.compiler.capture.bytecode import (
+    Reads,
+    codes_of,
+    is_library,
+    is_users,
+    of_users,
+    reads,
+    together,
+)
+from torchlayers.compiler.capture.leaked_tensors import ABSENT
+from torchlayers.compiler.capture.module_guards import Noting
+from torchlayers.core.code_objects import codes_in
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+_MANY = 50_000  # places
+_MANY_ITEMS = 20_000  # of a container
+_Cached = functools._lru_cache_wrapper
+TABLES = ("_parameters", "_buffers", "_modules")
+_HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
+# What else tells of hooks is changed together with these.
+_CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
+# Names by which code goes through all that a module holds.
+_WALKS = ("children", "modules", "parameters", "buffers")
+_THROUGH = {"state_dict", "apply", *TABLES, *_WALKS, *(f"named_{name}" for name in _WALKS)}
+_CONTAINERS = (
+    container.Sequential,
+    container.ModuleList,
+    container.ModuleDict,
+    container.ParameterList,
+    container.ParameterDict,
+    torch.nn.RNNBase,
+)
+_REMADE = "_flat_weights"  # which a recurrent module makes of its parameters
+_CONSTANTS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    slice,
+    range,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    torch.Size,
+)
+
+
+class Place(NamedTuple):
+    """A place that a recording has read.
+
+    Attributes:
+        kind: how C++ looks at ``holder``.
+        name: of the place, in words, with ``{}`` for a key.
+        sizes: of a whole container, what it is and what there is in it: ``terms``, ``items``.
+    """
+
+    kind: str
+    holder: Any
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+    name: str
+    sizes: tuple[str, str]
+
+    def told(self) -> tuple[Any, ...]:
+        """For C++. What is absent has no value, and is neither constant nor not."""
+        constants = tuple(None if value is ABSENT else is_constant(value) for value in self.values)
+        return self.kind, self.holder, self.keys, self.values, constants
+
+
+def is_constant(value: Any) -> bool:
+    """Whether two that are equal are the same to a function."""
+    if isinstance(value, (tuple, frozenset)):
+        return type(value).__eq__ in (tuple.__eq__, frozenset.__eq__) and all(
+            map(is_constant, value)
+        )
+    if isinstance(value, enum.Enum):
+        return False  # there is one of each
+    module = type(value).__module__
+    if module.startswith("numpy"):  # which need not be installed
+        numpy: Any = sys.modules["numpy"]
+        return isinstance(value, (numpy.generic, numpy.dtype))
+    return isinstance(value, _CONSTANTS) and module in ("builtins", "torch")
+
+
+class Walk:
+    """From what a function has in hand to all that its code can name."""
+
+    def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
+        self.places: list[Place] = []
+        self._ran = of_users(ran)
+        self._codes = {code for code, _ in self._ran}
+        self._reads: Reads = together(self._codes)
+        self._seen: dict[int, Any] = {}
+        self._todo: collections.deque[tuple[Any, str]] = collections.deque()
+
+    def globals(self) -> None:
+        """What the code that ran loads of its modules' variables."""
+        by_module: dict[int, tuple[dict[str, Any], set[str]]] = {}
+        for code, variables in self._ran:
+            by_module.setdefault(id(variables), (variables, set()))[1].update(reads(code).globals)
+        for variables, names in by_module.values():
+            names = {name for name in names if not name.startswith("@")}
+            self._add("items", variables, {n: variables.get(n, ABSENT) for n in names}, "global {}")
+        for name in self._reads.imported:
+            if not is_library(name) and (module := _imported(name)) is not None:
+                self.go(module, name)
+
+    def unreached(self) -> None:
+        """Functions that ran and were not found: closures may be anywhere."""
+        inner = {each for code in self._codes for each in codes_in(code) if each is not code}
+        found = {
+            thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)
+        }
+        lost = {code for code in self._codes - inner - found if code.co_freevars}
+        if not lost:
+            return
+        for function in gc.get_referrers(*lost):
+            if isinstance(function, types.FunctionType) and function.__code__ in lost:
+                self.go(function, function.__name__)
+
+    def add_hooks_of_all(self) -> None:
+        """The hooks of all modules."""
+        for name in _GLOBAL_HOOKS:
+            table = getattr(modules, name)
+            if isinstance(table, dict):
+                held = {key: hook for key, hook in table.items() if type(hook) is not Noting}
+                self._add("whole", table, held, "hook {} of all modules", ("torch", "hooks"))
+
+    def go(self, thing: Any, name: str) -> None:
+        """Guards what can be reached from something that is itself the same."""
+        self._todo.append((thing, name))
+        while self._todo:
+            thing, name = self._todo.popleft()
+            if id(thing) not in self._seen and len(self.places) < _MANY:
+                self._seen[id(thing)] = thing
+                self._look_at(thing, name)
+
+    def _add(
+        self,
+        kind: str,
+        holder: Any,
+        held: dict[Any, Any],
+        name: str,
+        sizes: tuple[str, str] = ("", ""),
+    ) -> None:
+        if not held and kind in ("items", "class"):
+            return
+        keys = () if kind in ("list", "cell", "function", "object", "asked") else tuple(held)
+        self.places.append(Place(kind, holder, keys, tuple(held.values()), name, sizes))
+        if kind != "object":  # whose attributes are followed by their names
+            self._todo += [
+                (value, name.format(key)) for key, value in held.items() if value is not ABSENT
+            ]
+
+    def _look_at(self, thing: Any, name: str) -> None:
+        if is_constant(thing) or thing is ABSENT:
+            return
+        if isinstance(thing, types.FunctionType):
+            self._look_at_function(thing)
+        elif isinstance(thing, types.MethodType):
+            self._todo += [(thing.__self__, name or "self"), (thing.__func__, name)]
+        elif isinstance(thing, _Cached):
+            self._todo.append((thing.__wrapped__, name))
+        elif isinstance(thing, functools.partial):
+            self._todo += [(each, name) for each in (thing.func, *thing.args)]
+            self._add("whole", thing.keywords, dict(thing.keywords), f"{name} {{}}")
+        elif isinstance(thing, types.ModuleType):
+            if not is_library(thing.__name__) or thing.__name__.startswith("torch"):
+                self._look_at_names(vars(thing), self._reads.attributes, f"{thing.__name__}.{{}}")
+        elif isinstance(thing, type):
+            self._look_at_class(thing, self._reads.attributes)
+        elif isinstance(thing, (list, dict, tuple, set, frozenset, collections.deque)):
+            self._look_at_container(thing, name)
+        elif isinstance(thing, (property, staticmethod, classmethod, functools.cached_property)):
+            for each in ("fget", "__func__", "func"):
+                self._todo.append((getattr(thing, each, None), name))
+        elif type(thing).__module__.startswith("torchlayers") and hasattr(thing, "_func"):
+            self._todo.append((thing._func, name))
+        elif isinstance(thing, Module):
+            self._look_at_module(thing)
+        elif not isinstance(thing, Optimizer) or "param_groups" in self._reads.attributes:
+            self._look_at_object(thing, name)
+
+    def _look_at_function(self, function: types.FunctionType) -> None:
+        if not is_users(function.__code__):
+            for cell in function.__closure__ or ():  # a decorator's function
+                self._look_at_cell(cell, "", guarded=False)
+            return
+        name = function.__name__
+        code, defaults, named = function.__code__, function.__defaults__, function.__kwdefaults__
+        self._add(
+            "function",
+            function,
+            {
+                "code": code,
+                "defaults": ABSENT if defaults is None else defaults,
+                "named": ABSENT if named is None else named,
+            },
+            f"what {name} runs, or a default of it,",
+        )
+        for cell, variable in zip(function.__closure__ or (), code.co_freevars, strict=True):
+            self._look_at_cell(cell, variable)
+        if self._was_wrapped(function):
+            self._todo.append((function.__wrapped__, name))  # type: ignore[attr-defined]
+        own = vars(function)
+        self._look_at_names(own, self._reads.attributes, f"{{}} of {name}")
+
+    @staticmethod
+    def _was_wrapped(function: types.FunctionType) -> bool:
+        return "__wrapped__" in vars(function)
+
+    def _look_at_cell(self, cell: types.CellType, variable: str, guarded: bool = True) -> None:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not set yet
+            return
+        if guarded:
+            self._add("cell", cell, {"": held}, f"variable {variable}")
+        else:
+            self._todo.append((held, variable))
+
+    def _look_at_names(self, table: dict[str, Any], names: frozenset[str], said: str) -> None:
+        self._add("items", table, {n: table[n] for n in [*table] if n in names}, said)
+
+    def _look_at_container(self, thing: Any, name: str) -> None:
+        if len(thing) > _MANY_ITEMS:  # a data set
+            return
+        said = f"{name}[{{!r}}]"
+        if isinstance(thing, list):
+            self._add("list", thing, dict(enumerate(thing)), said, (name, "items"))
+        elif isinstance(thing, dict):
+            self._add("whole", thing, dict(thing), said, (name, "items"))
+        elif isinstance(thing, (tuple, frozenset)):
+            self._todo += [(each, said.format(i)) for i, each in enumerate(thing)]
+        else:
+            self._todo += [(each, name) for each in thing]
+            now = functools.partial(_contents, thing, [*thing])
+            self._add("asked", now, {"": now()}, f"what is in {name}")
+
+    def _look_at_class(self, kind: type, names: frozenset[str]) -> None:
+        before: list[type] = []
+        left = {name for name in names if not name.startswith("__")}
+        for each in kind.__mro__:
+            if not each.__flags__ & _HEAP:
+                continue
+            own = vars(each)
+            here = left & own.keys()
+            if is_library(each.__module__):  # whose methods name what else there is of it
+                here &= self._reads.attributes | {"forward"}
+            self._add(
+                "class", each, {n: own[n] for n in here}, f"{{}} of the class {each.__name__}"
+            )
+            for earlier in before:
+                self._add("class", earlier, dict.fromkeys(here, ABSENT), f"{{}} of {kind.__name__}")
+            left -= here
+            if each.__module__.partition(".")[0] != "torch":
+                before.append(each)
+                special = {n: own.get(n, ABSENT) for n in _specials(each)}
+                self._add("class", each, special, f"{{}} of the class {each.__name__}")
+
+    def _look_at_object(self, thing: Any, name: str, names: frozenset[str] | None = None) -> None:
+        kind = type(thing)
+        names = self._reads.attributes if names is None else names
+        own = getattr(thing, "__dict__", None)
+        if isinstance(thing, Tensor):
+            self._look_at_names(own or {}, names, f"{{}} of {name}")
+            return
+        if type(own) is dict:
+            said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")
+            is_module = isinstance(thing, Module)  # whose tables are no numbers
+            self._add("object", thing, {"kind": kind, "dict": own}, f"the kind of {name}")
+            hidden = {n for n in names if n not in own and _comes_after(kind, n)}
+            hidden |= self._reads.asked - own.keys()
+            if self._reads.any_attribute and not is_library(kind.__module__) and not is_module:
+                self._add("whole", own, dict(own), said, sizes)
+            else:
+                held = {n: own[n] for n in [*own] if n in names}
+                self._add("items", own, {**held, **dict.fromkeys(hidden, ABSENT)}, said, sizes)
+        for slot in _slots(kind) & names:
+            now = functools.partial(getattr, thing, slot, None)
+            self._add("asked", now, {"": now()}, f"{slot} of {kind.__name__}")
+        if id(kind) not in self._seen:
+            self._seen[id(kind)] = kind
+            self._look_at_class(kind, names)
+
+    def _look_at_module(self, module: Module) -> None:
+        kind = type(module)
+        own = vars(module)
+        if "training" not in own:  # a scripted one: module_guards.py
+            return
+        of_class, any_of_class = _names_of_library_class(kind)  # type: ignore[arg-type]
+        names = self._reads.attributes | of_class | {"training", "forward", *TABLES}
+        whole = any_of_class or bool(_THROUGH & self._reads.attributes)
+        if whole or self._reads.any_attribute:
+            whole = True
+            names |= {name for name in own if not name.startswith("_")}
+        names -= {*_HOOKS, _REMADE}
+        self._look_at_object(module, kind.__name__, names)
+        for name in TABLES:
+            table = own[name]
+            self._seen.setdefault(id(table), table)
+            if whole:
+                what = "children" if name == "_modules" else name.strip("_")
+                sizes = kind.__name__, what
+                self._add("whole", table, dict(table), f"{{}} of {kind.__name__}", sizes)
+            else:
+                self._look_at_names(table, names, f"{{}} of {kind.__name__}")
+        for name in _CALLED_HOOKS:
+            table = own.get(name)
+            if isinstance(table, dict):
+                self._seen.setdefault(id(table), table)
+                sizes = kind.__name__, "hooks"
+                self._add("whole", table, dict(table), f"hook {{}} of {kind.__name__}", sizes)
+
+
+_BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
+# What may come later: a class with a length may get a truth value.
+_OPERATORS = {
+    *(
+        name
+        for name, value in vars(operator).items()
+        if name.startswith("__") and isinstance(value, types.BuiltinFunctionType)
+    ),
+    *(f"__r{name}__" for name in _BINARY),
+    *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
+}
+_HEAP = 1 << 9  # of a class that Python code defines
+
+
+def _contents(thing: Any, kept: list[Any]) -> Any:
+    """What a set or a deque holds, as a constant; what is ``kept`` keeps its identity."""
+    told = [each if is_constant(each) else ("object", id(each)) for each in thing]
+    return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
+
+
+def _imported(name: str) -> types.ModuleType | None:
+    return sys.modules.get(name)
+
+
+def _comes_after(kind: type, name: str) -> bool:
+    """Whether an instance's attribute of that name would hide what its class has or makes."""
+    for each in kind.__mro__:
+        if name in vars(each):
+            found = vars(each)[name]
+            return not hasattr(type(found), "__set__")
+    return not is_library(getattr(getattr(kind, "__getattr__", None), "__module__", "torch"))
+
+
+def _specials(kind: type) -> set[str]:
+    """The methods of a user's class that no name is loaded for: ``__call__``, ``__mul__``."""
+    if is_library(kind.__module__):
+        return set()
+    own = {
+        name
+        for name, value in vars(kind).items()
+        if name.startswith("__") and isinstance(value, types.FunctionType)
+    }
+    return _OPERATORS | own
+
+
+def _slots(kind: type) -> frozenset[str]:
+    found: set[str] = set()
+    for each in kind.__mro__:
+        slots = vars(each).get("__slots__", ())
+        if not is_library(each.__module__):
+            found.update((slots,) if isinstance(slots, str) else slots)
+    return frozenset(found - {"__dict__", "__weakref__"})
+
+
+@functools.lru_cache(1024)
+def _names_of_library_class(kind: type) -> tuple[frozenset[str], bool]:
+    """What the methods of torch's own modules read of them, and whether that may be anything."""
+    found: Reads = together(
+        code
+        for each in kind.__mro__
+        if each.__module__.startswith("torch.") and each is not Module
+        for value in vars(each).values()
+        for code in codes_of(value)
+    )
+    through = issubclass(kind, _CONTAINERS) or bool(_THROUGH & found.attributes)
+    return found.attributes, through

@@ -1,0 +1,461 @@
+"""A function recorded: the plain operators that reach the bottom of the stack.
+
+The function runs once, through whatever layers it has, on fake tensors. Below the layers, and
+below autograd, each operator is written down by make_fx; what arrives there that is no fake
+tensor is one that the function captured, and becomes an input of the recording.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import GraphModule, Node, Proxy
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+from torch.fx.experimental import proxy_tensor
+
+from torchlayers import _C
+from torchlayers.compiler.capture.data_independent import Checks, rules
+from torchlayers.compiler.capture.dispatch_mode import BelowTheLayers
+from torchlayers.compiler.capture.errors import (
+    BackwardInsideError,
+    ConjugatedError,
+    ContainerError,
+    HiddenError,
+    KeptGradientError,
+    KindError,
+    explain,
+    kind_of,
+    refuse_hidden,
+)
+from torchlayers.compiler.capture.function_mode import Instead
+from torchlayers.compiler.capture.guarded_state import (
+    dispatched_as_before,
+    fakes_not_logged,
+    nothing_collected,
+    seeds_refused,
+    without_hooks,
+)
+from torchlayers.compiler.capture.guards import Guards, guards_of
+from torchlayers.compiler.capture.indexing import Subscripts
+from torchlayers.compiler.capture.input_names import input_names
+from torchlayers.compiler.capture.interrupts import deferred
+from torchlayers.compiler.capture.module_guards import Called, modules_given, noted
+from torchlayers.compiler.capture.optimizers import Steps
+from torchlayers.compiler.capture.python_mutations import Before, Change, undo
+from torchlayers.compiler.capture.recording import Gradients, Output, Recording
+from torchlayers.compiler.capture.side_effects import Effects
+from torchlayers.compiler.capture.tensor_hooks import Hooked, calls_hooks, gradients
+from torchlayers.compiler.capture.tensor_mutations import Watch
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_versions import make_fx
+from torchlayers.fx.capture_lock import recording
+from torchlayers.fx.fake_tensors import fake_like, memory_of, symbolic_like, symbols
+from torchlayers.fx.recomputation import Recomputations, recorded
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class NoReverseError(Exception):
+    """Why a function's reverse pass can't be recorded, where autograd may never be asked for it."""
+
+
+def record(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    gradients: bool = False,
+    symbolic: Sequence[set[int]] | None = None,
+    guarded: bool = False,
+) -> Recording:
+    """func(*args, **kwargs) through the layers, once, on fake tensors.
+
+    Args:
+        func: any function.
+        args: tensors, or pytrees of tensors and other values.
+        kwargs: likewise.
+        gradients: record the reverse pass too, where an output requires grad.
+        symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
+        guarded: find out what func reads of Python, and what it changes, which is as func left it
+            afterwards.
+    Raises:
+        DataDependentError: func asked for a value that only a call's data has.
+        NoReverseError: there is no reverse pass to record.
+    """
+    given = func, args, kwargs or {}, gradients, symbolic, guarded
+    try:
+        return _record(_Recorder(*given))
+    except RuntimeError as error:
+        # In inference mode a captured tensor has no views that have no data.
+        if "Cannot set version_counter for inference tensor" not in str(error):
+            raise
+    with torch.inference_mode(False), torch.no_grad():
+        return _record(_Recorder(*given))
+
+
+def _record(recorder: "_Recorder") -> Recording:
+    around = (
+        nothing_collected(),
+        tracing_state.run_eagerly(),
+        without_hooks(),
+        fakes_not_logged(),
+        seeds_refused(recorder.func),
+        _use_lazy_graph_module(True),  # which writes its code when that is asked for
+    )
+    with deferred() as raise_interrupt, recording(), contextlib.ExitStack() as stack:
+        for each in around:
+            stack.enter_context(each)
+        try:
+            known = modules_given(recorder.func, recorder.leaves)
+            with dispatched_as_before(), noted(known) as modules:
+                graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
+            recorded = recorder.finish(graph, modules)
+            raise_interrupt()
+            return recorded
+        except BaseException as error:
+            undo(recorder.changes())
+            if isinstance(error, Exception):
+                explain(error, recorder.func)
+            raise
+
+
+class _Recorder:
+    """One recording, while it is made."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        gradients: bool,
+        symbolic: Sequence[set[int]] | None,
+        guarded: bool,
+    ) -> None:
+        self.func = func
+        self.guarded = guarded
+        self.symbolic = symbolic
+        self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
+        self.names = input_names(func, args, kwargs)
+        self.wants_gradients = gradients
+        self.inputs: list[Node] = []
+        self.captured: dict[int, tuple[Tensor, FakeTensor]] = {}
+        self.cotangents: list[Node] = []
+        self.unused: list[Node] = []  # inputs that nothing reads
+        self.gradients: Gradients | None = None
+        self.watch = Watch(self)
+        self.subscripts = Subscripts(func)
+        self.effects = Effects.none()
+        self.steps = Steps()
+        self.calls_hooks = False  # of captured tensors
+        self.ran = _C.RanCode()
+        self.before = Before(self.watch.surroundings) if guarded else None
+
+    def run(self) -> list[Any]:
+        self.mode = FakeTensorMode(
+            allow_fallback_kernels=True,
+            allow_non_fake_inputs=True,
+            shape_env=None if self.symbolic is None else symbols(),
+        )
+        with self.mode:
+            given = [
+                self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
+                for leaf, name in zip(self.leaves, self.names, strict=True)
+            ]
+            self.arguments = len(self.inputs)
+            args, kwargs = pytree.unflatten(given, self.spec)
+            self.spec = pytree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
+            recomputations = Recomputations()
+            checks = Checks()
+            bottom = BelowTheLayers(self.func, self.capture, recomputations, checks)
+            instead = Instead(
+                {
+                    **rules(checks),
+                    **self.subscripts.rules,
+                    Tensor.item: self.steps.item,
+                    torch.autograd.grad: self.grad,
+                    **self.watch.rules,
+                }
+            )
+            with self.steps.noted(), recorded(recomputations), bottom, instead:
+                try:
+                    if self.guarded:
+                        self.ran.start()
+                    result = self.func(*args, **kwargs)
+                    leaves, self.out_spec = pytree.flatten(result)
+                    with _torch._C.DisableTorchFunction():
+                        self.watch.note_backward()
+                        self.refuse_backward(given)
+                        self.refuse_other_leaves((args, kwargs), given)
+                        computed = self.sort_outputs(leaves, given)
+                    self.hooked = self.hooks_called()
+                    found = self.reverse(computed, given) if self.wants_gradients else []
+                finally:
+                    if self.guarded:
+                        self.ran.stop()
+                    with _torch._C.DisableTorchFunction():
+                        self.watch.put_back()
+        return [*computed, *found]
+
+    def argument(self, leaf: Tensor, name: str) -> Tensor:
+        dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
+        fake = self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
+        self.watch.add_argument(fake, leaf)
+        return fake
+
+    def input(
+        self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
+    ) -> FakeTensor:
+        """A new input of the graph, of this shape, for the operators that follow.
+
+        ``dense``: each element has its own memory, where the other's may be expanded.
+        """
+        mode: Any = proxy_tensor.get_proxy_mode()
+        with proxy_tensor.disable_proxy_modes_tracing():
+            if dense:
+                with self.mode:
+                    like = torch.empty_like(like)
+            fake = (
+                symbolic_like(self.mode, like, symbolic) if symbolic else fake_like(self.mode, like)
+            )
+            proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
+            proxy.node.target = proxy.node.name  # which is an identifier, and no other's
+            proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
+        self.inputs.append(proxy.node)
+        return fake
+
+    def capture(self, tensor: Tensor) -> FakeTensor:
+        """The fake tensor of one that the function captured."""
+        if id(tensor) not in self.captured:
+            if (kind := kind_of(tensor)) is not None:
+                raise KindError(self.func, kind)
+            if tensor.is_conj() or tensor.is_neg():
+                raise ConjugatedError(self.func)
+            fake = self.input(tensor, f"captured_{len(self.captured)}")
+            self.captured[id(tensor)] = (tensor, fake)
+            self.watch.add_captured(tensor)
+        return self.captured[id(tensor)][1]
+
+    def grad(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+        """``torch.autograd.grad``, which calls the hooks of tensors on its way."""
+        self.calls_hooks = self.calls_hooks or calls_hooks(inputs)
+        return torch.autograd.grad(outputs, inputs, *rest, **named)
+
+    def refuse_backward(self, given: list[Any]) -> None:
+        """A call of backward() would leave gradients without data in .grad."""
+        captured = [tensor for tensor, _ in self.captured.values()]
+        wrong = [
+            tensor
+            for tensor in [*given, *captured]
+            if isinstance(tensor, Tensor)
+            and tensor.is_leaf
+            and isinstance(tensor.grad, FakeTensor)
+            and not self.watch.has_grad_of(tensor)
+        ]
+        for tensor in wrong:
+            tensor.grad = None
+        if wrong:
+            raise BackwardInsideError(self.func)
+        for tensor in captured:
+            if tensor.retains_grad and isinstance(tensor.grad, FakeTensor):
+                tensor.grad = None
+                raise KeptGradientError(self.func)
+
+    def hooks_called(self) -> list[Hooked]:
+        if not self.calls_hooks:
+            return []
+        captured = [tensor for tensor, _ in self.captured.values()]
+        return [Hooked.now(tensor) for tensor in captured if tensor.requires_grad]
+
+    def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
+        """A list or a dict that is changed is not the caller's."""
+        leaves, spec = pytree.flatten(arguments)
+        if spec != self.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
+            raise ContainerError(self.func)
+
+    def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
+        """Finds where each leaf of the result comes from; returns those that are computed."""
+        arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
+        computed: dict[int, tuple[int, Tensor]] = {}
+        self.outputs = []
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                refuse_hidden(leaf, self.func)
+                self.outputs.append(Output("constant", leaf))
+            elif id(leaf) in arguments:
+                self.outputs.append(Output("argument", arguments[id(leaf)]))
+            elif not isinstance(leaf, FakeTensor):
+                self.capture(leaf)
+                self.outputs.append(Output("captured", [*self.captured].index(id(leaf))))
+            else:
+                index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
+                self.outputs.append(Output("computed", index))
+
+        def also_computed(tensor: Tensor) -> int:
+            return computed.setdefault(id(tensor), (len(computed), tensor))[0]
+
+        self.effects = self.watch.finish(also_computed)
+        self.effects.leaves.extend(
+            index
+            for index, leaf in computed.values()
+            if leaf.requires_grad and leaf.grad_fn is None
+        )
+        return self.detached([leaf for _, leaf in computed.values()], given)
+
+    def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
+        """Those that don't require grad, and share an input's memory that does, say so."""
+        inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
+        inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
+        memories = {*map(memory_of, inputs)} - {None}
+        return [
+            output.detach()
+            if not output.requires_grad and memory_of(output) in memories
+            else output
+            for output in outputs
+        ]
+
+    def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
+        """The gradients of what requires grad, recorded below the function's own operators."""
+        of_outputs = [i for i, output in enumerate(outputs) if output.grad_fn is not None]
+        if not of_outputs:
+            return []
+        tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+        tensors += [tensor for tensor, _ in self.captured.values()]
+        by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        wanted = [tensors[i] for i in by_inputs]
+        makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
+        if not wanted or makes_leaves:
+            raise NoReverseError("it makes a tensor that requires grad")
+        try:
+            found = self.pull_back([outputs[i] for i in of_outputs], wanted)
+        except _SpentError:
+            of_outputs = [i for i in of_outputs if not _is_spent(outputs[i], wanted)]
+            self.unused += self.cotangents
+            self.inputs = [node for node in self.inputs if node not in self.unused]
+            self.cotangents = []
+            if not of_outputs:
+                return []
+            found = self.pull_back([outputs[i] for i in of_outputs], wanted)
+        self.gradients = Gradients(of_outputs, by_inputs)
+        return found
+
+    def pull_back(self, outputs: list[Tensor], wanted: list[Any]) -> list[Tensor | None]:
+        """The gradients of these outputs, by cotangents that are inputs of the graph."""
+        cotangents = [
+            self.input(output.detach(), f"cotangent_{count}", dense=True)
+            for count, output in enumerate(outputs)
+        ]
+        self.cotangents = self.inputs[-len(cotangents) :]
+        # A backward is called where autocast is off.
+        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
+            try:
+                # The graph is for one more try, where one of the outputs is spent.
+                return list(gradients(outputs, wanted, cotangents, retain_graph=True))
+            except RuntimeError as error:
+                said = str(error).strip().partition("\n")[0]
+                if _SPENT in said:
+                    raise _SpentError from error
+                explain(error, self.func)
+                if isinstance(error, TransformError):
+                    raise
+                raise NoReverseError(said or type(error).__name__) from error
+
+    def changes(self) -> list[Change]:
+        """What the function has changed of Python."""
+        return self.before.changes(self.ran.codes) if self.before is not None else []
+
+    def guards(self, modules: list[Called]) -> Guards | None:
+        """What it has read of Python."""
+        if not self.guarded:
+            return None
+        given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
+        called = [each.module for each in modules]
+        stored = self.before.stored(self.ran.codes) if self.before is not None else []
+        return guards_of(self.func, given, called, self.ran.codes, stored)
+
+    def _is_part(self, module: torch.nn.Module) -> bool:
+        """Whether a module is a branch or a body that was traced for this recording."""
+        return isinstance(module, GraphModule) and any(
+            getattr(node.meta.get("val"), "fake_mode", None) is self.mode
+            for node in module.graph.nodes
+        )
+
+    def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+        self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
+        self.subscripts.refuse_what_differs()
+        modules = [each for each in modules if not self._is_part(each.module)]
+        if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
+            raise HiddenError(self.func)
+        constants = _constants_as_inputs(graph)
+        captured = [tensor for tensor, _ in self.captured.values()]
+        ahead = [node for node in self.inputs if node not in self.cotangents]
+        first = next(iter(graph.graph.nodes))
+        anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
+        first.prepend(anchor)
+        for node in [*ahead, *constants, *self.cotangents]:
+            anchor.prepend(node)
+        anchor._remove_from_list()
+        graph.graph.eliminate_dead_code()
+        for node in self.unused:
+            graph.graph.erase_node(node)
+        graph.recompile()
+        return Recording(
+            graph,
+            [*captured, *constants.values()],
+            self.out_spec,
+            self.outputs,
+            self.gradients,
+            len(constants),
+            modules,
+            self.effects,
+            self.steps.stepped,
+            self.hooked,
+            self.guards(modules),
+            self.changes(),
+        )
+
+
+# What torch says of a graph that backward() has been through.
+_SPENT = "Trying to backward through the graph a second time"
+
+
+class _SpentError(Exception):
+    """An output's graph has been let go of by a backward() inside the function."""
+
+
+def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
+    """Whether an output can't be differentiated any more, as after loss.backward()."""
+    with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
+        try:
+            torch.autograd.grad(
+                output, wanted, torch.ones_like(output), retain_graph=True, allow_unused=True
+            )
+        except RuntimeError as error:
+            return _SPENT in str(error)
+    return False
+
+
+def _held_by(module: torch.nn.Module) -> list[Any]:
+    return [*vars(module).values(), *module.buffers(recurse=False)]
+
+
+def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:
+    """The tensors that the graph holds, each made an input."""
+    uses: dict[str, list[Node]] = {}
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(graph, str(node.target)), Tensor):
+            uses.setdefault(str(node.target), []).append(node)
+    held: dict[Node, Tensor] = {}
+    for count, (name, nodes) in enumerate(uses.items()):
+        with graph.graph.inserting_before(nodes[0]):
+            made = graph.graph.placeholder(f"constant_{count}")
+        made.meta = dict(nodes[0].meta)
+        held[made] = getattr(graph, name)
+        for node in nodes:
+            node.replace_all_uses_with(made)
+            graph.graph.erase_node(node)
+        delattr(graph, name)
+    return held

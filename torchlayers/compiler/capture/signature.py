@@ -1,0 +1,236 @@
+"""What two calls must have in common to run the same recording."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Buffer, Parameter
+
+from torchlayers import _C
+from torchlayers.compiler.capture.errors import unhashable
+from torchlayers.core import pytree
+from torchlayers.core.device import default_device_restored, with_autocast
+
+PLAIN = (Tensor, Parameter, Buffer)
+
+
+class Modes(NamedTuple):
+    """What holds around a call, and changes what a function does."""
+
+    grad: bool
+    inference: bool
+    dtype: torch.dtype
+    autocast: tuple[tuple[bool, torch.dtype], ...]
+    deterministic: bool
+    device: torch.device | None  # the default one
+    settings: int  # of torch: which kernels, precision of products, anomaly mode
+
+    @property
+    def any_autocast(self) -> bool:
+        return any(enabled for enabled, _ in self.autocast)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Autocast and the default device are inside as they were."""
+        with ExitStack() as stack:
+            stack.enter_context(default_device_restored(self.device))
+            for device, (enabled, dtype) in zip(with_autocast(), self.autocast, strict=True):
+                stack.enter_context(torch.autocast(device, dtype, enabled))
+            yield
+
+
+class Like(NamedTuple):
+    """All of a tensor but its data."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    stride: tuple[int, ...] | None  # None where it has none
+    requires_grad: bool
+    layout: torch.layout
+
+
+class Constant(NamedTuple):
+    """A value that is no tensor. Values of two types are never the same: 1, 1.0 and True.
+
+    What holds tensors, as a frozen dataclass may, has a hash of which they are; its == compares
+    their values.
+    """
+
+    kind: type
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or hash(self) != hash(other):
+            return False
+        return self.kind is other.kind and bool(self.value == other.value)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.value))
+
+
+class Signature(NamedTuple):
+    """Where two calls have the same, the second runs what the first recorded."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[Like | Constant, ...]
+    static: tuple[Constant, ...]
+    modes: Modes
+
+    def key(self) -> Any:
+        """All of it that has a hash."""
+        return self.leaves, self.static, self.modes
+
+
+def modes() -> Modes:
+    return Modes(
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        tuple(
+            (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+            for device in with_autocast()
+        ),
+        torch.are_deterministic_algorithms_enabled(),
+        _C.default_device(),
+        _C.torch_settings(),
+    )
+
+
+def like(tensor: Tensor) -> Like:
+    strided = tensor.layout is torch.strided
+    return Like(
+        tuple(tensor.shape),
+        tensor.dtype,
+        tensor.device,
+        tensor.stride() if strided else None,
+        tensor.requires_grad,
+        tensor.layout,
+    )
+
+
+def constant(value: Any, where: str) -> Constant:
+    """Raises TransformError where the value has no hash."""
+    if type(value) is float:  # nan is nan, and 0.0 is not -0.0
+        return Constant(float, struct.pack("d", value))
+    if type(value) is complex:
+        return Constant(complex, struct.pack("dd", value.real, value.imag))
+    if type(value) is slice:  # which has no hash before Python 3.12
+        return Constant(slice, (value.start, value.stop, value.step))
+    try:
+        hash(value)
+    except TypeError:
+        raise unhashable(where, value) from None
+    return Constant(type(value), value)
+
+
+def signature(
+    leaves: Sequence[Any], spec: pytree.TreeSpec, static: Sequence[Any] = ()
+) -> Signature:
+    """Of a call with these leaves, and these arguments that are constants as a whole."""
+    return Signature(
+        spec,
+        tuple(
+            like(leaf) if isinstance(leaf, Tensor) else constant(leaf, _name(spec, i))
+            for i, leaf in enumerate(leaves)
+        ),
+        tuple(constant(value, "a static argument") for value in static),
+        modes(),
+    )
+
+
+def why_new(now: Signature, before: Signature) -> str:
+    """How a call's signature differs from the most similar one before it."""
+    if now.modes != before.modes:
+        return _differing_modes(now.modes, before.modes)
+    if now.spec != before.spec:
+        return (
+            f"the arguments have the structure {pytree.describe(now.spec)}, had "
+            f"{pytree.describe(before.spec)}"
+        )
+    for i, (one, other) in enumerate(zip(now.leaves, before.leaves, strict=True)):
+        if one != other:
+            return f"{_name(now.spec, i)} {differing(one, other)}"
+    if len(now.static) != len(before.static):
+        return f"{len(now.static)} of the arguments are static, {len(before.static)} were"
+    for one, other in zip(now.static, before.static, strict=True):
+        if one != other:
+            return f"a static argument {differing(one, other)}"
+    return "a captured tensor was another"
+
+
+def differing(one: Like | Constant, other: Like | Constant) -> str:
+    """``has shape (9,), was (8,)``: the first thing in which the two differ."""
+    if isinstance(one, Like) and isinstance(other, Like):
+        for field, new, old in zip(Like._fields, one, other, strict=True):
+            if new != old:
+                if field == "requires_grad":
+                    return "requires grad, and did not" if new else "does not require grad, and did"
+                return f"has {field} {new}, was {old}"
+    return f"is {_shown(one)}, was {_shown(other)}"
+
+
+def distance(now: Signature, before: Signature) -> int:
+    """In how many places they differ."""
+    if now.spec != before.spec:
+        return 1 + len(now.leaves) + len(before.leaves)
+    pairs = zip(now.leaves + now.static, before.leaves + before.static, strict=False)
+    return (now.modes != before.modes) + sum(one != other for one, other in pairs)
+
+
+def described(given: Signature) -> str:
+    """``f32[3, 2], 1``: the leaves, shortly."""
+    return ", ".join(map(_shown, [*given.leaves, *given.static]))
+
+
+_SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
+
+
+def _shown(value: Like | Constant) -> str:
+    if isinstance(value, Like):
+        kind = str(value.dtype).removeprefix("torch.")
+        letters = kind.rstrip("0123456789")
+        short = _SHORT.get(letters, letters) + kind[len(letters) :]
+        return f"{short}[{', '.join(map(str, value.shape))}]"
+    if value.kind is float:
+        return repr(struct.unpack("d", value.value)[0])
+    if value.kind is complex:
+        return repr(complex(*struct.unpack("dd", value.value)))
+    text = repr(value.value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _differing_modes(now: Modes, before: Modes) -> str:
+    said = {
+        "grad": "grad mode is {}",
+        "inference": "inference mode is {}",
+        "dtype": "the default dtype is {}",
+        "autocast": "autocast is another",
+        "deterministic": "deterministic algorithms are {}",
+        "device": "the default device is {}",
+        "settings": "a setting of torch is another (precision of products, kernels, anomaly mode)",
+    }
+    for field, new, old in zip(Modes._fields, now, before, strict=True):
+        if new != old:
+            value = {True: "on", False: "off"}.get(new, new) if isinstance(new, bool) else new
+            return said[field].format(value)
+    return ""
+
+
+def _name(spec: pytree.TreeSpec, index: int) -> str:
+    """What a leaf is called in words: ``argument 0``, ``argument x['w']``."""
+    args, kwargs = pytree.unflatten(list(range(spec.num_leaves)), spec)
+    for value in args:
+        if index in pytree.leaves(value):
+            return pytree.leaf_name("argument", args, index)
+    for name, value in kwargs.items():
+        if index in (found := pytree.leaves(value)):
+            path = pytree.leaf_name("", (value,), found.index(index)).partition(", ")[2]
+            return f"argument {name}{path}"
+    return f"leaf {index}"

@@ -1,0 +1,336 @@
+"""What a function that is recorded does to tensors themselves, and not to their numbers.
+
+No operator tells of ``x.data = y``, ``x.requires_grad_()`` or ``x.grad = g``. torch's functions are
+watched for them. Tensors of the recording do as they are told; captured ones do, too, and are put
+back when it is over; side_effects.py does it to the caller's at each call. What can't be done then
+is refused where it is written.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import Node
+from torch.fx.experimental import proxy_tensor
+from torch.nn import Buffer, Module
+from torch.optim import Optimizer
+
+from torchlayers.compiler.capture.errors import name_of
+from torchlayers.compiler.capture.leaked_tensors import Surroundings
+from torchlayers.compiler.capture.side_effects import Effects
+from torchlayers.compiler.capture.signature import PLAIN, like
+from torchlayers.core.errors import TransformError, location
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_tensor: Any = Tensor
+_SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
+_GET_GRAD, _SET_GRAD = _tensor.grad.__get__, _tensor.grad.__set__
+
+_HOOK = (
+    "adds a hook to a tensor that it was given, and Python runs once: register the hook outside, "
+    "once"
+)
+_LAYOUT = (
+    "changes the shape or strides of a tensor that it was given: use the method without the "
+    "underscore, and return what that gives"
+)
+# Refused on inputs.
+_OF_INPUTS: dict[Any, str] = {
+    Tensor.register_hook: _HOOK,
+    Tensor.register_post_accumulate_grad_hook: _HOOK,
+    Tensor.t_: _LAYOUT,
+    Tensor.transpose_: _LAYOUT,
+    Tensor.swapaxes_: _LAYOUT,
+    Tensor.swapdims_: _LAYOUT,
+    Tensor.squeeze_: _LAYOUT,
+    Tensor.unsqueeze_: _LAYOUT,
+    Tensor.as_strided_: _LAYOUT,
+}
+# Refused on any tensor.
+_OF_ALL: dict[Any, str] = {
+    Tensor.retain_grad: "asks for the gradient of a tensor of the recording to be kept: return the "
+    "tensor, and call retain_grad() on the result",
+    Tensor.__reduce_ex__: "copies a tensor of the recording by copy.copy, or pickles it: write "
+    "x.detach() for a tensor that shares its memory, x.clone() for one that does not",
+    Tensor.share_memory_: "moves a tensor to shared memory: do that outside",
+    Tensor.data_ptr: "asks for the address of a tensor, which differs from call to call: leave "
+    "that outside",
+}
+
+
+_ZERO_GRADS = {inspect.unwrap(each).__code__ for each in (Module.zero_grad, Optimizer.zero_grad)}
+
+
+def _is_in_zero_grad() -> bool:
+    """Whether a gradient is read only to be dropped, so that it does not matter what it is."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_code in _ZERO_GRADS:
+            return bool(frame.f_locals.get("set_to_none"))
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False
+
+
+class Recorder(Protocol):
+    """What makes the recording."""
+
+    func: Callable[..., Any]
+    leaves: list[Any]  # of its arguments
+    inputs: list[Node]
+    captured: dict[int, tuple[Tensor, FakeTensor]]
+
+    def capture(self, tensor: Tensor) -> FakeTensor: ...
+
+
+class Watch:
+    """The watch over one recording.
+
+    Attributes:
+        rules: by torch's functions, what is called in their place.
+        surroundings: what the function can reach, as it was.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        # By id: the argument's tensor in the recording, the caller's, and the former's attributes.
+        self._arguments: dict[int, tuple[Tensor, Tensor, dict[str, Any]]] = {}
+        self._histories: list[tuple[Tensor, bool, Any]] = []  # of captured tensors, as they were
+        self._moved: dict[int, Tensor] = {}  # whose data was set
+        self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # as they were
+        self._grads_set: dict[int, Tensor] = {}
+        # Of captured leaves, before backward() may have added to them.
+        self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self._grads_read: dict[int, int | None] = {}
+        self._storages: list[tuple[Tensor, int]] = []  # with how many bytes they had
+        self.surroundings = Surroundings(recorder.func, recorder.leaves)
+        self.rules: dict[Any, Callable[..., Any]] = {
+            _SET_DATA: self._set_data,
+            _SET_GRAD: self._set_grad,
+            _GET_GRAD: self._get_grad,
+            _SET_REQUIRED: self._requiring(_SET_REQUIRED),
+            Tensor.requires_grad_: self._requiring(Tensor.requires_grad_),
+            Tensor.detach_: self._requiring(Tensor.detach_),
+            Tensor.untyped_storage: self._storage,
+            Tensor.backward: self._backward,
+            **{func: self._refusing(func, why, False) for func, why in _OF_INPUTS.items()},
+            **{func: self._refusing(func, why, True) for func, why in _OF_ALL.items()},
+        }
+
+    def add_argument(self, fake: Tensor, given: Tensor) -> None:
+        own = vars(fake)
+        own |= {name: value for name, value in vars(given).items() if name not in own}
+        self._arguments[id(fake)] = fake, given, dict(own)
+
+    def add_captured(self, tensor: Tensor) -> None:
+        if tensor.requires_grad and tensor.is_leaf:
+            self._grads_before[id(tensor)] = tensor, _GET_GRAD(tensor)
+        self._histories.append((tensor, tensor.requires_grad, tensor.grad_fn))
+
+    def note_backward(self) -> None:
+        """What backward() has added to gradients of captured tensors, which no function tells."""
+        for tensor, before in [*self._grads_before.values()]:
+            if id(tensor) in self._grads or not tensor.is_leaf:
+                continue
+            added_in_place = before is not None and id(before) in self._recorder.captured
+            if _GET_GRAD(tensor) is not before or added_in_place:
+                self._note_grad(tensor)
+        for tensor, before in self._grads.values():
+            if tensor.is_leaf and _GET_GRAD(tensor) is not before:
+                self._grads_set[id(tensor)] = tensor
+
+    def has_grad_of(self, tensor: Tensor) -> bool:
+        """Whether the function read or set its gradient."""
+        return id(tensor) in self._grads
+
+    def finish(self, computed: Callable[[Tensor], int]) -> Effects:
+        """What there is to do at each call; ``computed`` makes a tensor one of the outputs."""
+        self._refuse_what_is_lost()
+        effects = Effects.none()
+        effects.grads_read.update(self._grads_read)
+        for tensor in self._moved.values():
+            effects.data[self._place(tensor)] = computed(self._known(tensor).detach())
+        for tensor in self._grads_set.values():
+            gradient = tensor.grad
+            effects.grad[self._place(tensor)] = (
+                None if gradient is None else computed(self._known(gradient).detach())
+            )
+        arguments = [(fake, given.requires_grad) for fake, given, _ in self._arguments.values()]
+        for tensor, required in (*arguments, *(each[:2] for each in self._histories)):
+            if tensor.requires_grad is not required:
+                effects.requires_grad[self._place(tensor)] = tensor.requires_grad
+        for leak in self.surroundings.leaks():
+            was = leak.before
+            is_tensor = isinstance(leak.value, FakeTensor) and type(was) in (Tensor, Buffer)
+            if not (leak.is_attribute and is_tensor and self._is_unread(was)):
+                self._refuse(
+                    f"leaves a tensor in {leak.name}, and Python runs once: return the tensor, or "
+                    "have one in its place beforehand, and write to that (copy_)",
+                    False,
+                )
+            put = computed(leak.value.detach())
+            effects.attributes.append((leak.holder, leak.key, put))
+        return effects
+
+    def put_back(self) -> None:
+        """Captured tensors, and what holds tensors, are as they were before the recording."""
+        self.surroundings.put_back()
+        for tensor, gradient in (*self._grads_before.values(), *self._grads.values()):
+            if tensor.is_leaf and _GET_GRAD(tensor) is not gradient:
+                tensor.grad = gradient
+        for tensor, required, node in self._histories:
+            if node is None and tensor.grad_fn is not None:
+                tensor.detach_()
+            if node is None and tensor.requires_grad is not required:
+                tensor.requires_grad_(required)
+
+    def _refuse_what_is_lost(self) -> None:
+        arguments = [(fake, None) for fake, *_ in self._arguments.values()]
+        for tensor, node in (*arguments, *((each[0], each[2]) for each in self._histories)):
+            if node is None and tensor.grad_fn is not None:
+                self._refuse(
+                    f"writes what requires grad to {self._name(self._place(tensor))}, so that it "
+                    "would require grad after the call: return the new value instead, or write "
+                    "its detach(), or under torch.no_grad()",
+                    False,
+                )
+        for fake, _, attributes in self._arguments.values():
+            for name, value in vars(fake).items():
+                if not name.startswith("_") and value is not attributes.get(name, self):
+                    self._refuse(
+                        f"sets an attribute, {name!r}, of {self._name(self._place(fake))}, and "
+                        "Python runs once: set it outside",
+                        False,
+                    )
+        for tensor, size in self._storages:
+            if tensor.untyped_storage().nbytes() != size:
+                self._refuse("resizes the memory of a tensor: do that outside", False)
+
+    def _set_data(self, x: Tensor, y: Tensor) -> None:
+        if not (self._is_ours(x) and self._is_ours(y)):
+            _SET_DATA(x, y)
+            return
+        alias: Any = self._known(y).detach()
+        if isinstance(x, FakeTensor):
+            _SET_DATA(x, alias)
+            self._be(x, alias)
+        else:
+            if like(self._known(x))[:4] != like(alias)[:4]:
+                self._refuse(
+                    "gives a captured tensor data of another shape, dtype or strides: do that "
+                    "outside, or pass the tensor as an argument"
+                )
+            self._recorder.captured[id(x)] = x, alias
+        if self._is_input(x):
+            self._moved[id(x)] = x
+
+    def _be(self, x: FakeTensor, y: Tensor) -> None:
+        """What is recorded of x from here on is of y."""
+        mode: Any = proxy_tensor.get_proxy_mode()
+        slot: Any = proxy_tensor.get_proxy_slot(y, mode.tracer)
+        proxy_tensor.set_proxy_slot(x, mode.tracer, slot)
+
+    def _set_grad(self, x: Tensor, gradient: Tensor | None) -> None:
+        if self._is_input(x):
+            self._grads.setdefault(id(x), (x, _GET_GRAD(x)))
+            self._grads_set[id(x)] = x
+        _SET_GRAD(x, gradient)
+
+    def _get_grad(self, x: Tensor, *owner: Any) -> Tensor | None:
+        if self._is_input(x) and x.is_leaf and id(x) not in self._grads:
+            if _is_in_zero_grad():
+                self._set_grad(x, None)
+            else:
+                self._note_grad(x)
+        return _GET_GRAD(x, *owner)  # type: ignore[no-any-return]
+
+    def _note_grad(self, x: Tensor) -> None:
+        """The gradient that an input has already is an input, too."""
+        given = self._arguments[id(x)][1] if id(x) in self._arguments else x
+        place = self._place(x)
+        gradient = _GET_GRAD(given) if given.is_leaf else None
+        if id(x) in self._grads_before:
+            gradient = self._grads_before[id(x)][1]
+        self._grads_read[place] = None
+        if gradient is not None:
+            fake = self._recorder.capture(gradient)
+            self._grads_read[place] = self._place(gradient)
+            if given is not x:
+                _SET_GRAD(x, fake)
+        self._grads[id(x)] = x, _GET_GRAD(x) if given is not x else gradient
+        if _GET_GRAD(x) is not self._grads[id(x)][1]:
+            self._grads_set[id(x)] = x
+
+    def _backward(self, x: Tensor, *rest: Any, **named: Any) -> None:
+        """What it adds to is read. Captured tensors tell themselves: note_backward."""
+        for fake, _, _ in self._arguments.values():
+            if fake.requires_grad and fake.is_leaf and id(fake) not in self._grads:
+                self._note_grad(fake)
+                self._grads_set[id(fake)] = fake
+        x.backward(*rest, **named)  # type: ignore[no-untyped-call]
+
+    def _requiring(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        def require(x: Tensor, *rest: Any, **named: Any) -> Any:
+            if self._is_input(x) and id(x) not in self._arguments:
+                if not x.is_leaf:
+                    self._refuse("detaches a captured tensor in place: use detach()")
+                self._recorder.capture(x)
+            return func(x, *rest, **named)
+
+        return require
+
+    def _storage(self, x: Tensor) -> Any:
+        if self._is_ours(x):
+            x = self._known(x)
+            storage = Tensor.untyped_storage(x)
+            self._storages.append((x, storage.nbytes()))
+            return storage
+        return Tensor.untyped_storage(x)
+
+    def _refusing(self, func: Callable[..., Any], why: str, of_all: bool) -> Callable[..., Any]:
+        def refuse(x: Tensor, *rest: Any, **named: Any) -> Any:
+            if self._is_input(x) or (of_all and self._is_ours(x)):
+                self._refuse(why)
+            return func(x, *rest, **named)
+
+        return refuse
+
+    def _refuse(self, why: str, is_here: bool = True) -> NoReturn:
+        """``is_here``: the line that is run is to blame."""
+        name = name_of(self._recorder.func)
+        raise TransformError(f"torchlayers: compile: {name} {why}.{location() if is_here else ''}")
+
+    def _is_unread(self, x: Tensor) -> bool:
+        return id(x) not in self._recorder.captured
+
+    def _is_ours(self, x: Any) -> bool:
+        """Whether it is the recording's or captured, and no layer's."""
+        return isinstance(x, FakeTensor) or (
+            type(x) in PLAIN
+            and x.layout is torch.strided
+            and _torch._C._has_storage(x)
+            and not _torch._is_functional_tensor(x)
+        )
+
+    def _is_input(self, x: Tensor) -> bool:
+        return id(x) in self._arguments or (not isinstance(x, FakeTensor) and self._is_ours(x))
+
+    def _known(self, x: Tensor) -> Tensor:
+        return x if isinstance(x, FakeTensor) else self._recorder.capture(x)
+
+    def _place(self, x: Tensor) -> int:
+        """Of an input, among the recording's."""
+        if id(x) in self._arguments:
+            return [*self._arguments].index(id(x))
+        self._recorder.capture(x)
+        return len(self._arguments) + [*self._recorder.captured].index(id(x))
+
+    def _name(self, place: int) -> str:
+        if place >= len(self._arguments):
+            return f"captured tensor {place - len(self._arguments)}"
+        return f"argument {self._recorder.inputs[place].name}"

@@ -1,0 +1,260 @@
+"""What compile makes of a function: an object that is called as the function is."""
+
+import functools
+import threading
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchlayers import _C
+from torchlayers.compiler.capture.errors import name_of
+from torchlayers.compiler.capture.optimizers import difference
+from torchlayers.compiler.capture.python_mutations import Change, undo
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.capture.signature import Signature, differing, distance, like, why_new
+from torchlayers.compiler.lowered import Lowered
+from torchlayers.compiler.runtime import call
+from torchlayers.compiler.runtime.backends import Settings
+from torchlayers.compiler.runtime.build import AsItIs, Made, make
+from torchlayers.compiler.runtime.dynamic_entries import Families
+from torchlayers.compiler.runtime.report import Report
+from torchlayers.compiler.runtime.request import Asked
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import warn
+
+# From so many signatures on, a function is said to be recorded over and over.
+_MANY = 8
+# So many other values of a number are recorded before a warning says so.
+_OFTEN = 3
+
+
+class Compiled(_C.CompiledCall):
+    """A function that :func:`compile` compiles. It is called as the function is."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        static: tuple[int, ...],
+        settings: Settings,
+        *,
+        keeps_writes: bool = True,
+        dynamic: bool = False,
+    ) -> None:
+        functools.update_wrapper(self, func, updated=())
+        self._func = func
+        self._static = static
+        self._settings = settings
+        self._keeps_writes = keeps_writes
+        self._name = name_of(func)
+        self._entries = call.Entries()
+        self._made: list[Made] = []
+        self._families = Families(self._name) if dynamic else None
+        self._lock = threading.RLock()
+        self._changed: dict[Any, int] = {}  # how often a number of Python's was another
+        self._lost: set[Any] = set()  # what the last recording that was good for one call changed
+        self._calls_when_lost = 0
+        self._is_told = False  # that it runs uncompiled
+        self._as_it_is = ""  # why calls that nothing was recorded for run uncompiled
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
+        return self._func(*args, **kwargs)
+
+    @tracing_state.untraced
+    def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
+        """A call that C++ has no entry for."""
+        if self._as_it_is:
+            return self._func(*args, **kwargs)
+        places = call.static_places(self._static, args)
+        return call.call(self._entries, self._make, self._func, places, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the function has."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._func, name)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        """Copied and pickled as what it is compiled from; a copy records for itself."""
+        dynamic = self._families is not None
+        given = self._func, self._static, self._settings, self._keeps_writes, dynamic
+        return _made_again, (type(self), *given)
+
+    def __repr__(self) -> str:
+        return f"torchlayers.compile({self._name})"
+
+    def report(self) -> Report:
+        """What has been recorded so far, how it runs, and why it was recorded.
+
+        Returns:
+            A :class:`Report`, which prints as a table.
+        """
+        families = self._families.reports() if self._families is not None else []
+        signatures = (*(made.report() for made in self._made), *families)
+        return Report(self._name, signatures, self._as_it_is)
+
+    def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
+        """The function recorded for arguments like these, to look at and to save.
+
+        Args:
+            args, kwargs: as for a call. Nothing is computed, and no tensor is written.
+        Returns:
+            A :class:`torchlayers.compiled.Lowered`: its graph, what it costs, and ``save(path)``.
+        Raises:
+            DataDependentError: the function needs a value that only a call's data has.
+        Example:
+            >>> compiled = torchlayers.compile(lambda a, b: (a @ b).sin())
+            >>> lowered = compiled.lower(torch.ones(2, 3), torch.ones(3))
+            >>> lowered.operators, lowered.flops
+            (2, 14)
+
+        Source: jax.stages.Lowered.
+        """
+        asked, dynamic = self._asked(args)
+        recorded = record(asked.func, dynamic, kwargs, guarded=self._settings.guards)
+        undo(recorded.changes)
+        return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
+
+    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
+        """The entry for a signature: recorded by one thread, for all that wait for it."""
+        with self._lock:
+            asked, dynamic = self._asked(args)
+            leaves = pytree.leaves((tuple(dynamic), kwargs))
+            if (entry := self._entries.find(given, leaves)) is not None:
+                return entry
+            if self._families is not None:
+                alone = [made.entry.signature for made in self._made]
+                found = self._families.find(asked, given, alone, dynamic, kwargs)
+                if found is not None:
+                    entry, stays = found
+                    if stays:
+                        self._known(entry, args, kwargs)
+                    return entry
+            made = make(asked, given, dynamic, kwargs)
+            made.why = self._why(made.entry)
+            self._made.append(made)
+            if isinstance(made.runs, AsItIs):
+                self._tell_uncompiled(made.runs)
+            if made.lost:
+                self._tell_lost(made.lost)
+                return made.entry
+            self._known(made.entry, args, kwargs)
+            if len(self._made) == _MANY:
+                warn(
+                    f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
+                    f"because {made.why}. Calls that differ in this don't share compiled code: "
+                    "pass tensors in place of numbers that change, pad shapes, or leave compile "
+                    "out. report() lists the signatures.",
+                )
+            return made.entry
+
+    def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Calls like this one are the entry's from now on."""
+        if (dropped := self._entries.add(entry)) is not None:
+            self._drop(dropped)
+            self._made = [made for made in self._made if made.entry is not dropped]
+        has_hooks = any(hooked.hooks for hooked in entry.hooked)
+        if entry.grads_like or entry.stepped or has_hooks:  # which C++ does not look at
+            return
+        places = call.static_places(self._static, args)
+        self._add(entry, args, kwargs, [i in places for i in range(len(args))])
+
+    def _tell_uncompiled(self, runs: AsItIs) -> None:
+        if not self._is_told:
+            self._is_told = True
+            warn(
+                f"torchlayers: compile: {self._name} runs uncompiled where autograd is on: "
+                f"{runs.why}. {runs.advice}",
+            )
+
+    def _tell_lost(self, changes: Sequence[Change]) -> None:
+        """A recording is good for one call. After two in a row no more are made."""
+        calls = sum(made.entry.calls for made in self._made)
+        again = [change for change in changes if change.place in self._lost]
+        if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
+            name = again[0].name
+            self._as_it_is = f"the function changes {name} at each call"
+            warn(
+                f"torchlayers: compile: {self._name} changes {name} at each call, which a "
+                "recording can't do. From now on it runs uncompiled. Change that outside of the "
+                "compiled function, or keep it in a tensor that is written in place.",
+            )
+        self._lost = {change.place for change in changes}
+        self._calls_when_lost = calls
+
+    def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
+        """What is recorded, a function of the arguments that are not static, and these."""
+        func, places = self._func, call.static_places(self._static, args)
+        if places:
+
+            def func(*dynamic: Any, **kwargs: Any) -> Any:
+                rest = iter(dynamic)
+                given = (arg if i in places else next(rest) for i, arg in enumerate(args))
+                return self._func(*given, **kwargs)
+
+            functools.update_wrapper(func, self._func, updated=())
+        dynamic = [arg for i, arg in enumerate(args) if i not in places]
+        asked = Asked(func, self._name, self._settings, self._keeps_writes, self._compile_again)
+        return asked, dynamic
+
+    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
+        # Of Python as it was: runtime/autograd.py looks at what the function has read.
+        settings = self._settings._replace(guards=False)
+        again = Compiled(func, (), settings, keeps_writes=False)
+        again._name = name
+        return again
+
+    def _tell_number(self, place: Any, differs: str) -> None:
+        """Warns where a number is another again and again."""
+        self._changed[place] = self._changed.get(place, 0) + 1
+        if self._changed[place] == _OFTEN:
+            warn(
+                f"torchlayers: compile: {self._name} was recorded {_OFTEN + 1} times for values of "
+                f"a number: {differs}. Each value is recorded by itself. Pass it as an argument "
+                "that is a tensor, or keep it in a tensor and write to that (fill_).",
+            )
+
+    def _why(self, entry: call.Entry) -> str:
+        """Why the entry is not one of those before."""
+        before = self._entries.all
+        if not before:
+            return ""
+        given = entry.signature
+        closest = min(reversed(before), key=lambda other: distance(given, other.signature))
+        if closest.signature == given:
+            if closest.grads_like != entry.grads_like:
+                return "a gradient that it reads was another, or none"
+            pairs = zip(entry.captured, closest.captured_like, strict=False)
+            for i, (tensor, was) in enumerate(pairs):
+                if like(tensor) != was:
+                    return f"captured tensor {i} {differing(like(tensor), was)}"
+            if any(not hooked.is_as_then() for hooked in closest.hooked):
+                return "a captured tensor has other hooks"
+            if differs := difference(closest.stepped):
+                self._tell_number(differs.partition(" is ")[0], differs)
+                return differs
+            if closest.guarded is not None and (differs := closest.guarded.failed()):
+                if (place := closest.guarded.changing()) is not None:
+                    self._tell_number(place, differs)
+                return differs
+            for called in closest.modules:
+                if differs := called.difference():
+                    return differs
+        return why_new(given, closest.signature)
+
+
+_C.call_at_once(Compiled)
+
+
+def _made_again(
+    kind: type[Compiled],
+    func: Callable[..., Any],
+    static: tuple[int, ...],
+    settings: Settings,
+    keeps_writes: bool,
+    dynamic: bool,
+) -> Compiled:
+    return kind(func, static, settings, keeps_writes=keeps_writes, dynamic=dynamic)

@@ -1,0 +1,166 @@
+"""What a recording costs: operators, arithmetic, memory moved, memory held."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+from torch.fx import GraphModule, Node
+from torch.utils.flop_counter import flop_registry
+
+from torchlayers.fx.nodes import is_write, memory_of, value, viewed_by
+
+
+class Costs(NamedTuple):
+    """Of one call, run operator by operator; a compiler that joins operators moves less.
+
+    Attributes:
+        operators: how many are called, views included.
+        flops: floating-point operations. A product of matrices has two for each pair of numbers;
+            any other operator counts the larger of what it reads and writes, in numbers.
+        bytes_moved: what operators read and write. A number that is read several times by one
+            operator counts once; views count nothing.
+        peak_bytes: the most memory that is held at once for intermediates and results, each let
+            go after its last use. The arguments are not counted.
+
+    The steps of a scan count as often as they run.
+    """
+
+    operators: int
+    flops: int
+    bytes_moved: int
+    peak_bytes: int
+
+
+def costs(graph: GraphModule) -> Costs:
+    """The costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
+    nodes = [node for node in graph.graph.nodes if _computes(node)]
+    steps = {node: _of_step(node) for node in nodes if node.target is scan_op}
+    nodes = [node for node in nodes if node not in steps]
+    working = [node for node in nodes if viewed_by(node) is None or is_write(node)]
+    times = [(_length(node), step) for node, step in steps.items()]
+    return Costs(
+        operators=len(nodes) + sum(n * step.operators for n, step in times),
+        flops=sum(map(_flops, working)) + sum(n * step.flops for n, step in times),
+        bytes_moved=sum(sum(map(_bytes, _read(node) + _made(node))) for node in working)
+        + sum(n * step.bytes_moved for n, step in times),
+        peak_bytes=_peak(graph, {node: step.peak_bytes for node, step in steps.items()}),
+    )
+
+
+def _of_step(scan: Node) -> Costs:
+    body: Any = scan.args[0]
+    assert scan.graph.owning_module is not None
+    held = scan.graph.owning_module.get_submodule(str(body.target))
+    assert isinstance(held, GraphModule)
+    return costs(held)
+
+
+def _length(scan: Node) -> int:
+    xs: Any = scan.args[2]
+    return int(value(xs[0]).shape[0])
+
+
+def _computes(node: Node) -> bool:
+    return node.op == "call_function" and getattr(node.target, "__name__", "") != "getitem"
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    if isinstance(values, (list, tuple)):
+        return [tensor for each in values for tensor in _tensors(each)]
+    return [values] if isinstance(values, Tensor) else []
+
+
+def _read(node: Node) -> list[Tensor]:
+    return [tensor for each in node.all_input_nodes for tensor in _tensors(value(each))]
+
+
+def _made(node: Node) -> list[Tensor]:
+    return _tensors(value(node))
+
+
+def _numbers(tensor: Tensor) -> int:
+    """Those in memory: a dimension without a stride repeats them."""
+    if tensor.layout is not torch.strided:
+        return tensor.numel()
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size if stride or not size else 1 for size, stride in pairs)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _numbers(tensor) * tensor.element_size()
+
+
+def _flops(node: Node) -> int:
+    made = _made(node)
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in made):
+        return 0
+    counted = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    if counted is not None:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value)
+        return int(counted(*args, **kwargs, out_val=value(node)))
+    if not _read(node) or node.target in _COPIES:
+        return 0
+    each = 2 if node.target in _PRODUCTS_WITH_VECTORS else 1
+    return each * max(tensor.numel() for tensor in [*_read(node), *made])
+
+
+_aten = torch.ops.aten
+# A multiplication and an addition for each number of the larger operand; torch counts none.
+_PRODUCTS_WITH_VECTORS = {
+    _aten.mv.default,
+    _aten.addmv.default,
+    _aten.dot.default,
+    _aten.vdot.default,
+}
+_COPIES = {
+    _aten.clone.default,
+    _aten.copy_.default,
+    _aten._to_copy.default,
+    _aten.cat.default,
+    _aten.stack.default,
+    _aten.ones_like.default,
+    _aten.zeros_like.default,
+    _aten.empty_like.default,
+    _aten.full_like.default,
+    _aten.new_zeros.default,
+    _aten.new_ones.default,
+    _aten.new_empty.default,
+    _aten.new_full.default,
+}
+
+
+def _peak(graph: GraphModule, inside: dict[Node, int]) -> int:
+    """inside: what the operator holds besides, while it runs."""
+    nodes = list(graph.graph.nodes)
+    owner = {node: _owner(node) for node in nodes if node.op == "call_function"}
+    last: dict[Node, int] = {}
+    for i, node in enumerate(nodes):
+        for read in node.all_input_nodes:
+            last[owner.get(read, read)] = i
+    ends: dict[int, list[Node]] = {}
+    for node, i in last.items():
+        ends.setdefault(i, []).append(node)
+    held, peak = 0, 0
+    size = {node: _size(node) for node, of in owner.items() if of is node}
+    for i, node in enumerate(nodes):
+        held += size.get(node, 0)
+        peak = max(peak, held + inside.get(node, 0))
+        held -= sum(size.get(ended, 0) for ended in ends.get(i, []))
+        if node not in last:  # computed for nobody
+            held -= size.get(node, 0)
+    return peak
+
+
+def _owner(node: Node) -> Node:
+    """The operator that made the memory; that of several results is one."""
+    while True:
+        node = memory_of(node)
+        if node.op != "call_function" or _computes(node):
+            return node
+        node = node.all_input_nodes[0]
+
+
+def _size(node: Node) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _made(node))

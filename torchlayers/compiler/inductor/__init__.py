@@ -1,0 +1,1 @@
+"""Graphs compiled by torch's inductor."""

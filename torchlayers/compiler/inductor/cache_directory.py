@@ -1,0 +1,70 @@
+"""The directory that inductor keeps code in, and what is said where it can't be used."""
+
+import contextlib
+import errno
+import functools
+import os
+import tempfile
+
+from torchlayers.core.errors import warn
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # which is another matter: there may be room later
+
+
+class NoCacheError(Exception):
+    """Why inductor's cache directory can't be used."""
+
+
+def folder() -> str:
+    """Its name. It need not be there yet."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
+    return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+
+
+def check() -> None:
+    """Raises NoCacheError where no file can be made in it."""
+    try:
+        where = folder()
+        os.makedirs(where, exist_ok=True)
+        with tempfile.TemporaryFile(dir=where):
+            pass
+    except OSError as error:
+        if error.errno in _FULL:
+            raise
+        raise NoCacheError(error.strerror or str(error)) from error
+
+
+def reason(error: BaseException | None) -> str | None:
+    """Why the directory can't be used, where that is what an error comes of."""
+    while error is not None:
+        if isinstance(error, NoCacheError):
+            return str(error)
+        named = error.filename if isinstance(error, OSError) else None
+        if isinstance(named, str) and error.errno not in _FULL:  # type: ignore[attr-defined]
+            with contextlib.suppress(OSError):
+                if os.path.abspath(named).startswith(folder()):
+                    return os.strerror(error.errno or 0)  # type: ignore[attr-defined]
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def described(why: str) -> str:
+    """``inductor's cache directory '/nowhere' can't be used (…)``."""
+    try:
+        named = repr(folder())
+    except OSError:  # there is no directory for temporary files
+        named = "(TORCHINDUCTOR_CACHE_DIR)"
+    return f"inductor's cache directory {named} can't be used ({why})"
+
+
+def say_unusable(why: str) -> None:
+    _say(described(why))
+
+
+@functools.cache
+def _say(what: str) -> None:
+    warn(
+        f"torchlayers: compile: {what}. Compiled functions replay their graphs instead "
+        "(backend='replay'). Set TORCHINDUCTOR_CACHE_DIR to a directory that can be written to.",
+    )

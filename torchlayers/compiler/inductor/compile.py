@@ -1,0 +1,205 @@
+"""The door to PyTorch's compiler: a graph becomes compiled code."""
+
+import difflib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule
+
+from torchlayers.compiler.capture.recording import source_forgotten
+from torchlayers.compiler.inductor import cache_directory, scan_op
+from torchlayers.compiler.inductor.kernels import compiled_together
+from torchlayers.compiler.inductor.speedups import shortcuts
+from torchlayers.compiler.inductor.tanh import tanh_as_quotient
+from torchlayers.compiler.inductor.wrapper_program import Layout, program_of
+from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
+from torchlayers.core.errors import TransformError, warn
+from torchlayers.core.torch_versions import is_no_compiler
+from torchlayers.core.tracing_state import import_whole, patched, traced_here
+from torchlayers.fx.capture_lock import recording
+from torchlayers.fx.custom_ops import bernoulli
+from torchlayers.fx.nodes import aten, calls
+
+Run = Callable[[list[Tensor]], Sequence[Tensor]]
+# compile_graph, or what takes its place.
+Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
+
+
+class NoCompilerError(Exception):
+    """This machine has no C++ compiler."""
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises TransformError where inductor has no such option."""
+    if not options:
+        return
+    import_whole("torch._inductor.config")
+    from torch._inductor import config
+
+    known = config.get_config_copy()
+    for name in options:
+        if name not in known:
+            close = difflib.get_close_matches(str(name), known, 1)
+            raise TransformError(
+                f"torchlayers: compile: torch._inductor.config has no option {name!r}."
+                + (f" Did you mean {close[0]!r}?" if close else "")
+            )
+
+
+def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | None = None) -> Run:
+    """The graph's compiled code. It takes a list of tensors, which it clears.
+
+    Args:
+        graph: of ATen operators that write to nothing but, at its end and by copy_, its inputs;
+            its nodes have fake tensors in ``meta["val"]``.
+        threads: how many threads the code uses.
+        options: what inductor is configured with, by the names in torch._inductor.config.
+    Raises:
+        NoCompilerError: this machine has no C++ compiler.
+        NoCacheError: no file can be written to inductor's cache directory.
+        Exception: whatever inductor ends with.
+    """
+    cache_directory.check()
+    import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
+    from torch._inductor import config
+
+    graph = simplify(graph, fuse_small=True)
+    bodies = scan_op.take_out(graph)
+    settings = {
+        # The numbers that torch draws, from torch's generators.
+        "fallback_random": True,
+        "cpp.threads": threads,
+        **(options or {}),
+    }
+    try:
+        with (
+            patched(config, settings),
+            source_forgotten(),
+            torch.no_grad(),
+            compiled_together(),
+            shortcuts(),
+            tanh_as_quotient(),
+        ):
+            codes = [_code_of(each) for each in (*(body.graph for body in bodies), graph)]
+    except Exception as error:
+        if is_no_compiler(error):
+            raise NoCompilerError from error
+        raise
+    apart: dict[int, Any] = {
+        i: node.target
+        for i, node in enumerate(outputs_of(graph))
+        if calls(node, aten.alias.default, aten.detach.default)
+    }
+    made = Compiled(graph, bodies, codes, apart)
+    return made if made.is_symbolic else made.run_for(int)
+
+
+class Compiled:
+    """Inductor's code for a graph, and for the bodies of its scans.
+
+    It is called as the code is. Where sizes are symbols to it, a program runs those of a call.
+
+    Attributes:
+        is_symbolic: whether there are such sizes.
+    """
+
+    def __init__(
+        self,
+        graph: GraphModule,
+        bodies: Sequence[scan_op.Body],
+        codes: Sequence[Any],
+        apart: Mapping[int, Any],
+    ) -> None:
+        self._graph, self._bodies, self._codes, self._apart = graph, bodies, codes, apart
+        for body, code in zip(bodies, codes, strict=False):
+            body.run = scan_op.WithBodies(code, bodies)
+        self._run = _apart(scan_op.WithBodies(codes[-1], bodies), apart)
+        sizes = [size for node in inputs_of(graph) for size in node.meta["val"].shape]
+        self.is_symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        return self._run(tensors)
+
+    def run_for(self, number: Callable[[Any], int]) -> Run:
+        """What runs it where sizes are these numbers."""
+        programs: dict[str, Any] = {}
+        for body, code in zip(self._bodies, self._codes, strict=False):
+            programs[body.name] = program_of(code, programs, {}, _layouts(body.graph, number))
+            if not self.is_symbolic and programs[body.name] is not None:
+                body.run = programs[body.name]
+        inputs = _layouts(self._graph, number)
+        return program_of(self._codes[-1], programs, self._apart, inputs) or self
+
+
+def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
+    return [
+        Layout(tuple(map(number, x.shape)), tuple(map(number, x.stride())))
+        for x in (node.meta["val"] for node in inputs_of(graph))
+    ]
+
+
+def _code_of(graph: GraphModule) -> Any:
+    """What inductor makes of it, whose kernels are still to be compiled."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
+
+    inputs = [node.meta["val"] for node in inputs_of(graph)]
+    fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
+    if fake is None:
+        fake = torch._subclasses.FakeTensorMode()
+    with recording(), tracing(TracingContext(fake)):  # inductor records too
+        lowered = _decomposed(graph, inputs, fake)
+        output = lowered.graph.output_node()
+        output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
+        record_original_output_strides(lowered)
+        return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+
+
+def _apart(run: Run, operators: Mapping[int, Any]) -> Run:
+    """With these results as tensors of their own: inductor returns one tensor for several."""
+    if not operators:
+        return run
+
+    def call(tensors: list[Tensor]) -> Sequence[Tensor]:
+        results = [*run(tensors)]
+        for place, operator in operators.items():
+            results[place] = operator(results[place])
+        return results
+
+    return call
+
+
+def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
+    """The graph in the operators that inductor knows."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with fake:
+        return make_fx(
+            traced_here(
+                torch.fx.Interpreter(graph).run
+            ),  # sizes may be symbols, which code can't hold
+            decomposition_table={
+                **select_decomp_table(),
+                torch.ops.aten.bernoulli.p: _bernoulli,
+            },
+            tracing_mode="real",
+        )(*inputs)
+
+
+def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:
+    return bernoulli(like, p)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def say_no_compiler() -> None:
+    warn(
+        "torchlayers: compile: this machine has no C++ compiler, which inductor needs. Compiled "
+        "functions replay their graphs instead (backend='replay').",
+    )

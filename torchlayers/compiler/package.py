@@ -1,0 +1,438 @@
+"""Compiled functions as files: AOTInductor's packages, which C++ runs without Python.
+
+Beside the code a package has a line of JSON: what torch and processor it is for, the shapes of
+its arguments, and how its tensors become the function's arguments and result.
+"""
+
+import copyreg
+import hashlib
+import json
+import lzma
+import os
+import platform
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch.autograd import forward_ad
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from torchlayers import _C
+from torchlayers.compiler.capture.recording import Recording
+from torchlayers.compiler.capture.signature import PLAIN, Like
+from torchlayers.compiler.inductor import cache_directory
+from torchlayers.compiler.passes.graph_queries import final_copies
+from torchlayers.core import pytree as tree
+from torchlayers.core.device import HOST
+from torchlayers.core.errors import StructureError, TransformError
+from torchlayers.core.torch_versions import is_no_compiler
+from torchlayers.fx.nodes import emit, memory_of, value
+
+_KEY = "torchlayers"
+_DIGEST = "torchlayers_sha256"  # of what stands under the other key
+_torch: Any = torch  # what it keeps for its own use has no types
+_Loader: Any = torch._C._aoti.AOTIModelPackageLoader
+_FAKE = _torch._C._TorchDispatchModeKey.FAKE
+
+
+class Content(NamedTuple):
+    """What goes into a package: a graph, where its tensors come from, where its results go."""
+
+    name: str
+    graph: GraphModule
+    recorded: Recording
+    leaves: list[Any]  # of (args, kwargs): a Like for each tensor, and other values
+    spec: tree.TreeSpec
+
+
+class _Held(nn.Module):
+    """The graph with the captured tensors as buffers, for torch.export."""
+
+    def __init__(self, content: Content) -> None:
+        super().__init__()
+        self.graph = _apart(content.graph)
+        self.returned = [
+            value for source, value in content.recorded.outputs if source == "captured"
+        ]
+        self.held = [f"captured_{i}" for i in range(len(content.recorded.captured))]
+        for name, tensor in zip(self.held, content.recorded.captured, strict=True):
+            self.register_buffer(name, tensor.detach().clone())
+
+    def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
+        held = [getattr(self, name) for name in self.held]
+        return (*self.graph(*arguments, *held), *(held[i].clone() for i in self.returned))
+
+
+def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
+    """See Lowered.save."""
+    if not path.endswith(".pt2"):
+        raise TransformError(f"torchlayers: save: the path must end in .pt2, got {path!r}.")
+    if any(content.recorded.effects):
+        raise TransformError(
+            f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
+            "or reads .grad, which no file does. Pass and return tensors instead."
+        )
+    examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
+    described = _described(content)
+    settings = {
+        "fallback_random": True,  # the numbers that torch draws
+        "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
+        **(options or {}),
+    }
+    copyreg.pickle(pytree.LeafSpec, _leaf_again)
+    try:
+        cache_directory.check()
+        with torch.no_grad():
+            exported = torch.export.export(_Held(content), examples)
+            torch._inductor.aoti_compile_and_package(
+                exported, package_path=path, inductor_configs=settings
+            )
+    except Exception as error:
+        if (why := cache_directory.reason(error)) is not None:
+            raise TransformError(
+                f"torchlayers: save: {cache_directory.described(why)}. Set TORCHINDUCTOR_CACHE_DIR "
+                "to a directory that can be written to."
+            ) from error
+        if is_no_compiler(error):
+            raise TransformError(
+                "torchlayers: save: this machine has no C++ compiler, which AOTInductor needs."
+            ) from error
+        raise
+
+
+def _leaf_again(leaf: Any) -> Any:
+    """How it is copied: torch's exporter does, and by the way that torch warns of."""
+    return pytree.tree_structure, (0,)
+
+
+def _digest(described: str) -> str:
+    return hashlib.sha256(described.encode()).hexdigest()
+
+
+def _apart(graph: GraphModule) -> GraphModule:
+    """A loop's operands in memory of their own each, which torch.export asks for."""
+    for held in graph.modules():
+        assert isinstance(held, GraphModule)
+        for node in held.graph.find_nodes(op="call_function", target=scan_op):
+            _copy_operands(node)
+        for node in held.graph.find_nodes(op="call_function", target=while_loop_op):
+            _copy_operands(node)
+        held.recompile()
+    return graph
+
+
+def _copy_operands(loop: Node) -> None:
+    taken: set[Node] = set()
+
+    def own(operand: Node) -> Node:
+        if not isinstance(value(operand), Tensor):
+            return operand
+        if (memory := memory_of(operand)) in taken:
+            return emit(loop, torch.ops.aten.clone.default, operand)
+        taken.add(memory)
+        return operand
+
+    loop.args = torch.fx.node.map_arg(loop.args, own)
+
+
+def _empty(like: Like) -> Tensor:
+    if like.stride is None:
+        raise TransformError(f"torchlayers: save: an argument has the layout {like.layout}.")
+    return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
+
+
+def _described(content: Content) -> str:
+    recorded = content.recorded
+    computed, captured = recorded.computed, 0
+    outputs: list[list[Any]] = []
+    for source, which in recorded.outputs:
+        if source == "captured":
+            outputs.append(["computed", computed + captured])
+            captured += 1
+        else:
+            outputs.append([source, which])
+    try:
+        return json.dumps(
+            {
+                "name": content.name,
+                "torch": torch.__version__,
+                "leaves": [
+                    {
+                        "shape": leaf.shape,
+                        "stride": leaf.stride,
+                        "dtype": str(leaf.dtype).removeprefix("torch."),
+                        "device": str(leaf.device),
+                    }
+                    if isinstance(leaf, Like)
+                    else ["constant", leaf]
+                    for leaf in content.leaves
+                ],
+                "spec": pytree.treespec_dumps(content.spec),
+                "outputs": outputs,
+                "written": _written(content),
+                "out_spec": pytree.treespec_dumps(recorded.out_spec),
+            }
+        )
+    except (TypeError, NotImplementedError) as error:
+        raise TransformError(
+            f"torchlayers: save: {content.name} takes or returns what a file can't hold ({error}). "
+            "Tensors, numbers, strings and None can be saved, in tuples, lists and dicts, and in "
+            "classes registered as pytrees with a serialized_type_name."
+        ) from error
+
+
+def _written(content: Content) -> list[int]:
+    """The leaves of the arguments that the function writes to."""
+    tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, Like)]
+    inputs = {*final_copies(content.graph).values()}
+    return [tensors[i] for i in sorted(inputs) if i < len(tensors)]
+
+
+def load(path: str | os.PathLike[str]) -> "Package":
+    """A function that ``compile(f).lower(*args).save(path)`` has saved.
+
+    A package is native code: loading one runs whatever is in it. Load what you trust.
+
+    Args:
+        path: the file.
+    Returns:
+        A :class:`Package`, called with arguments like those it was made for. What was named in
+        static_argnums is left out.
+    Raises:
+        FileNotFoundError: there is no such file.
+        TransformError: it is no package of torchlayers, is damaged, or was made for another torch
+            or processor.
+    Example:
+        >>> torchlayers.load("missing.pt2")
+        Traceback (most recent call last):
+        FileNotFoundError: torchlayers: load: there is no file 'missing.pt2'.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"torchlayers: load: there is no file {path!r}.")
+    _check_whole(path)
+    try:
+        found = _Loader.load_metadata_from_package(path, "model")  # runs nothing
+        described = json.loads(found[_KEY])
+        made_for = described["torch"]
+    except (RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is no package that torchlayers has saved."
+        ) from error
+    if made_for != torch.__version__:
+        raise TransformError(
+            f"torchlayers: load: {path!r} was compiled for torch {made_for}, and this is "
+            f"{torch.__version__}. Save it again with this torch."
+        )
+    if found.get(_DIGEST) != _digest(found[_KEY]):
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: what it says of its arguments and results "
+            "is not what was saved. Copy it or save it again."
+        )
+    _check_processor(path, found)
+    try:
+        loader = _Loader(path, "model", False, 1, -1)
+    except RuntimeError as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: the code in it can't be loaded "
+            f"({str(error).partition(chr(10))[0]}). Copy it or save it again."
+        ) from error
+    return Package(described, loader)
+
+
+def _check_whole(path: str) -> None:
+    """Code that has been damaged ends the process."""
+    try:
+        with zipfile.ZipFile(path) as package:
+            damaged = package.testzip()
+    except IsADirectoryError as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is a directory. A package is the file that save wrote."
+        ) from error
+    except PermissionError:
+        raise
+    except (
+        *(zipfile.BadZipFile, zlib.error, struct.error, lzma.LZMAError, EOFError, OSError),
+        *(NotImplementedError, RuntimeError, ValueError, OverflowError),
+    ) as error:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is no package that torchlayers has saved, or is damaged."
+        ) from error
+    if damaged is not None:
+        raise TransformError(
+            f"torchlayers: load: {path!r} is damaged: {damaged!r} in it is not what was saved. "
+            "Copy it or save it again."
+        )
+
+
+def _check_processor(path: str, found: dict[str, str]) -> None:
+    if found.get("AOTI_DEVICE_KEY") != HOST.type:
+        return  # AOTInductor asks the driver
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    here = {word for isa in valid_vec_isa_list() for word in str(isa).upper().split()}
+    wanted = set(found.get("AOTI_CPU_ISA", "").upper().split())
+    machine = found.get("AOTI_MACHINE")
+    if machine != platform.machine() or not wanted <= here:
+        raise TransformError(
+            f"torchlayers: load: {path!r} was compiled for {machine} with "
+            f"{' '.join(sorted(wanted))}, and this processor is {platform.machine()} with "
+            f"{' '.join(sorted(here))}. Save it again on such a processor."
+        )
+
+
+class Package:
+    """A function loaded from a file by :func:`load`. It has no derivatives.
+
+    Args:
+        args, kwargs: of the structure, shapes, dtypes and devices that it was saved for.
+    Returns:
+        What the function returned when it was saved, from these arguments.
+    Raises:
+        StructureError: arguments of another structure or shape.
+        TransformError: inside a transform, or with arguments that require grad.
+    """
+
+    def __init__(self, described: dict[str, Any], loader: Any) -> None:
+        self.name: str = described["name"]
+        self._leaves = described["leaves"]
+        self._spec = pytree.treespec_loads(described["spec"])
+        self._outputs = described["outputs"]
+        self._written: list[int] = described["written"]
+        self._out_spec = pytree.treespec_loads(described["out_spec"])
+        self._run: Callable[[list[Tensor]], list[Tensor]] = loader.run
+
+    def __repr__(self) -> str:
+        return f"Package({self.name})"
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if _C.any_layer() or _torch._C._functorch.peek_interpreter_stack() is not None:
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package: it is native code without "
+                "derivatives or batching, and can't be called inside a transform. Transform the "
+                "function first, and save what comes of it."
+            )
+        if _is_traced():
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package: it is native code, and can't "
+                "be traced, or be called inside what is compiled. Compile the function that was "
+                "saved instead."
+            )
+        leaves, spec = tree.flatten((args, kwargs))
+        if spec != self._spec:
+            raise StructureError(
+                f"torchlayers: {self.name} was saved for arguments of the structure "
+                f"{tree.describe(self._spec)}, got {tree.describe(spec)} (* stands for a leaf)."
+            )
+        pairs = enumerate(zip(leaves, self._leaves, strict=True))
+        given = [self._checked(i, leaf, expected) for i, (leaf, expected) in pairs]
+        self._refuse_shared(leaves)
+        computed = self._run([tensor for tensor in given if tensor is not None])
+        for i in self._written:
+            if given[i] is not leaves[i]:  # a copy, laid out anew
+                leaves[i].copy_(given[i])
+            elif not leaves[i].is_inference():  # native code writes without telling autograd
+                torch.autograd.graph.increment_version(leaves[i])
+        found = {"computed": computed, "argument": leaves}
+        return tree.unflatten(
+            [found[source][value] if source in found else value for source, value in self._outputs],
+            self._out_spec,
+        )
+
+    def _checked(self, place: int, leaf: Any, expected: Any) -> Tensor | None:
+        if isinstance(expected, list):
+            if type(leaf) is not type(expected[1]) or leaf != expected[1]:
+                raise StructureError(
+                    f"torchlayers: {self.name} was saved with {expected[1]!r} as leaf {place} of "
+                    f"its arguments, a constant; got {leaf!r}."
+                )
+            return None
+        if not isinstance(leaf, Tensor):
+            raise StructureError(
+                f"torchlayers: {self.name}: leaf {place} of the arguments must be a tensor, got "
+                f"{type(leaf).__name__}."
+            )
+        if type(leaf) not in PLAIN or leaf.layout is not torch.strided or leaf.is_quantized:
+            raise StructureError(
+                f"torchlayers: {self.name}: leaf {place} of the arguments must be a plain tensor, "
+                f"got {_kind(leaf)}."
+            )
+        dtype, device = str(leaf.dtype).removeprefix("torch."), str(leaf.device)
+        if [list(leaf.shape), dtype, device] != [expected[k] for k in ("shape", "dtype", "device")]:
+            raise StructureError(
+                f"torchlayers: {self.name} was saved for a tensor of shape "
+                f"{tuple(expected['shape'])}, dtype {expected['dtype']} on {expected['device']} as "
+                f"leaf {place} of its arguments; got {tuple(leaf.shape)}, {dtype}, {device}."
+            )
+        if leaf.requires_grad and torch.is_grad_enabled():
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
+                f"and leaf {place} of its arguments requires grad. Detach it, or save the gradient "
+                "as a function of its own."
+            )
+        if _has_tangent(leaf):
+            raise TransformError(
+                f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
+                f"and leaf {place} of its arguments has a tangent. Save the jvp as a function of "
+                "its own."
+            )
+        is_as_in_memory = not (leaf.is_conj() or leaf.is_neg())
+        if is_as_in_memory and list(leaf.stride()) == expected["stride"]:
+            return leaf
+        laid_out = torch.empty_strided(
+            expected["shape"], expected["stride"], dtype=leaf.dtype, device=leaf.device
+        )
+        return laid_out.copy_(leaf)
+
+    def _refuse_shared(self, leaves: Sequence[Any]) -> None:
+        """The code reads what it is given before it writes: order would be another."""
+        for i in self._written:
+            for j, other in enumerate(leaves):
+                if j != i and isinstance(other, Tensor) and _overlap(leaves[i], other):
+                    raise TransformError(
+                        f"torchlayers: {self.name} writes to leaf {i} of its arguments, which "
+                        f"shares memory with leaf {j}, and a package keeps no order between the "
+                        "two. Pass a clone() of one of them."
+                    )
+
+
+def _is_traced() -> bool:
+    """Whether this call is recorded, or traced, by operators that native code doesn't call."""
+    return (
+        _torch._C._get_dispatch_mode(_FAKE) is not None
+        or _torch._C._get_tracing_state() is not None
+    )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    if not _C.any_dual_level_of_others():
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _kind(tensor: Tensor) -> str:
+    if type(tensor) not in PLAIN:
+        return f"one of the class {type(tensor).__name__}"
+    return "a quantized one" if tensor.is_quantized else f"one of the layout {tensor.layout}"
+
+
+def _overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether the bytes between the first and the last of each do."""
+    if one.device != other.device or not (one.numel() and other.numel()):
+        return False
+    (first, last), (begin, end) = _span(one), _span(other)
+    return first < end and begin < last
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in pairs)
+    first = tensor.data_ptr()
+    return first, first + count * tensor.element_size()

@@ -1,0 +1,197 @@
+"""A recording made smaller: the same values from fewer operators.
+
+A recording has what the layers did, one operator after the other: copies that guarded against
+writes, views of views, derivatives computed twice. functionalize.py comes first: after it an
+operator writes nothing, so that a value may stand for another. Each pass is a function of a graph
+that changes it; fx/nodes.py has what they share; control_flow_operands.py gives control flow, and
+output_aliasing.py the caller, what was recorded. docs/compile-passes.md draws them.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch._higher_order_ops.scan import scan_op
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers.compiler.passes.associate_products import associate_products
+from torchlayers.compiler.passes.contract_adjoint import contract_adjoint
+from torchlayers.compiler.passes.contract_outer_products import contract_outer
+from torchlayers.compiler.passes.contract_traces import contract_traces
+from torchlayers.compiler.passes.control_flow_operands import lay_out_operands
+from torchlayers.compiler.passes.dead_code import drop_dead, drop_outputs
+from torchlayers.compiler.passes.drop_copies import drop_copies
+from torchlayers.compiler.passes.expand_small_products import expand_small
+from torchlayers.compiler.passes.fold_constants import fold_constants
+from torchlayers.compiler.passes.functionalize import without_mutations
+from torchlayers.compiler.passes.hoist_unbatched import compute_once
+from torchlayers.compiler.passes.join_linear_sums import join_sums
+from torchlayers.compiler.passes.merge_views import merge_views
+from torchlayers.compiler.passes.output_aliasing import keep, promised
+from torchlayers.compiler.passes.pass_errors import FailedError, named
+from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
+from torchlayers.compiler.passes.seal_unstrided import seal, unseal
+from torchlayers.compiler.passes.share_factors import share_factors
+from torchlayers.compiler.passes.share_scaled_rows import share_scaled
+from torchlayers.compiler.passes.share_scan_steps import share_steps
+from torchlayers.compiler.passes.transpose_products import turn_products
+from torchlayers.compiler.passes.unfold_convolutions import expand_convolutions
+from torchlayers.fx.cse import share_common
+from torchlayers.fx.nodes import pin
+
+Pass = Callable[[GraphModule], None]
+
+PASSES: tuple[Pass, ...] = (
+    drop_copies,
+    drop_outputs,
+    share_common,
+    merge_views,
+    fold_constants,
+    turn_products,
+    share_factors,
+    contract_outer,
+    merge_views,
+    turn_products,
+    merge_views,
+    drop_copies,
+    fold_constants,
+    associate_products,
+    contract_traces,
+    merge_views,
+    share_common,
+    contract_adjoint,
+    share_scaled,
+    join_sums,
+    merge_views,
+    drop_copies,
+    share_common,
+)
+# For a compiler that fuses operators.
+FUSING: tuple[Pass, ...] = (
+    expand_convolutions,
+    merge_views,
+    share_common,
+    expand_small,
+    merge_views,
+    share_common,
+    compute_once,
+    lay_batches_innermost,
+)
+
+
+def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
+    """The recording with fewer operators: a new graph with the same inputs and outputs.
+
+    Results are the same within rounding. Random operators keep their number and order, inputs
+    that are written are written once, at the end; what is returned shares memory with an input
+    where it did. Values of new nodes are in ``meta["val"]`` as record has them.
+
+    Args:
+        graph: as torchlayers.compiler.capture.record makes it. It stays as it is. Inputs that it
+        writes
+            share no memory with other inputs.
+        fuse_small: for a compiler that fuses operators: small products as multiplications and
+            sums. One after the other they take longer.
+    Returns:
+        A graph of the same signature. Where writes can't be removed, a copy of the graph. A pass
+        that ends in an error is left out, with a warning.
+    """
+    left_out = set[str]()
+    while True:
+        try:
+            with named(simplify.__name__, is_needed=True):
+                return _simplified(graph, fuse_small, left_out)
+        except FailedError as failed:
+            if failed.is_needed:
+                failed.say("The recording is taken as it was made.")
+                return _copied(graph)
+            failed.say("That pass is left out.")
+            left_out.add(failed.name)
+
+
+def _simplified(graph: GraphModule, fuse_small: bool, left_out: Collection[str]) -> GraphModule:
+    *_, (last, simplified) = steps(graph, fuse_small, left_out)
+    _simplify_inside(simplified, fuse_small=False)
+    if last == keep.__name__ and share_steps.__name__ not in left_out:
+        _share_steps(simplified)  # where writes remain, what two scans read may differ
+    if fuse_small:
+        _simplify_inside(simplified, fuse_small=True)
+    simplified.graph.lint()
+    simplified.recompile()
+    return simplified
+
+
+def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
+    """The graphs that its operators of control flow run."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        held = getattr(graph, name)
+        if not isinstance(held, GraphModule):
+            continue
+        returned: Any = held.graph.output_node().args[0]
+        several = _copied(held)
+        output = several.graph.output_node()
+        output.args = ([output.args[0]] if isinstance(returned, Node) else [*output.args[0]],)  # type: ignore[misc]
+        simplified = simplify(several, fuse_small)
+        output = simplified.graph.output_node()
+        found: Any = output.args[0]
+        output.args = (found[0] if isinstance(returned, Node) else tuple(found),)
+        simplified.recompile()
+        setattr(graph, name, simplified)
+
+
+def _share_steps(graph: GraphModule) -> None:
+    if any(graph.graph.find_nodes(op="call_function", target=scan_op)):
+        with (
+            named(share_steps.__name__),
+            torch.no_grad(),
+            torch._C._DisableAutocast(),
+            _disable_current_modes(),
+        ):
+            share_steps(graph)
+
+
+def steps(
+    graph: GraphModule, fuse_small: bool, left_out: Collection[str] = ()
+) -> Iterator[tuple[str, GraphModule]]:
+    """What a pass is called, and the graph after it; one graph, which the next pass changes.
+
+    Raises:
+        FailedError: a pass ended in an error.
+    """
+    yield "recorded", graph
+    # What torch does to fake values here is no part of the caller's program.
+    with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+        promise = promised(graph)
+        functional = without_mutations(graph)
+        simplified = _copied(functional or graph)
+        yield without_mutations.__name__, simplified
+        if functional is None:
+            return
+        pin(simplified.graph)
+        seal(simplified.graph)
+        for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
+            if simplification.__name__ in left_out:
+                continue
+            with named(simplification.__name__):
+                simplification(simplified)
+                drop_dead(simplified)
+            yield simplification.__name__, simplified
+        unseal(simplified.graph)
+        lay_out_operands(simplified)
+        keep(simplified, promise)
+        drop_dead(simplified)
+        yield keep.__name__, simplified
+
+
+def _copied(graph: GraphModule) -> GraphModule:
+    copy, known = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
+        made.args, made.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+        made.meta = {**node.meta}
+    return _LazyGraphModule(graph, copy)

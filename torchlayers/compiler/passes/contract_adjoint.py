@@ -1,0 +1,288 @@
+"""A product that is contracted with what went through its transpose before.
+
+Forward over reverse, contracted with the direction: vᵀ H v, a Laplacian. The tangent of a layer is
+ẑ = F Bᵀ, and the pass back ends in sums of (A B) F, which are those of A (F Bᵀ) = A ẑ. Layer by
+layer no product of the tangents' pass back is left: as many as the forward Laplacian has
+(Li et al. 2023, arXiv:2307.08214).
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.linearity import ELEMENTWISE, PRODUCTS
+from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, rows_of, with_rows
+from torchlayers.fx.cse import key_of
+from torchlayers.fx.nodes import (
+    aten,
+    calls,
+    emit,
+    is_tensor,
+    replace,
+    same_sizes,
+    value,
+)
+from torchlayers.fx.recomputation import NUMBER
+
+# Whether the second is subtracted.
+SUMS = {aten.add.Tensor: False, aten.sub.Tensor: True, aten.addcmul.default: False}
+CONTRACTIONS = {
+    aten.mv.default, aten.dot.default, aten.sum.default, aten.sum.dim_IntList,
+}  # fmt: skip
+
+
+class Contraction(NamedTuple):
+    """Sums of a node's elements, each times one of the weight's (of them alone: None)."""
+
+    summed: Node
+    weight: Node | None
+    dims: list[int]
+
+
+class Weight(NamedTuple):
+    """Each element that is summed is multiplied by a number, and by the node's (None: by ones)."""
+
+    node: Node | None
+    times: float
+
+
+class Found(NamedTuple):
+    """The nodes from what is summed to the product, and the weight's product with the transpose."""
+
+    path: list[Node]
+    adjoint: Weight
+
+
+def contract_adjoint(graph: GraphModule) -> None:
+    """The same sums of products, multiplied and added in another order."""
+    waiting = list(graph.graph.nodes)
+    while waiting:
+        node = waiting.pop()
+        for contraction in _contractions(node) if node.users else ():
+            if (found := next(_search(contraction, node), None)) is not None:
+                waiting += _contract(node, contraction, found)
+                break
+
+
+def _contractions(node: Node) -> Iterator[Contraction]:
+    """What the node sums; in half precision one of the factors may be out of range."""
+    if node.target not in CONTRACTIONS:
+        return
+    arguments: Any = node.args
+    first, *given = arguments
+    dims, dtype = value(first).dim(), value(first).dtype
+    if not dtype.is_floating_point or dtype.itemsize < 4:
+        return
+    if node.kwargs.get("dtype") not in (None, dtype):
+        return
+    if calls(node, aten.mv.default, aten.dot.default):
+        yield Contraction(first, given[0], [dims - 1])
+    if calls(node, aten.dot.default):
+        yield Contraction(given[0], first, [0])
+    if calls(node, aten.sum.default) and not given and dims:
+        yield Contraction(first, None, [*range(dims)])
+    if calls(node, aten.sum.dim_IntList) and len(given) == 1 and given[0] and dims:
+        over = [dim % dims for dim in given[0]]
+        if dims - 1 in over:
+            yield Contraction(first, None, over)
+
+
+def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
+    """Products that are summed, and nowhere else read."""
+    summed, weight, _ = contraction
+    weights = [Weight(None, 1.0)] if weight is None else [*_expanded(weight, value(summed))]
+    waiting: list[tuple[Any, list[Node], list[Weight]]] = [(summed, [], weights)]
+    while waiting:
+        each, above, weights = waiting.pop()
+        if not _is_only_read_once(each, value(summed)):
+            continue
+        path = [*above, each]
+        if (product := _product(each)) is not None:
+            ending = path if product is each else [*path, product]
+            yield from (
+                Found(ending, adjoint)
+                for adjoint in _adjoints(product, weights)
+                if adjoint.node is not None
+                and adjoint.node < node
+                and (product is each or _has_rows_of(adjoint.node, product))
+            )
+        for factor in _linear_in(each):
+            waiting.append((factor, path, _weighted(weights, each, factor)))
+
+
+def _product(node: Node) -> Node | None:
+    """The node, or the product whose rows it has as batches of rows."""
+    if node.target in PRODUCTS:
+        return node
+    matrix = rows_of(node)
+    is_product = calls(matrix, aten.mm.default) and len(matrix.users) == 1
+    return matrix if is_product else None
+
+
+def _has_rows_of(adjoint: Node, product: Node) -> bool:
+    """A weight that is the same for each batch of rows has fewer."""
+    return same_sizes(value(adjoint).shape[:-1], value(product).shape[:-1])
+
+
+def _linear_in(node: Node) -> list[Any]:
+    """The arguments that the node is linear in, each while the others stay as they are."""
+    factors: list[Any] = []
+    like = value(node)
+    if node.target in SUMS and _has_defaults(node):
+        terms = [*node.args] if len(node.args) == 2 else [node.args[0]]
+        if all(is_tensor(term) and same_sizes(value(term).shape, like.shape) for term in terms):
+            factors = terms
+    elif node.target in ELEMENTWISE:
+        factors = [*node.args[: 2 if calls(node, aten.mul.Tensor) else 1]]
+    return [factor for factor in factors if node.args.count(factor) == 1]
+
+
+def _has_defaults(node: Node) -> bool:
+    return all(given is None for given in node.kwargs.values())
+
+
+def _is_only_read_once(node: Any, like: Any) -> bool:
+    """And of the sizes and dtype of what is summed."""
+    return (
+        is_tensor(node)
+        and node.op == "call_function"
+        and len(node.users) == 1
+        and same_sizes(value(node).shape, like.shape)
+        and value(node).dtype == like.dtype
+    )
+
+
+def _expanded(weight: Any, like: Any) -> Iterator[Weight]:
+    """The weight, and views of it that are broadcast to the same."""
+    yield Weight(weight, 1.0)
+    for user in weight.users:
+        if (user.target in RESHAPES or calls(user, aten.expand.default)) and is_tensor(user):
+            sizes, seen = [*value(user).shape], [*value(weight).shape]
+            while len(sizes) > len(seen) and sizes[0] == 1:
+                del sizes[0]
+            if same_sizes(sizes, seen) or same_sizes(sizes, like.shape):
+                yield from _expanded(user, like)
+
+
+def _weighted(weights: list[Weight], step: Node, factor: Any) -> list[Weight]:
+    """Nodes that are the step with a weight in the factor's place."""
+    if step.target in SUMS:
+        is_subtracted = SUMS[step.target] and factor is step.args[1]
+        return _scaled(weights, -1.0 if is_subtracted else 1.0)
+    number = _number(step)
+    found = [] if number is None else _scaled(weights, number)
+    place = step.args.index(factor)
+    for weight in weights:
+        if weight.node is not None:
+            wanted = _keys(step, weight.node, place)
+            found += [
+                weight._replace(node=user)
+                for user in weight.node.users
+                if user.target is step.target and key_of(user, user.args, user.kwargs) in wanted
+            ]
+        elif calls(step, aten.mul.Tensor) and number is None:
+            found += _scaled(_expanded(step.args[1 - place], value(step)), weight.times)
+    return found
+
+
+def _scaled(weights: Iterable[Weight], number: float) -> list[Weight]:
+    return [weight._replace(times=weight.times * number) for weight in weights]
+
+
+def _number(step: Node) -> float | None:
+    """What it multiplies with."""
+    if calls(step, aten.neg.default):
+        return -1.0
+    given = step.args[1] if len(step.args) == 2 else None
+    if not isinstance(given, (int, float)) or isinstance(given, bool):
+        return None
+    if calls(step, aten.mul.Scalar, aten.mul.Tensor):
+        return float(given)
+    if calls(step, aten.div.Scalar, aten.div.Tensor) and given:
+        return 1.0 / given
+    return None
+
+
+def _keys(step: Node, weight: Node, place: int) -> list[Any]:
+    args = [*step.args]
+    args[place] = weight
+    orders = [args, args[::-1]] if calls(step, aten.mul.Tensor) else [args]
+    return [key_of(step, tuple(order), step.kwargs) for order in orders]
+
+
+def _adjoints(product: Node, weights: list[Weight]) -> Iterator[Weight]:
+    """The weights' products with the transpose of the right factor."""
+    is_vector = calls(product, aten.mv.default)
+    matrix: Any = product.args[0 if is_vector else 1]
+    number = product.meta.get(NUMBER)
+    for weight in weights:
+        for factor in () if weight.node is None else _rows(weight.node, value(product)):
+            for user in factor.users:
+                if user.target is not product.target or user.meta.get(NUMBER) != number:
+                    continue
+                factors = user.args[::-1] if is_vector else user.args
+                if factors[0] is factor and _are_transposes(factors[1], matrix):
+                    yield weight._replace(node=user)
+
+
+def _rows(weight: Node, product: Any) -> Iterator[Node]:
+    """The weight, and with the product's rows where it has these as batches of rows."""
+    yield weight
+    for user in weight.users:
+        is_of_rows = user.target in RESHAPES and same_sizes(value(user).shape, product.shape)
+        if is_of_rows or calls(user, aten.clone.default):
+            yield from _rows(user, product)
+
+
+def _left(product: Node) -> Node:
+    return product.args[1 if calls(product, aten.mv.default) else 0]  # type: ignore[return-value]
+
+
+def _are_transposes(one: Any, other: Any) -> bool:
+    pairs = (one, other), (other, one)
+    return any(is_transpose(each) and each.args[0] is of for each, of in pairs)
+
+
+def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
+    """Replaces the sum. Returns the sums that it is made of."""
+    _, weight, dims = contraction
+    times = found.adjoint.times
+    factors: list[Any] = [_left(found.path[-1]), found.adjoint.node]
+    rows = value(found.path[-2]) if len(found.path) > 1 else None
+    if rows is not None and rows.dim() > value(factors[0]).dim():
+        factors = [with_rows(node, each, rows.shape[:-1]) for each in factors]
+    product = emit(node, aten.mul.Tensor, *factors)
+    contracted = emit(node, aten.sum.dim_IntList, product, dims)
+    made = [contracted]
+    if times != 1:
+        contracted = emit(node, aten.mul.Tensor, contracted, times)
+    rest = _without_last(node, found.path)
+    if rest is not None:
+        given = node.args[1:] if weight is None else (weight,)
+        made.append(emit(node, node.target, rest, *given))  # type: ignore[arg-type]
+        contracted = emit(node, aten.add.Tensor, made[-1], contracted)
+    if replace(node, contracted):
+        for each in (node, *found.path, *found.path[-1].all_input_nodes):
+            if not each.users and each.op == "call_function":
+                node.graph.erase_node(each)
+    return made
+
+
+def _without_last(before: Node, path: list[Node]) -> Any:
+    """What the path starts at, with zeros for the product that it ends at; None for zeros."""
+    rest: Any = None
+    for above, below in reversed([*itertools.pairwise(path)]):
+        if rest is not None:
+            args = [rest if each is below else each for each in above.args]
+            rest = emit(before, above.target, *args, **above.kwargs)  # type: ignore[arg-type]
+        elif calls(above, aten.addcmul.default):
+            rest = emit(before, aten.mul.Tensor, *above.args[1:])
+            if not same_sizes(value(rest).shape, value(above).shape):  # else too few are summed
+                rest = emit(before, aten.expand.default, rest, [*value(above).shape])
+        elif above.target in SUMS:
+            (rest,) = (each for each in above.args if each is not below)
+            if SUMS[above.target] and above.args[0] is below:
+                rest = emit(before, aten.neg.default, rest)
+    return rest

@@ -1,0 +1,122 @@
+"""Which element of a node each element of an expression reads.
+
+An expression is computed for the positions of a space, as large as the result. Through views and
+broadcasts, a node's index along each of its dimensions is an offset and so many steps a position.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch.fx import Node
+
+from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES, order_of
+from torchlayers.fx.nodes import aten, certainly, is_tensor, same_sizes, value
+
+SAME = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
+
+
+class Place(NamedTuple):
+    """An index: where it starts, and its steps along each dimension of the space."""
+
+    start: Any
+    steps: tuple[Any, ...]
+
+    @property
+    def moves(self) -> frozenset[int]:
+        """The dimensions of the space that it changes along."""
+        return frozenset(dim for dim, step in enumerate(self.steps) if not certainly(step == 0))
+
+
+Places = tuple[Place, ...]
+
+
+def everywhere(sizes: Sequence[Any]) -> Places:
+    """Of a node that is as large as the space. Along a dimension of size 1 nothing moves."""
+    return tuple(
+        Place(0, tuple(int(at == dim and not certainly(size == 1)) for at in range(len(sizes))))
+        for dim, size in enumerate(sizes)
+    )
+
+
+def nowhere(space: Sequence[Any]) -> Place:
+    return Place(0, (0,) * len(space))
+
+
+def of_operand(places: Places, like: Sequence[Any], operand: Sequence[Any]) -> Places:
+    """Of one that is broadcast to the sizes that the places are of."""
+    ahead = len(like) - len(operand)
+    return tuple(
+        place if certainly(like[ahead + dim] == size) else Place(0, (0,) * len(place.steps))
+        for dim, (size, place) in enumerate(zip(operand, places[ahead:], strict=True))
+    )
+
+
+def of_source(node: Node, places: Places, space: Sequence[Any]) -> Places | None:
+    """Of what the node is a view of, or a copy; None where it is neither, or they can't be told."""
+    if not node.args or not is_tensor(source := node.args[0]):
+        return None
+    sizes, before = value(node).shape, value(source).shape
+    if node.target in SAME:
+        return places
+    if node.target in PERMUTES:
+        turned: dict[int, Place] = dict(zip(order_of(node), places, strict=True))
+        return tuple(turned[dim] for dim in range(len(before)))
+    if node.target is aten.expand.default:
+        return of_operand(places, sizes, before)
+    if node.target is aten.select.int:
+        given: Any = node.args[1:]
+        dim, index = given[0] % len(before), given[1]
+        if not isinstance(before[dim], int) or not isinstance(index, int):
+            return None
+        taken = Place(index % before[dim], (0,) * len(space))
+        return (*places[:dim], taken, *places[dim:])
+    return reshaped(places, sizes, before, space) if node.target in RESHAPES else None
+
+
+def reshaped(
+    places: Places, sizes: Sequence[Any], before: Sequence[Any], space: Sequence[Any]
+) -> Places | None:
+    """Of what has the same elements in the same order, in other sizes."""
+    moving = [at for at, size in enumerate(sizes) if not certainly(size == 1)]
+    wanted = [at for at, size in enumerate(before) if not certainly(size == 1)]
+    if same_sizes([sizes[at] for at in moving], [before[at] for at in wanted]):
+        known = dict(zip(wanted, (places[at] for at in moving), strict=True))
+        return tuple(known.get(dim, nowhere(space)) for dim in range(len(before)))
+    if not all(isinstance(size, int) for size in (*sizes, *before, *space)) or 0 in before:
+        return None
+    strides = _strides(sizes)
+    start = sum(stride * place.start for stride, place in zip(strides, places, strict=True))
+    steps = [
+        sum(stride * place.steps[dim] for stride, place in zip(strides, places, strict=True))
+        for dim in range(len(space))
+    ]
+    return _split(start, steps, before, space)
+
+
+def _split(
+    start: int, steps: list[int], sizes: Sequence[int], space: Sequence[int]
+) -> Places | None:
+    """Indices of a place in memory, if none of them is ever carried over to the next."""
+    strides = _strides(sizes)
+    starts = [start // stride % size for stride, size in zip(strides, sizes, strict=True)]
+    found = [[0] * len(space) for _ in sizes]
+    for along, step in enumerate(steps):
+        fits = (
+            dim
+            for dim, (stride, size) in enumerate(zip(strides, sizes, strict=True))
+            if size > 1 and step % stride == 0 and step >= stride
+        )
+        if step and (dim := next(fits, None)) is None:
+            return None
+        if step:
+            found[dim][along] = step // strides[dim]  # type: ignore[index]
+    for first, size, of_dim in zip(starts, sizes, found, strict=True):
+        last = first + sum(s * (extent - 1) for s, extent in zip(of_dim, space, strict=True))
+        if last >= size:
+            return None
+    return tuple(Place(first, tuple(each)) for first, each in zip(starts, found, strict=True))
+
+
+def _strides(sizes: Sequence[int]) -> list[int]:
+    return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]

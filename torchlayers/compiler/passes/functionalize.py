@@ -1,0 +1,145 @@
+"""Writes to memory become new values; what was written to inputs is copied there at the end."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from torchlayers.core.tracing_state import traced_here
+from torchlayers.fx.capture_lock import recording
+from torchlayers.fx.nodes import (
+    aten,
+    certainly,
+    has_strides,
+    is_random,
+    is_tensor,
+    is_write,
+    may_overlap,
+    memory_of,
+    mode_of,
+    value,
+    written_by,
+    written_inputs,
+)
+
+
+def without_mutations(graph: GraphModule) -> GraphModule | None:
+    """The same graph of operators that write nothing, but for copies to inputs at the end.
+
+    An input that is written has to share no memory with another one.
+
+    Returns:
+        None where torch can't functionalize one of the operators, or where elements of an input
+        that is written share memory with each other.
+    """
+    writing = [node for node in graph.graph.nodes if is_write(node)]
+    if not writing or _only_final_copies(writing):
+        return graph
+    if any(may_overlap(value(node)) for node in written_inputs(graph)):
+        return None
+    if not all(has_strides(value(each)) for node in writing for each in written_by(node)):
+        return None
+    inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
+    mode = mode_of(graph.graph)
+    try:
+        with recording(), mode or nullcontext():
+            kept = torch.func.functionalize(_LayoutsKept(graph).run)
+            functional = make_fx(traced_here(kept))(*inputs)
+    except (RuntimeError, ValueError):  # a custom operator that writes, set_; a view of strides
+        return None
+    for old, new in zip(
+        graph.graph.find_nodes(op="placeholder"),
+        functional.graph.find_nodes(op="placeholder"),
+        strict=True,
+    ):
+        new.meta = dict(old.meta)
+    end = functional.graph.output_node()
+    for copy in [node for node in functional.graph.nodes if is_write(node)]:
+        end.prepend(copy)
+    return functional
+
+
+class _LayoutsKept(Interpreter):
+    """Runs the graph; what is written keeps its layout in the functional graph.
+
+    There a write is a new value, and views of it are made again. Some operators (masked_fill,
+    index_add) return new memory that is contiguous whatever they were given: of the base of a
+    transpose that was written, the rows would then lie as the transpose's, and view would fail.
+    """
+
+    def run_node(self, node: Node) -> Any:
+        if (operator := _without_write(node)) is None:
+            return super().run_node(node)
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        return args[0].copy_(operator(*args, **kwargs))
+
+
+def _without_write(node: Node) -> OpOverload | None:
+    """The operator that returns what this one writes to memory that is not contiguous."""
+    if not is_write(node) or is_random(node) or node.target is aten.copy_.default:
+        return None
+    target: Any = node.target
+    if torch.Tag.inplace_view in target.tags or written_by(node) != [node.args[0]]:
+        return None
+    namespace, name = target._schema.name.split("::")
+    if not name.endswith("_") or _is_contiguous(value(node.args[0])):
+        return None
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    operator = getattr(packet, target._overloadname, None)
+    is_same = operator is not None and _types_taken(operator) == _types_taken(target)
+    return operator if is_same else None  # pow_.Scalar(x, 2) is not pow.Scalar(2, x)
+
+
+def _types_taken(operator: Any) -> list[str]:
+    return [str(argument.type) for argument in operator._schema.arguments]
+
+
+def _is_contiguous(tensor: torch.Tensor) -> bool:
+    expected: Any = 1
+    for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not (certainly(size == 1) or certainly(stride == expected)):
+            return False
+        expected = expected * size
+    return True
+
+
+def writes_parts_of_complex(graph: GraphModule) -> bool:
+    """Whether something is written to the real or imaginary parts of complex numbers."""
+    return any(
+        value(memory_of(target)).is_complex() and not value(target).is_complex()
+        for node in graph.graph.nodes
+        if is_write(node)
+        for target in written_by(node)
+        if is_tensor(target) and is_tensor(memory_of(target))
+    )
+
+
+def _only_final_copies(writing: list[Node]) -> bool:
+    """As a graph has them that went through here before."""
+    targets = _targets(writing)
+    last: Any = writing[-1].next
+    while last.op == "call_function" and memory_of(last) in targets:
+        last = last.next
+    return last.op == "output" and all(
+        _is_final_copy(node, targets) and (node.next in writing or node is writing[-1])
+        for node in writing
+    )
+
+
+def _is_final_copy(node: Node, targets: list[Node]) -> bool:
+    if node.target is not aten.copy_.default:
+        return False
+    target, source = node.args[:2]
+    return (
+        isinstance(target, Node)
+        and target.op == "placeholder"
+        and isinstance(source, Node)
+        and memory_of(source) not in targets
+    )
+
+
+def _targets(writing: list[Node]) -> list[Node]:
+    return [memory_of(each) for node in writing for each in written_by(node)]

@@ -1,0 +1,71 @@
+"""What there is to know about a recording's graph."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchlayers.fx.nodes import is_collective, is_random, is_write
+
+_COPY = torch.ops.aten.copy_.default
+
+
+def inputs_of(graph: GraphModule) -> list[Node]:
+    return [*graph.graph.find_nodes(op="placeholder")]
+
+
+def final_copies(graph: GraphModule) -> dict[Node, int]:
+    """The copies that end a functional graph, each with the input that it writes to."""
+    places = {node: i for i, node in enumerate(inputs_of(graph))}
+    return {
+        node: places[node.args[0]]
+        for node in graph.graph.find_nodes(op="call_function", target=_COPY)
+        if node.args[0] in places
+    }
+
+
+def outputs_of(graph: GraphModule) -> list[Any]:
+    """What it returns: nodes, and None where there is no gradient."""
+    returned: Any = graph.graph.output_node().args[0]
+    return [*returned]
+
+
+def operators(graph: GraphModule) -> Iterator[Node]:
+    return (node for node in graph.graph.nodes if node.op == "call_function")
+
+
+def draws_from(graph: GraphModule) -> list[torch.Generator] | None:
+    """The generators besides torch's own that random numbers are drawn from; None if none are."""
+    if not any(is_random(node) for node in operators(graph)):
+        return None
+    held = list[Any]()
+    for module in graph.modules():  # branches and bodies, too
+        held += vars(module).values()
+        if isinstance(module, GraphModule):
+            for node in operators(module):
+                held += [*node.args, *node.kwargs.values()]
+    return [each for each in held if isinstance(each, torch.Generator)]
+
+
+def communicates(graph: GraphModule) -> bool:
+    """Whether an operator waits for other ranks, so that one rank can't run it once more."""
+    return any(is_collective(node) for node in operators(graph))
+
+
+def half_precision(graph: GraphModule) -> torch.dtype | None:
+    """What some of it is computed in, if it is of half precision: mixed precision."""
+    found = {tensor.dtype for node in operators(graph) for tensor in _results(node)}
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
+
+
+def _results(node: Node) -> Iterator[torch.Tensor]:
+    held = node.meta.get("val")
+    several = held if isinstance(held, (list, tuple)) else [held]
+    return (each for each in several if isinstance(each, torch.Tensor))
+
+
+def is_functional(graph: GraphModule) -> bool:
+    """Whether no operator writes to an argument, but for the copies that end the graph."""
+    copies = final_copies(graph)
+    return not any(is_write(node) for node in operators(graph) if node not in copies)

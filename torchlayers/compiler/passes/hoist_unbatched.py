@@ -1,0 +1,82 @@
+"""What does not depend on a batch is computed once, not a sample at a time.
+
+A compiler that fuses an operator into the one that reads it computes it as often as it is read:
+what each of 80 samples is multiplied with, 80 times. Such a value is given memory of its own.
+"""
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from torchlayers.fx.nodes import (
+    aten,
+    certainly,
+    emit,
+    is_tensor,
+    read_instead,
+    value,
+    viewed_by,
+)
+
+# Operators that take longer than it takes to read what they computed.
+COSTLY = {
+    aten.acos.default, aten.asin.default, aten.atan.default, aten.atan2.default, aten.cos.default,
+    aten.cosh.default, aten.digamma.default, aten.div.Tensor, aten.div.Scalar, aten.erf.default,
+    aten.erfc.default, aten.exp.default, aten.exp2.default, aten.expm1.default,
+    aten.gather.default, aten.gelu.default, aten.index.Tensor, aten.index_select.default,
+    aten.lgamma.default, aten.log.default, aten.log1p.default, aten.pow.Scalar,
+    aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.reciprocal.default, aten.rsqrt.default,
+    aten.sigmoid.default, aten.silu.default, aten.sin.default, aten.sinh.default,
+    aten.softplus.default, aten.sqrt.default, aten.tan.default, aten.tanh.default,
+}  # fmt: skip
+FUSED = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.clone.default}
+TIMES = 4  # as often as it has to be read at least
+LANES = 16  # that an instruction computes at a time, in single precision
+
+
+def compute_once(graph: GraphModule) -> None:
+    """Exact."""
+    costly: set[Node] = set()
+    for node in list(graph.graph.nodes):
+        if not is_fused(node):
+            continue
+        read = {each for each in map(_computed, node.all_input_nodes) if each is not None}
+        if node.target in COSTLY or read & costly:
+            costly.add(node)
+        for each in read & costly:
+            if certainly(value(each).numel() * TIMES <= value(node).numel()):
+                give_memory(each, list(value(each).stride()))
+                costly.discard(each)
+
+
+def _computed(node: Node) -> Node | None:
+    """What was computed, of a view of it; None if that is in memory anyway."""
+    if not is_tensor(node):
+        return None
+    while (viewed := viewed_by(node)) is not None:
+        node = viewed
+    return node if is_fused(node) else None
+
+
+def is_fused(node: Node) -> bool:
+    """Whether a compiler would compute it where it is read."""
+    if node.op != "call_function" or not is_tensor(node):
+        return False
+    return node.target in FUSED or (
+        isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags
+    )
+
+
+def give_memory(node: Node, strides: list[int]) -> Node:
+    """Of its own, with these strides; its readers read that."""
+    users = list(node.users)
+    kept = in_memory(node.next, node, strides)
+    read_instead(users, node, kept)
+    return kept
+
+
+def in_memory(before: Node, node: Node, strides: list[int]) -> Node:
+    """The node's value in memory of its own, with these strides."""
+    from torch._inductor.inductor_prims import force_stride_order  # takes a while
+
+    return emit(before, force_stride_order, node, strides)

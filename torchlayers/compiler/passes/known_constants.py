@@ -1,0 +1,111 @@
+"""What has the same number everywhere is known: zeros, ones, and what is computed of them."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from torchlayers.fx.nodes import aten, is_random, is_tensor, value
+
+Known = dict[Node, Any]
+
+# Where a factory has its number, or the number itself.
+FACTORIES: dict[Any, Any] = {
+    aten.zeros.default: 0,
+    aten.ones.default: 1,
+    aten.zeros_like.default: 0,
+    aten.ones_like.default: 1,
+    aten.new_zeros.default: 0,
+    aten.new_ones.default: 1,
+    aten._new_zeros_with_same_feature_meta.default: 0,
+}
+FILLED: dict[Any, int] = {
+    aten.full.default: 1,
+    aten.full_like.default: 1,
+    aten.new_full.default: 2,
+    aten.fill.Scalar: 1,
+    aten.scalar_tensor.default: 0,
+}
+REARRANGED = {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default,
+    aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default,
+    aten.transpose.int, aten.t.default, aten.squeeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.unsqueeze.default, aten.slice.Tensor, aten.select.int,
+    aten.diagonal.default, aten.flip.default,
+}  # fmt: skip
+PADDED_WITH_ZEROS = {aten.select_backward.default, aten.slice_backward.default}
+SUMS = {aten.sum.default, aten.sum.dim_IntList}
+
+
+def number_of(node: Node, known: Known) -> Any:
+    """The number that the node has everywhere, or None. ``known`` has those of earlier nodes."""
+    told = value(node)
+    if node.op != "call_function" or not isinstance(told, Tensor) or is_random(node):
+        return None
+    if node.target in FACTORIES:
+        return _as(FACTORIES[node.target], told)
+    if node.target in FILLED:
+        at = FILLED[node.target]
+        given = node.args[at] if at < len(node.args) else None
+        return _as(given, told) if isinstance(given, (bool, int, float, complex)) else None
+    first: Any = node.args[0] if node.args else None
+    if node.target in REARRANGED:
+        return known.get(first)
+    if node.target in PADDED_WITH_ZEROS:
+        return known.get(first) if known.get(first) == 0 else None
+    if node.target in SUMS:
+        return _sum(first, known, told)
+    return _pointwise(node, known, told)
+
+
+def _sum(summed: Any, known: Known, told: Tensor) -> Any:
+    """Where no sum in any order is rounded."""
+    if (number := known.get(summed)) is None or told.is_complex() or told.numel() == 0:
+        return None
+    count = value(summed).numel() // told.numel()
+    if isinstance(count, torch.SymInt):
+        return None
+    total = number * count
+    is_exact = math.isfinite(total) and total == int(total) and abs(total) <= 2**24
+    if not is_exact or _as(total, told) != total:
+        return None
+    return _as(total, told)
+
+
+def _pointwise(node: Node, known: Known, told: Tensor) -> Any:
+    if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
+        return None
+    if not node.all_input_nodes or any(each not in known for each in node.all_input_nodes):
+        return None
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _one(each, known))
+    result = node.target(*args, **kwargs)
+    return result.item() if isinstance(result, Tensor) and result.dtype == told.dtype else None
+
+
+def _one(node: Node, known: Known) -> Tensor:
+    """One element of it, with as many dimensions: they count where dtypes meet."""
+    told = value(node)
+    return torch.full((1,) * told.dim(), known[node], dtype=told.dtype)
+
+
+def _as(number: Any, told: Tensor) -> Any:
+    """As an element of the tensor has it."""
+    if told.is_quantized:
+        return None
+    try:
+        return torch.tensor(number, dtype=told.dtype).item()
+    except (RuntimeError, OverflowError):
+        return None
+
+
+def is_identity(node: Any) -> bool:
+    """Whether it is an identity matrix, transposed or not."""
+    while isinstance(node, Node) and node.target in (aten.t.default, aten.alias.default):
+        node = node.args[0]
+    if not is_tensor(node) or node.target not in (aten.eye.default, aten.eye.m):
+        return False
+    sizes = value(node).shape
+    return bool(sizes[0] == sizes[1])

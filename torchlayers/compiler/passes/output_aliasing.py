@@ -1,0 +1,128 @@
+"""What is returned stays what it was: new memory, or a view of an input; and its strides.
+
+The other passes look at values only. After them an output may be an input's own memory (x * 1), or
+the same as another output; a caller who writes to one would write to both. And of two tensors that
+share their memory one may require grad, and the other not.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torchlayers.fx.nodes import (
+    aten,
+    calls,
+    certainly,
+    emit,
+    is_dense,
+    is_tensor,
+    laid_out,
+    memory_of,
+    same_layout,
+    value,
+    written_inputs,
+)
+
+
+class Promise(NamedTuple):
+    """What a recording's outputs are, each: a fake value, and whose memory it is."""
+
+    values: list[Any]
+    inputs: list[int | None]  # the input whose memory it is
+    groups: list[Node | None]  # what made its memory
+    detached: list[bool]  # whether it is a view that autograd is to take for no view
+
+
+def promised(graph: GraphModule) -> Promise:
+    """What the recording returns, before it is changed."""
+    positions = {node: at for at, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    memories = [memory_of(node) if is_tensor(node) else None for node in _outputs(graph)]
+    return Promise(
+        [value(node) if is_tensor(node) else None for node in _outputs(graph)],
+        [None if memory is None else positions.get(memory) for memory in memories],
+        memories,
+        [calls(node, aten.detach.default) for node in _outputs(graph)],
+    )
+
+
+def keep(graph: GraphModule, promise: Promise) -> None:
+    """Copies what would share memory that it did not share, and lays out what has other strides."""
+    written = written_inputs(graph)
+    first_copy = next((node for node in graph.graph.nodes if node in written.values()), None)
+    end = graph.graph.output_node()
+    for copy in {*written.values()}:
+        source = copy.args[1]
+        if isinstance(source, Node) and memory_of(source) in written:
+            copy.update_arg(1, emit(first_copy or end, aten.clone.default, source))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    taken: dict[Node, Node | None] = {}
+    outputs = _outputs(graph)
+    for at, (told, position, group) in enumerate(zip(*promise[:3], strict=True)):
+        if told is None:
+            continue
+        node, before = outputs[at], first_copy or end
+        memory = memory_of(node)
+        if position is not None:
+            whole = placeholders[position]
+            if whole in written:
+                outputs[at] = _view_of_input(end, written[whole], told)
+            elif memory is not whole:
+                outputs[at] = _view_of_input(end, whole, told)
+            continue
+        if not _has_layout(value(node), told):
+            outputs[at] = laid_out(before, node, told)
+        elif memory.op == "placeholder" or taken.get(memory, group) is not group:
+            outputs[at] = emit(before, aten.clone.default, node)
+            if not _has_layout(value(outputs[at]), told):
+                outputs[at] = laid_out(before, node, told)
+        taken.setdefault(memory_of(outputs[at]), group)
+    _be_apart(outputs, promise.detached, end)
+    end.args = (outputs,)
+
+
+def _be_apart(outputs: list[Any], detached: list[bool], end: Node) -> None:
+    """No output is an input, nor another output: x.detach() is no x, whoever has their memory."""
+    seen: set[Node] = set()
+    for at, node in enumerate(outputs):
+        if not is_tensor(node):
+            continue
+        if detached[at]:
+            outputs[at] = emit(end, aten.detach.default, node)
+        elif node.op == "placeholder" or node in seen:
+            outputs[at] = emit(end, aten.alias.default, node)
+        seen.add(node)
+
+
+def _outputs(graph: GraphModule) -> list[Any]:
+    return list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _has_layout(true: Tensor, told: Tensor) -> bool:
+    """As told; a result with holes or strides of 0 may have any."""
+    return same_layout(true, told) or not is_dense(told)
+
+
+def _extent(tensor: Tensor) -> Any:
+    """How many elements there are from the memory's first to the tensor's last."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in pairs)
+
+
+def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
+    view = whole
+    if told.dtype != value(whole).dtype:
+        real = value(whole).is_complex() and not told.is_complex()
+        view = (
+            emit(before, aten.view_as_real.default, whole)
+            if real
+            else emit(before, aten.view.dtype, whole, told.dtype)
+        )
+    if not (certainly(told.storage_offset() == 0) or certainly(told.numel() == 0)):
+        # A call's input may begin anywhere in its memory, and as_strided counts from there.
+        flat = emit(before, aten.as_strided.default, view, [_extent(told)], [1])
+        view = emit(before, aten.slice.Tensor, flat, 0, told.storage_offset())
+    view = emit(before, aten.as_strided.default, view, list(told.shape), list(told.stride()))
+    if told.is_conj():
+        view = emit(before, aten._conj.default, view)
+    return emit(before, aten._neg_view.default, view) if told.is_neg() else view

@@ -1,0 +1,115 @@
+"""Additions to rows by their numbers have the batch innermost, where rows are short.
+
+Of a batch of clusters of atoms, say, each pair adds three numbers to each of two rows. A compiler
+loops as the result is laid out, the row's elements innermost: these three are all that it computes
+at a time, and what a pair has in common, such as a squared distance, one after the other.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.hoist_unbatched import LANES, give_memory, is_fused
+from torchlayers.core.device import is_on_host
+from torchlayers.fx.nodes import (
+    aten,
+    calls,
+    emit,
+    is_pinned,
+    is_tensor,
+    replace,
+    value,
+)
+
+UNROLLED = 8  # terms; a sum of so few is computed as one expression
+
+
+def lay_batches_innermost(graph: GraphModule) -> None:
+    """Exact: the same additions, in the same order for each element."""
+    laid_out: set[Node] = set()
+    for node in list(graph.graph.nodes):
+        if not calls(node, aten.index_put.default) or not (dims := _batch_of(node)):
+            continue
+        if (given := _computed(node.args[2])) not in laid_out:
+            sums = _short_sums(given, dims)
+            if not sums or not is_fused(given) or any(map(is_pinned, (*sums, given))):
+                continue
+            for each in (*sums, given):
+                laid_out.add(give_memory(each, _strides(value(each), dims)))
+        _turn(node, dims)
+
+
+def _batch_of(node: Node) -> int:
+    """How many dimensions the batch has; 0 where the node stays as it is."""
+    _, indices, given, *accumulates = node.args
+    told, rows = value(node), value(given)
+    if not accumulates or not accumulates[0] or not isinstance(indices, (list, tuple)):
+        return 0
+    numbers = [index for index in indices if index is not None]
+    if not numbers:
+        return 0
+    dims = next(at for at, index in enumerate(indices) if index is not None)
+    if [*indices[dims : dims + len(numbers)]] != numbers:  # others between them go to the front
+        return 0
+    if any(not is_tensor(index) or value(index).dtype.itemsize < 4 for index in numbers):
+        return 0  # masks
+    sizes = [*told.shape, *rows.shape]
+    if not is_on_host(told) or not all(isinstance(size, int) for size in sizes):
+        return 0
+    batch, row = told.shape[:dims], told.shape[dims + len(numbers) :]
+    rank = dims + max(value(index).dim() for index in numbers) + len(row)
+    is_whole = rows.dim() == rank and rows.shape[:dims] == batch
+    fits = told.is_floating_point() and told.itemsize >= 4 and 2 * math.prod(row) <= LANES
+    return dims if is_whole and fits and math.prod(batch) >= LANES else 0
+
+
+def _turn(node: Node, dims: int) -> None:
+    whole, indices, given, accumulates = node.args
+    whole = emit(node, aten.permute.default, whole, _inwards(value(whole), dims))
+    whole = emit(node, aten.clone.default, whole, memory_format=torch.contiguous_format)
+    given = emit(node, aten.permute.default, given, _inwards(value(given), dims))
+    rest: Any = [*indices][dims:]  # type: ignore[misc]
+    turned = emit(node, aten.index_put.default, whole, rest, given, accumulates)
+    rank = value(turned).dim()
+    back = [*range(rank - dims, rank), *range(rank - dims)]
+    replace(node, emit(node, aten.permute.default, turned, back))
+
+
+def _computed(given: Any) -> Any:
+    """What is added to one row, and its negative to another one, is computed once."""
+    while calls(given, aten.neg.default):
+        given = given.args[0]
+    return given
+
+
+def _short_sums(given: Node, dims: int) -> list[Node]:
+    """The sums that a value is computed of, each the batch's: they are kept in memory."""
+    batch = value(given).shape[:dims]
+    sums, seen, behind = [], {given}, [given]
+    while behind:
+        for each in behind.pop().all_input_nodes:
+            if each in seen or not is_tensor(each) or value(each).shape[:dims] != batch:
+                continue
+            seen.add(each)
+            if calls(each, aten.sum.dim_IntList):
+                if value(each.args[0]).numel() <= UNROLLED * value(each).numel():
+                    sums.append(each)
+            elif each.op == "call_function":
+                behind.append(each)
+    return sums
+
+
+def _inwards(told: Tensor, dims: int) -> list[int]:
+    return [*range(dims, told.dim()), *range(dims)]
+
+
+def _strides(told: Tensor, dims: int) -> list[int]:
+    """Dense ones, with the first dimensions innermost."""
+    strides, reach = [0] * told.dim(), 1
+    for dim in reversed(_inwards(told, dims)):
+        strides[dim] = reach
+        reach *= max(1, told.shape[dim])
+    return strides

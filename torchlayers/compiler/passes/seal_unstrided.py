@@ -1,0 +1,55 @@
+"""Operators that read or make tensors without strides are sealed: no pass knows them.
+
+The passes ask tensors for strides, and replace operators by others that torch has for strided
+tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if
+it were expanded. Sealed operators are kept as they were recorded; equal ones are shared.
+"""
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+from torchlayers.fx.nodes import has_strides, value
+
+
+class Sealed(OpOverload):
+    """The operator, with its schema and effects, and equal to no operator of a pass's tables."""
+
+    def __init__(self, operator: Any) -> None:
+        vars(self).update(vars(operator))
+        self.operator = operator
+        self._tags = [tag for tag in operator.tags if tag is not torch.Tag.pointwise]
+
+
+_sealed = functools.cache(Sealed)
+
+
+def seal(graph: Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, OpOverload) and _meets_no_strides(node):
+            node.target = _sealed(node.target)
+
+
+def unseal(graph: Graph) -> None:
+    for node in graph.nodes:
+        if isinstance(node.target, Sealed):
+            node.target = node.target.operator
+
+
+def any_without_strides(graph: Graph) -> bool:
+    return any(_lacks_strides(node) for node in graph.nodes)
+
+
+def _meets_no_strides(node: Node) -> bool:
+    return any(map(_lacks_strides, (node, *node.all_input_nodes)))
+
+
+def _lacks_strides(node: Node) -> bool:
+    held = value(node)
+    several: Iterable[Any] = held if isinstance(held, (list, tuple)) else (held,)
+    return any(isinstance(each, Tensor) and not has_strides(each) for each in several)

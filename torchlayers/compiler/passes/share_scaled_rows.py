@@ -1,0 +1,229 @@
+"""Products whose rows are another one's, each times a number.
+
+Where a loss of a Laplacian is differentiated, what is passed back through the tangents is the
+tangents again, each times its point's residual: (r ∘ A) B is r ∘ (A B), and A B is there already.
+Weights' gradients are sums over points, in which it is all the same whose rows have the number.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.canonical_expressions import Expressions, of_identity
+from torchlayers.compiler.passes.element_maps import SAME, Place, Places, everywhere, reshaped
+from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, with_rows
+from torchlayers.fx.cse import hashable
+from torchlayers.fx.nodes import (
+    aten,
+    calls,
+    certainly,
+    emit,
+    is_tensor,
+    replace,
+    same_sizes,
+    value,
+)
+from torchlayers.fx.recomputation import NUMBER
+
+LARGEST = 2**64  # a number that keeps single precision's range
+
+
+class Scaled(NamedTuple):
+    """A product, but for what its rows are multiplied with: a number, and factors.
+
+    ``sizes`` are those of its result before rows of batches became rows of a matrix.
+    """
+
+    key: tuple[Any, ...]
+    number: Fraction
+    factors: Counter[int]
+    sizes: list[Any]
+    is_kept: bool = True
+
+
+def share_scaled(graph: GraphModule) -> None:
+    """The same sums of products, multiplied with a number once they are added up."""
+    sharing = _Sharing()
+    for node in list(graph.graph.nodes):
+        if not calls(node, aten.mm.default, aten.bmm.default, aten.mv.default):
+            continue
+        if value(node).dtype in (torch.float32, torch.float64):
+            sharing.share(node)
+
+
+class _Sharing:
+    """The products that there are so far."""
+
+    def __init__(self) -> None:
+        self.expressions = Expressions()
+        self.products: dict[Hashable, tuple[Node, Scaled]] = {}
+
+    def share(self, node: Node) -> None:
+        """Has the node's readers read another product, or keeps it for those that follow."""
+        seen = [*(self.vector(node) if calls(node, aten.mv.default) else self.matrices(node))]
+        kind = node.meta.get(NUMBER), value(node).dtype, value(node).device
+        for each in seen:
+            known = self.of_identity(node, each) or self.products.get((each.key, kind))
+            if known is not None and (other := self.read(node, each, *known)) is not None:
+                replace(node, other)
+                return
+        for each in seen:
+            if each.is_kept:
+                self.products.setdefault((each.key, kind), (node, each))
+
+    def vector(self, node: Node) -> Iterator[Scaled]:
+        """A matrix by a vector is a row by its transpose."""
+        given: Any = node.args
+        matrix, row = given
+        space = [*value(row).shape]
+        number, factors, rest = self.split(row, everywhere(space), space)
+        sizes = [*value(matrix).shape][::-1]
+        turned = self.expressions.of(matrix, everywhere(sizes)[::-1], sizes)
+        yield Scaled(("row", rest, turned, hashable(sizes)), number, factors, sizes[1:])
+
+    def matrices(self, node: Node) -> Iterator[Scaled]:
+        given: Any = node.args
+        one, other = given
+        left = _refined(one)
+        space = [*value(left).shape]
+        number, factors, rest = self.split(left, everywhere(space), space)
+        right = self.right(other)
+        sizes = [*space[:-1], value(other).shape[-1]]
+        seen = hashable([*space, sizes[-1]])
+        yield Scaled(("rows", rest, right, seen), number, factors, sizes)
+        if all(self.expressions.factors[each].moves <= {len(space) - 1} for each in rest):
+            first = *(Place(0, (0,)) for _ in space[:-1]), *everywhere(space[-1:])
+            number_of_first, _, row = self.split(left, first, space[-1:])
+            if number_of_first == number and len(row) == len(rest):
+                key = "row", row, right, hashable([space[-1], sizes[-1]])
+                yield Scaled(key, number, factors, sizes, is_kept=False)
+        if calls(node, aten.mm.default) and is_transpose(one):
+            yield from self.over_rows(_refined(one.args[0]), _refined(other), value(node).shape)
+
+    def over_rows(self, one: Node, other: Node, sizes: Sequence[Any]) -> Iterator[Scaled]:
+        """Of whose sums each row's numbers are: they may be the one's or the other's."""
+        rows = max(value(one).shape[:-1], value(other).shape[:-1], key=len)
+        numbers, factors, rests = Fraction(1), Counter[int](), []
+        for each in one, other:
+            space = [*rows, value(each).shape[-1]]
+            places = reshaped(everywhere(space), space, value(each).shape, space)
+            if places is None:
+                return
+            number, of_rows, rest = self.split(each, places, space)
+            numbers, factors = numbers * number, factors + of_rows
+            rests.append((rest, hashable(space)))
+        scale = tuple(sorted(factors.elements()))
+        yield Scaled(("over", *rests, scale), numbers, Counter(), [*sizes])
+
+    def of_identity(self, node: Node, product: Scaled) -> tuple[Node, Scaled] | None:
+        """The right factor, if the left one is an identity matrix for each batch of rows."""
+        kind, rest, *_ = product.key
+        if kind != "rows" or len(rest) != 1:
+            return None
+        last = len(product.sizes) - 1
+        units = [
+            Place(0, tuple(int(at == dim) for at in range(last + 1))) for dim in (last - 1, last)
+        ]
+        if self.expressions.factors[rest[0]].key != of_identity(*units):
+            return None
+        given: Any = node.args[1]
+        if value(given).dim() not in (2, len(product.sizes)):
+            return None  # its batches are those of the left one, in one dimension
+        if not same_sizes(value(given).shape[-2:], product.sizes[-2:]):
+            return None  # the left one is some rows or columns of an identity matrix
+        right = emit(node, aten.expand.default, given, product.sizes)
+        return right, product._replace(number=Fraction(1), factors=Counter())
+
+    def split(
+        self, node: Node, places: Places, space: Sequence[Any]
+    ) -> tuple[Fraction, Counter[int], tuple[int, ...]]:
+        """The number, the factors that stay along a row, and those that change."""
+        number, factors = self.expressions.of(node, places, space)
+        last = len(space) - 1
+        changing = [each for each in factors if last in self.expressions.factors[each].moves]
+        return number, Counter(factors) - Counter(changing), tuple(changing)
+
+    def right(self, matrix: Node) -> Hashable:
+        """The right factor, where a whole batch has it as it is without one."""
+        sizes = [*value(matrix).shape]
+        expression = self.expressions.of(matrix, everywhere(sizes), sizes)
+        if len(sizes) == 2 or any(
+            0 in self.expressions.factors[each].moves for each in expression.factors
+        ):
+            return expression
+        places = Place(0, (0, 0)), *everywhere(sizes[1:])
+        return self.expressions.of(matrix, places, sizes[1:])
+
+    def read(self, node: Node, wanted: Scaled, product: Node, like: Scaled) -> Node | None:
+        """The product as the one that is wanted, if this is a multiple of it."""
+        factors = wanted.factors - like.factors
+        if like.factors - wanted.factors:
+            return None
+        scales: list[Any] = [self.scale(node, each, wanted.sizes) for each in factors.elements()]
+        if None in scales:
+            return None
+        if (number := wanted.number / like.number) != 1:
+            if not 1 / LARGEST < abs(number) < LARGEST:
+                return None
+            first = (
+                emit(node, aten.mul.Tensor, scales[0], float(number)) if scales else float(number)
+            )
+            scales[:1] = [first]
+        if not same_sizes(value(product).shape, like.sizes):  # its batches are in one dimension
+            product = with_rows(node, product, like.sizes[:-1])
+        return _multiplied(node, product, scales, wanted.sizes)
+
+    def scale(self, before: Node, factor: int, sizes: Sequence[Any]) -> Node | None:
+        """A factor of rows as a tensor that is broadcast to all of their elements."""
+        _, _, found, places, _ = self.expressions.factors[factor]
+        if found is None or any(len(place.moves) > 1 for place in places):
+            return None
+        node, along = found, list[int]()
+        for dim in reversed(range(len(places))):
+            start, steps = places[dim]
+            if not places[dim].moves:
+                node = emit(before, aten.select.int, node, dim, start)
+                continue
+            (of_space,) = places[dim].moves
+            is_whole = certainly(value(found).shape[dim] == sizes[of_space])
+            if start != 0 or steps[of_space] != 1 or of_space in along or not is_whole:
+                return None
+            along.insert(0, of_space)
+        order = sorted(range(len(along)), key=along.__getitem__)
+        if order != sorted(order):
+            node = emit(before, aten.permute.default, node, order)
+        for dim in range(len(sizes)):
+            if dim not in along:
+                node = emit(before, aten.unsqueeze.default, node, dim)
+        return node
+
+
+def _multiplied(before: Node, product: Node, scales: list[Any], sizes: list[Any]) -> Node | None:
+    """As large as the node that it is in front of."""
+    node, told = product, value(before)
+    try:
+        for scale in scales:
+            node = emit(before, aten.mul.Tensor, node, scale)
+        if not same_sizes(value(node).shape, sizes):
+            node = emit(before, aten.expand.default, node, sizes)
+        if not same_sizes(sizes, told.shape):
+            node = emit(before, aten.view.default, node, [*told.shape])
+    except (RuntimeError, ValueError):
+        return None  # strides don't allow a view
+    return node
+
+
+def _refined(matrix: Any) -> Any:
+    """What the matrix has as its rows: batches of rows."""
+    node = matrix
+    while node.target in RESHAPES | SAME and is_tensor(node.args[0]):
+        node = node.args[0]
+        if not same_sizes(value(node).shape[-1:], value(matrix).shape[-1:]):
+            return matrix
+        if value(node).dim() > 2:
+            return node
+    return matrix

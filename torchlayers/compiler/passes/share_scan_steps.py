@@ -1,0 +1,242 @@
+"""Scans: what the steps of one computed before, the steps of another read.
+
+A reverse pass runs each step again from the carry before it (NOTE [A scan that is recorded]). What
+the forward pass computes too, of the same slices in the other order, becomes one of its ys, and
+the reverse pass takes that apart in place of computing it. Then what nobody reads any more goes:
+ys, slices, captured tensors.
+"""
+
+import itertools
+import operator
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.dead_code import drop_dead
+from torchlayers.fx.cse import key_of
+from torchlayers.fx.nodes import aten, calls, emit, has_effect, value, viewed_by
+
+
+def share_steps(graph: GraphModule) -> None:
+    """Exact. Each scan's body is a graph that nobody else holds."""
+    scans = [Scan(graph, node) for node in graph.graph.nodes if calls(node, scan_op)]
+    for i, scan in enumerate(scans):
+        for earlier in scans[:i]:
+            if str(earlier.length) == str(scan.length):  # symbols, too
+                _share(earlier, scan)
+    for scan in reversed(scans):
+        scan.drop_unread()
+        drop_dead(graph)
+
+
+class Scan:
+    """A scan in a graph, whose operands and results come and go."""
+
+    def __init__(self, graph: GraphModule, node: Node) -> None:
+        self.node = node
+        held: Any = node.args[0]
+        body = graph.get_submodule(str(held.target))
+        assert isinstance(body, GraphModule)
+        self.body = body
+        _, carry, xs, captured = node.args
+        self.carry: list[Node] = [*carry]  # type: ignore[misc]
+        self.xs: list[Node] = [*xs]  # type: ignore[misc]
+        self.captured: list[Node] = [*captured]  # type: ignore[misc]
+
+    @property
+    def length(self) -> int:
+        return value(self.xs[0]).shape[0]  # type: ignore[no-any-return]
+
+    @property
+    def given(self) -> list[Node]:
+        """What the body takes."""
+        return [*self.body.graph.find_nodes(op="placeholder")]
+
+    @property
+    def results(self) -> list[Any]:
+        """What the body returns: the next carry, and the ys."""
+        returned: Any = self.body.graph.output_node().args[0]
+        return [*returned]
+
+    def y(self, of: Node) -> Node:
+        """The ys that are this value in the body, in the graph."""
+        carried = len(self.carry)
+        results = self.results
+        places = [i for i, y in enumerate(results) if i >= carried and copied(y) is copied(of)]
+        place = places[0] if places else len(results)
+        if not places:
+            end = self.body.graph.output_node()
+            y = emit(end, aten.clone.default, of, memory_format=torch.contiguous_format)
+            end.args = ((*results, y),)
+            told = value(of)
+            self.node.meta["val"] = (
+                *value(self.node),
+                told.new_empty(self.length, *told.shape),
+            )
+        for user in self.node.users:
+            if user.args[1] == place:
+                return user
+        return emit(self.node.next, operator.getitem, self.node, place)
+
+    def take(self, of: Node, xs: Node) -> None:
+        """A value of the body is a slice of xs from now on."""
+        first = self.given[len(self.carry) + len(self.xs) - 1].next
+        taken = {given.target for given in self.given}
+        name = next(name for i in itertools.count() if (name := f"x_{i}") not in taken)
+        with self.body.graph.inserting_before(first):
+            x = self.body.graph.placeholder(name)
+        x.meta["val"] = torch.empty_like(value(of), memory_format=torch.contiguous_format)
+        of.replace_all_uses_with(x)
+        self.xs.append(xs)
+        self._write()
+
+    def drop_unread(self) -> None:
+        carried = len(self.carry)
+        read = {user.args[1] for user in self.node.users}
+        wanted = [i for i in range(len(self.results)) if i < carried or i in read]
+        results, values = self.results, value(self.node)
+        self.body.graph.output_node().args = (tuple(results[i] for i in wanted),)
+        self.node.meta["val"] = tuple(values[i] for i in wanted)
+        for user in [*self.node.users]:
+            user.args = (self.node, wanted.index(user.args[1]))  # type: ignore[arg-type]
+        drop_dead(self.body)
+        given = self.given
+        sources = [*self.xs, *self.captured]
+        of_xs = [x for x in range(len(self.xs)) if given[carried + x].users] or [0]
+        kept = [*of_xs, *(i for i in range(len(self.xs), len(sources)) if given[carried + i].users)]
+        for i in range(len(sources)):
+            if i not in kept:
+                self.body.graph.erase_node(given[carried + i])
+        self.captured = [sources[i] for i in kept if i >= len(self.xs)]
+        self.xs = [sources[i] for i in of_xs]
+        self._write()
+        self.body.recompile()
+
+    def _write(self) -> None:
+        self.node.args = (self.node.args[0], [*self.carry], [*self.xs], tuple(self.captured))
+
+
+def _share(first: Scan, then: Scan) -> None:
+    """What the steps of the first compute, those of the other read."""
+    same, reverse = _given_to_both(first, then)
+    if same is None:
+        return
+    known = {_key(node, {}): node for node in _computing(first.body)}
+    for node in _computing(then.body):
+        found = known.get(_key(node, same))
+        if found is not None and all(copied(given) in same for given in node.all_input_nodes):
+            same[node] = found
+    for node, found in _worth_reading(then, same):
+        xs = first.y(found)
+        if reverse:
+            xs = emit(then.node, aten.flip.default, xs, [0])
+        then.take(node, xs)
+
+
+def _given_to_both(first: Scan, then: Scan) -> tuple[dict[Node, Node] | None, bool]:
+    """What the second's body is given, and the same in the first's; whether in reverse."""
+    ours, theirs = first.given, then.given
+    behind, before = len(first.carry) + len(first.xs), len(then.carry) + len(then.xs)
+    for reverse in (True, False):
+        same: dict[Node, Node] = {}
+        slices = {_source(x, reverse): ours[len(first.carry) + i] for i, x in enumerate(first.xs)}
+        for i, y in enumerate(first.results[len(first.carry) :], len(first.carry)):
+            order = tuple(range(value(first.node)[i].dim()))
+            slices[((first.node, i), order, frozenset({0} if reverse else ()))] = copied(y)
+        for i, x in enumerate(then.xs):
+            if (found := slices.get(_source(x, False))) is not None:
+                same[theirs[len(then.carry) + i]] = found
+        if same:
+            captured = {node: ours[behind + i] for i, node in enumerate(first.captured)}
+            for i, node in enumerate(then.captured):
+                if node in captured:
+                    same[theirs[before + i]] = captured[node]
+            return same, reverse
+    return None, False
+
+
+def _source(xs: Node, reverse: bool) -> Hashable:
+    """Whose elements these are, in which order of dimensions, and along which of them turned."""
+    order = [*range(value(xs).dim())]
+    turned: set[int] = set()  # of the dimensions of xs
+    node = xs
+    while True:
+        if calls(node, aten.clone.default):
+            node = node.args[0]  # type: ignore[assignment]
+        elif calls(node, aten.flip.default):
+            dims: Any = node.args[1]
+            ndim = len(order)
+            turned ^= {order.index(dim % ndim) for dim in dims}
+            node = node.args[0]  # type: ignore[assignment]
+        elif (swap := _permuted(node)) is not None:
+            order = [swap[dim] for dim in order]
+            node = node.args[0]  # type: ignore[assignment]
+        else:
+            break
+    if reverse:
+        turned ^= {0}
+    root: Hashable = node
+    if calls(node, operator.getitem):
+        root = (node.args[0], node.args[1])
+    return root, tuple(order), frozenset(turned)
+
+
+def _permuted(node: Node) -> list[int] | None:
+    """Which dimension of what is viewed each of its own is."""
+    if calls(node, aten.permute.default):
+        dims: Any = node.args[1]
+        return [dim % len(dims) for dim in dims]
+    if calls(node, aten.transpose.int):
+        ndim = value(node).dim()
+        order = [*range(ndim)]
+        one, other = (int(dim) % ndim for dim in node.args[1:3])  # type: ignore[arg-type]
+        order[one], order[other] = order[other], order[one]
+        return order
+    return None
+
+
+def copied(node: Any) -> Any:
+    """What it is a copy of, if it is one."""
+    while calls(node, aten.clone.default):
+        node = node.args[0]
+    return node
+
+
+def _computing(body: GraphModule) -> Iterator[Node]:
+    """The operators that may stand for one another, of the body's own values."""
+    for node in body.graph.nodes:
+        plain = node.op == "call_function" and not has_effect(node)
+        if plain and not any(given.op == "get_attr" for given in node.all_input_nodes):
+            yield node
+
+
+def _key(node: Node, same: dict[Node, Node]) -> Hashable:
+    def shared(given: Node) -> Node:
+        given = copied(given)
+        return same.get(given, given)
+
+    args = torch.fx.node.map_arg((node.args, dict(node.kwargs)), shared)
+    return key_of(node, *args)
+
+
+def _worth_reading(then: Scan, same: dict[Node, Node]) -> Iterator[tuple[Node, Node]]:
+    """What the second's steps need of all that is the same, views computed again."""
+    needed: list[Node] = []
+    for node in then.body.graph.nodes:
+        if node not in same:
+            needed += (given for given in node.all_input_nodes if given in same)
+    seen: set[Node] = set()
+    while needed:
+        node = needed.pop()
+        if node in seen or node.op == "placeholder":
+            continue
+        seen.add(node)
+        is_tensor = isinstance(value(node), Tensor)
+        if not is_tensor or viewed_by(node) is not None or copied(node) is not node:
+            needed += (given for given in node.all_input_nodes if given in same)
+        elif node.all_input_nodes:
+            yield node, same[node]

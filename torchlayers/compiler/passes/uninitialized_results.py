@@ -1,0 +1,69 @@
+"""Results whose memory was not written, or in part: two computations of the same differ there."""
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.graph_queries import operators, outputs_of
+from torchlayers.fx.nodes import calls, is_write, memory_of, written_by
+
+_aten = torch.ops.aten
+_ALLOCATIONS = (
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_permuted.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+)
+_COPIES = (
+    _aten._to_copy.default,
+    _aten.cat.default,
+    _aten.clone.default,
+    _aten.stack.default,
+)
+# Operators of several results, and which of them may be left as they were allocated.
+_LEAVES = {
+    "aten::_ctc_loss": (1,),  # log_alpha, beyond each sample's lengths
+    "torchlayers::ctc_loss": (1,),
+    # The random numbers' seed and offset, where there is no dropout.
+    "aten::_flash_attention_forward": (2, 3),
+    "aten::_efficient_attention_forward": (2, 3),
+    "aten::_scaled_dot_product_flash_attention": (6, 7),
+    "aten::_scaled_dot_product_efficient_attention": (2, 3),
+    "aten::_scaled_dot_product_cudnn_attention": (6, 7),
+}
+
+
+def uninitialized_results(graph: GraphModule) -> frozenset[int]:
+    """Which of the graph's results have entries that nothing says what they are.
+
+    What is written to later, even in part, is not among them, nor is what was computed of such.
+    """
+    found = set[Node]()
+    for node in operators(graph):
+        if is_write(node):
+            found.difference_update(map(memory_of, written_by(node)))
+        elif _is_left(node) or (
+            calls(node, *_COPIES) and any(memory_of(each) in found for each in node.all_input_nodes)
+        ):
+            found.add(node)
+    return frozenset(
+        i
+        for i, node in enumerate(outputs_of(graph))
+        if isinstance(node, Node) and memory_of(node) in found
+    )
+
+
+def _is_left(node: Node) -> bool:
+    if calls(node, *_ALLOCATIONS):
+        return True
+    made: Any = node.args[0] if len(node.args) == 2 else None
+    if isinstance(node.target, OpOverload) or not isinstance(made, Node):
+        return False
+    operator = made.target
+    return isinstance(operator, OpOverload) and node.args[1] in _LEAVES.get(
+        operator._schema.name, ()
+    )

@@ -1,0 +1,1 @@
+"""Captured graphs made, run and verified, a call at a time."""

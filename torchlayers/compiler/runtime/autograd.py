@@ -1,0 +1,329 @@
+"""A compiled function under plain autograd: its backward is compiled too, to any order.
+
+The recording has the reverse pass in it, and is split in a forward and a backward graph. Where
+autograd is to differentiate the backward again (create_graph), it is a compiled function itself:
+of the inputs and the cotangents, recorded from the function anew.
+
+The first results and the first gradients are held against those of the recording as it was made.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.compiler.capture.recording import Recording
+from torchlayers.compiler.capture.signature import Modes
+from torchlayers.compiler.capture.tensor_hooks import gradients
+from torchlayers.compiler.passes.graph_queries import draws_from, inputs_of
+from torchlayers.compiler.runtime.backends import Runner, plainly
+from torchlayers.compiler.runtime.call import inlined
+from torchlayers.compiler.runtime.compare import (
+    Before,
+    Run,
+    compared,
+    first_difference,
+    random_state,
+    sensitivity,
+)
+from torchlayers.compiler.runtime.partition import split
+from torchlayers.compiler.runtime.replayed_halves import Unsimplified
+from torchlayers.compiler.runtime.request import Asked
+from torchlayers.compiler.runtime.verify import Adopt, how_replayed, say_wrong
+from torchlayers.core.device import RandomState
+from torchlayers.core.errors import TransformError
+
+_C: Any = torch._C
+_BATCHED = _C._parse_dispatch_key("Batched")
+
+# What a call of the function itself returns for tensors: the results that were computed.
+Computed = Callable[[Sequence[Tensor]], list[Tensor]]
+
+
+class Derivative:
+    """Runs a recording, and is a node of autograd's graph."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        graph: GraphModule,
+        modes: Modes,
+        asked: Asked,
+        computed: Computed,
+        arguments: int,
+        adopt: Adopt,
+    ) -> None:
+        assert recording.gradients is not None
+        self.gradients = recording.gradients
+        self.results = recording.computed
+        self.halves = split(graph, self.results, len(self.gradients.of_outputs))
+        self.saved_inputs = self.halves.saved_inputs
+        self.draws = draws_from(self.halves.forward)
+        self.arguments = arguments
+        self.modes = modes
+        self.captured = recording.captured
+        self._guards = recording.guards
+        cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
+        self.strides = [node.meta["val"].stride() for node in cotangents]
+        self._backward_name = f"{asked.name}'s backward"
+        self.forward = Runner(
+            self.halves.forward, asked.settings, asked.name, self._adopt_forward, plainly
+        )
+        self.backward = Runner(
+            self.halves.backward, asked.settings, self._backward_name, self._adopt_backward, plainly
+        )
+        self._again: Callable[..., Any] | None = None
+        self._compile_again = asked.again
+        self._func = computed  # by which what the function can reach is found
+        self.name = asked.name
+        self.problem: str | None = None
+        self.lock = threading.RLock()
+        self._adopt = adopt
+        self._results_checked = False
+        self._keeps_writes = asked.keeps_writes
+        # Until the first gradients have been compared.
+        self.unsimplified: Unsimplified | None = None
+        if asked.settings.check:
+            self.unsimplified = Unsimplified(recording, self.pull_back_again)
+        self._adopt(self._first if self.unsimplified else self)
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        results: Sequence[Tensor] = _Call.apply(self, None, *tensors)  # type: ignore[no-untyped-call]
+        return results
+
+    @property
+    def how(self) -> str:
+        if self.problem is not None:
+            return how_replayed(self.problem)
+        return "; ".join(dict.fromkeys([self.forward.how, self.backward.how]))
+
+    @property
+    def seconds(self) -> float:
+        return self.forward.seconds + self.backward.seconds
+
+    def _first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """A call whose gradients may be the first that are computed."""
+        recorded = self.unsimplified
+        if recorded is None:
+            return self(tensors)
+        call = _First(self, recorded, tensors)
+
+        def run(tensors: list[Tensor]) -> Sequence[Tensor]:
+            results: Sequence[Tensor] = _Call.apply(self, call, *tensors)  # type: ignore[no-untyped-call]
+            return results
+
+        with self.lock:
+            if self.problem is None and not self._results_checked:
+                results, problem = compared(
+                    call.before,
+                    recorded.forward,
+                    run,
+                    recorded.half,
+                    self._keeps_writes,
+                    recorded.uninitialized,
+                )
+                if problem is None:
+                    self._results_checked = True
+                    return results
+                call.before.undo()
+                self.is_wrong(problem)
+        return run(tensors) if self.problem is None else self._replayed(tensors)
+
+    def _replayed(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        results: Sequence[Tensor] = _Call.apply(self.unsimplified, None, *tensors)  # type: ignore[no-untyped-call]
+        return results
+
+    def is_wrong(self, problem: str) -> None:
+        self.problem = problem
+        self._adopt(self._replayed)
+        say_wrong(self.name, problem)
+
+    def is_right(self) -> None:
+        self.unsimplified = None
+        self._adopt(self)
+
+    def _adopt_forward(self, run: Run) -> None:
+        self.run_forward = run
+
+    def _adopt_backward(self, run: Run) -> None:
+        self.run_backward = run
+
+    def pull_back(
+        self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None
+    ) -> Sequence[Any]:
+        """The gradients, as tensors without a history."""
+        if any(cotangent.is_conj() or cotangent.is_neg() for cotangent in cotangents):
+            cotangents = [cotangent.resolve_conj().resolve_neg() for cotangent in cotangents]
+        if _any_batched(cotangents):
+            return self.backward.replayed([*saved, *cotangents])
+        return self.run_backward([*saved, *self.laid_out(cotangents)])
+
+    def laid_out(self, cotangents: list[Tensor]) -> list[Tensor]:
+        """With the strides that the backward was recorded for."""
+        return [*map(_laid_out, cotangents, self.strides)]
+
+    def pull_back_again(self, inputs: Sequence[Tensor], cotangents: list[Tensor]) -> Sequence[Any]:
+        """The gradients as a differentiable function of the inputs and the cotangents."""
+        if self._again is None:
+            self._again = self._compile_again(self._backward, self._backward_name)
+        return self._again(tuple(inputs[: self.arguments]), tuple(cotangents))  # type: ignore[no-any-return]
+
+    def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
+        inputs = [*arguments, *self.captured]
+        if self._guards is not None and (changed := self._guards.failed()):
+            raise TransformError(
+                f"torchlayers: compile: a backward of {self.name} is differentiated "
+                "(create_graph), for which the function runs once more, and what it read has "
+                f"changed: {changed}. "
+                "Differentiate before that changes, or call the function again."
+            )
+        with torch.enable_grad(), self.modes.restored():
+            results = self._func(arguments)
+        with torch._C._DisableAutocast():
+            return gradients(
+                [results[i] for i in self.gradients.of_outputs],
+                [inputs[i] for i in self.gradients.by_inputs],
+                cotangents,
+                create_graph=True,
+            )
+
+
+class _First:
+    """A call whose gradients are held against the recording's, unless another's were before."""
+
+    def __init__(
+        self, derivative: Derivative, recorded: Unsimplified, tensors: list[Tensor]
+    ) -> None:
+        self._derivative = derivative
+        self._recorded = recorded
+        self.before = Before(tensors, recorded.written, recorded.draws)
+        self._versions = [*map(_version, tensors)]
+
+    def pull_back(
+        self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None
+    ) -> Sequence[Any]:
+        derivative = self._derivative
+        with derivative.lock:
+            is_right = derivative.unsimplified is None
+            # Where an input was written to since, another call has to do.
+            may_compare = not _any_batched(cotangents) and not self._is_overwritten()
+            if is_right or (derivative.problem is None and not may_compare):
+                return derivative.pull_back(saved, cotangents, random)
+            if not may_compare:
+                raise _can_not_go_back(derivative.name)
+            inputs = [*self._inputs(), *derivative.laid_out(cotangents)]
+            expected = self._reverse(inputs)
+            if derivative.problem is not None:
+                return expected
+            found = derivative.pull_back(saved, cotangents, random)
+            if draws_from(derivative.halves.backward) is not None:
+                return found  # the recording draws these right after the forward's
+            half = self._recorded.half
+            problem = first_difference(expected, found, half, what="gradient")
+            if problem is not None:
+                allowed = sensitivity(self._reverse, inputs, (), expected)
+                problem = first_difference(expected, found, half, allowed, "gradient")
+            if problem is not None:
+                derivative.is_wrong(problem)
+                return expected
+            derivative.is_right()
+            return found
+
+    def _inputs(self) -> list[Tensor]:
+        """As they were before the call."""
+        written = self.before.written
+        return [written.get(i, tensor) for i, tensor in enumerate(self.before.tensors)]
+
+    def _is_overwritten(self) -> bool:
+        pairs = zip(self.before.tensors, self._versions, strict=True)
+        return any(
+            _version(tensor) != version
+            for i, (tensor, version) in enumerate(pairs)
+            if i not in self.before.written
+        )
+
+    def _reverse(self, inputs: list[Tensor]) -> list[Any]:
+        """The recording's gradients at inputs and cotangents."""
+        count = len(self.before.tensors)
+        return [*self._recorded.pull_back(inputs[:count], inputs[count:], self.before.random)]
+
+
+class _Call(torch.autograd.Function):
+    """One call of a Derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, derivative: Derivative | Unsimplified, first: _First | None, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.derivative, ctx.first = derivative, first
+        ctx.random = random_state(derivative.draws)
+        outputs = derivative.run_forward([*inputs])
+        results = outputs[: derivative.results]
+        saved = outputs[derivative.results :]
+        # The inputs themselves, so that what differentiates again knows their history; those that
+        # are not read here may be written to until then.
+        places = derivative.saved_inputs
+        ctx.save_for_backward(
+            *(
+                value if place is None else inputs[place]
+                for value, place in zip(saved, places, strict=True)
+            )
+        )
+        kept = {place for place in places if place is not None}
+        ctx.others = [None if i in kept else tensor for i, tensor in enumerate(inputs)]
+        of_outputs = derivative.gradients.of_outputs
+        ctx.mark_non_differentiable(
+            *(result for i, result in enumerate(results) if i not in of_outputs)
+        )
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        derivative: Derivative | Unsimplified = ctx.derivative
+        saved = [*ctx.saved_tensors]
+        chosen = [cotangents[i] for i in derivative.gradients.of_outputs]
+        if torch.is_grad_enabled():
+            inputs = [*ctx.others]
+            for value, place in zip(saved, derivative.saved_inputs, strict=True):
+                if place is not None:
+                    inputs[place] = value
+            if ctx.random is None:
+                found = derivative.pull_back_again(inputs, chosen)
+            else:  # the numbers that the forward drew
+                with ctx.random.restored():
+                    found = derivative.pull_back_again(inputs, chosen)
+        else:
+            found = (ctx.first or derivative).pull_back(saved, chosen, ctx.random)
+        gradients: list[Tensor | None] = [None] * (2 + len(ctx.others))
+        for i, gradient in zip(derivative.gradients.by_inputs, found, strict=True):
+            gradients[2 + i] = gradient
+        return tuple(gradients)
+
+
+def _laid_out(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """The cotangent with the strides that the backward was recorded for."""
+    if cotangent.stride() == stride:
+        return cotangent
+    return torch.empty_strided(
+        cotangent.shape, stride, dtype=cotangent.dtype, device=cotangent.device
+    ).copy_(cotangent)
+
+
+def _any_batched(cotangents: list[Tensor]) -> bool:
+    """Whether these are many at once, by a layer or by is_grads_batched."""
+    return inlined(cotangents) or any(_C._dispatch_keys(each).has(_BATCHED) for each in cotangents)
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _can_not_go_back(name: str) -> TransformError:
+    return TransformError(
+        f"torchlayers: compile: the simplified recording of {name} is wrong, and this call's "
+        "gradients can't be computed by the recording as it was made: an input was written to "
+        "since, or the cotangents are batched. Call the function again."
+    )

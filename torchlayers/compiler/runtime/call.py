@@ -1,0 +1,178 @@
+"""A call of a compiled function: from the arguments to the entry that runs them, and back.
+
+Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
+that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
+for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
+(compiler/compiled_function.py).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.compiler.capture.guards import Guards
+from torchlayers.compiler.capture.module_guards import Called, is_scripted
+from torchlayers.compiler.capture.optimizers import FirstStepError, Stepped, hold_the_same
+from torchlayers.compiler.capture.recording import Output
+from torchlayers.compiler.capture.side_effects import grad_like
+from torchlayers.compiler.capture.signature import PLAIN, Like, Signature, like, signature
+from torchlayers.compiler.capture.tensor_hooks import Hooked
+from torchlayers.core import pytree
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+# So many recordings of one signature stay, for a state of Python that changes back.
+_KEPT = 16
+
+
+class Entry(_C.CompiledEntry):
+    """What runs for one signature.
+
+    ``run`` takes the arguments' tensors and the captured ones, in one list that it may keep or
+    clear, and returns a list of tensors, of which ``outputs`` tells what becomes of them. ``run``
+    may be replaced at any time. It is called without autograd, unless ``is_recorded``.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        captured: list[Tensor],
+        outputs: list[Output],
+        out_spec: pytree.TreeSpec,
+        modules: list[Called],
+        stepped: list[Stepped],
+        hooked: list[Hooked],
+        guarded: Guards | None,
+    ) -> None:
+        self.signature = signature
+        self.captured = captured
+        self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
+        self.held_by_modules = [held for each in self.modules for held in each.held]
+        self.guarded = guarded
+        self.guards = None if guarded is None else guarded.held  # which C++ looks at
+        self.stepped = stepped
+        self.hooked = hooked
+        self.captured_like: list[Like] = [like(tensor) for tensor in captured]
+        self.outputs = outputs
+        self.out_spec = out_spec
+        self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
+
+    def fits(self, leaves: Sequence[Any]) -> bool:
+        """Whether captured tensors, their hooks, Python and optimizers are as when recorded."""
+        return (
+            all(map(_is_like, self.captured, self.captured_like))
+            and (self.guards is None or self.guards.hold())
+            and all(held.is_as_then() for held in self.held_by_modules)
+            and hold_the_same(self.stepped)
+            and all(hooked.is_as_then() for hooked in self.hooked)
+            and (not self.grads_like or self._has_such_grads(leaves))
+        )
+
+    def _has_such_grads(self, leaves: Sequence[Any]) -> bool:
+        tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self.captured]
+        return all(grad_like(tensors[i]) == told for i, told in self.grads_like.items())
+
+    def call(self, leaves: list[Any]) -> Any:
+        self.calls += 1
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
+            computed = self.run([*tensors, *self.captured])
+        results = []
+        for source, value in self.outputs:
+            if source == "computed":
+                results.append(computed[value])
+            elif source == "argument":
+                results.append(leaves[value])
+            elif source == "captured":
+                results.append(self.captured[value])
+            else:
+                results.append(value)
+        return pytree.unflatten(results, self.out_spec)
+
+
+def _is_like(tensor: Tensor, expected: Like) -> bool:
+    return like(tensor) == expected
+
+
+class Entries:
+    """The entries of one function, by signature."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, list[Entry]] = {}
+        self.all: list[Entry] = []
+
+    def find(self, given: Signature, leaves: Sequence[Any]) -> Entry | None:
+        for entry in reversed(self._found.get(given.key(), ())):
+            if entry.signature.spec == given.spec and entry.fits(leaves):
+                return entry
+        return None
+
+    def add(self, entry: Entry) -> Entry | None:
+        """Returns one that is dropped: of one signature there are some for what Python was."""
+        alike = self._found.setdefault(entry.signature.key(), [])
+        alike.append(entry)
+        self.all.append(entry)
+        if len(alike) <= _KEPT:
+            return None
+        self.all.remove(alike[0])
+        return alike.pop(0)
+
+
+def inlined(leaves: Sequence[Any]) -> bool:
+    """Whether somebody looks at each operator: a layer, a recording, a mode, a tensor's class."""
+    return (
+        _C.any_layer()
+        or _torch._C._functorch.peek_interpreter_stack() is not None
+        or _torch._C._len_torch_dispatch_stack() > 0
+        or _C.any_function_mode()
+        or _torch._C._get_tracing_state() is not None
+        or _C.any_dual_level_of_others()
+        or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
+    )
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a shape, a dtype and strides say all of it but its data."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
+def static_places(static: Sequence[int], args: Sequence[Any]) -> set[int]:
+    """Which of the arguments are static: those named that are there, negative ones from the end."""
+    count = len(args)
+    return {place % count for place in static if -count <= place < count}
+
+
+def call(
+    entries: Entries,
+    make: Callable[[Signature, tuple[Any, ...], dict[str, Any]], Entry],
+    func: Callable[..., Any],
+    static: set[int],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """func(*args, **kwargs), by the entry that fits, or one that make adds."""
+    dynamic = args
+    if static:
+        dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
+    leaves, spec = pytree.flatten((dynamic, kwargs))
+    if inlined(leaves):
+        return func(*args, **kwargs)
+    given = signature(leaves, spec, [args[i] for i in sorted(static)])
+    entry = entries.find(given, leaves)
+    if entry is None:
+        try:
+            entry = make(given, args, kwargs)
+        except FirstStepError:
+            return func(*args, **kwargs)
+    return entry.call(leaves)

@@ -1,0 +1,196 @@
+"""Whether two computations of the same are equal but for rounding."""
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core.device import RandomState, has_numbers
+
+Run = Callable[[list[Tensor]], Sequence[Any]]
+Draws = Sequence[torch.Generator] | None  # what graphs.draws_from gives
+
+# How many units of rounding, of the largest entry, sums in another order may be apart.
+_UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
+
+
+class Before:
+    """A call's inputs and the random generators as they are before it, for another one like it."""
+
+    def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: Draws) -> None:
+        self.tensors = [*tensors]
+        self.written = {i: tensors[i].detach().clone() for i in written}
+        self.draws = draws
+        self.random = random_state(draws)
+
+    def again(self) -> list[Tensor]:
+        """The inputs, copies of those that are written; what was drawn since is drawn again."""
+        self.rewind()
+        return [
+            self.written[i].clone() if i in self.written else tensor
+            for i, tensor in enumerate(self.tensors)
+        ]
+
+    def rewind(self) -> None:
+        if self.random is not None:
+            self.random.restore()
+
+    def undo(self) -> None:
+        """What was written since is as it was; what was drawn is drawn again."""
+        self.rewind()
+        with torch.no_grad():
+            for i, value in self.written.items():
+                self.tensors[i].copy_(value)
+
+
+def random_state(draws: Draws) -> RandomState | None:
+    return None if draws is None else RandomState(draws)
+
+
+def compared(
+    before: Before,
+    reference: Run,
+    run: Run,
+    half: torch.dtype | None,
+    written_too: bool = True,
+    uninitialized: Container[int] = (),
+) -> tuple[Sequence[Any], str | None]:
+    """run's results, and how they differ from the reference's by more than rounding, or None.
+
+    Both start from the same inputs and generators; what run writes and draws has happened. Where
+    ``written_too``, the written inputs are results, too. ``half`` and ``uninitialized`` are for
+    first_difference.
+    """
+    places = [*before.written] if written_too else []
+    with torch.no_grad():
+        inputs = before.again()
+        expected = [*reference([*inputs]), *(inputs[i] for i in places)]
+        after = random_state(before.draws)
+    before.rewind()
+    try:
+        results = run([*before.tensors])
+    except Exception as error:  # the reference has done without
+        return [], f"result is missing: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    if after is not None and not after.is_now():
+        return results, "result comes of another number of random numbers"
+    with torch.no_grad():
+        found = [*results, *(before.tensors[i] for i in places)]
+        problem = first_difference(expected, found, half, uninitialized=uninitialized)
+        if problem is not None:
+            allowed = sensitivity(reference, before.again(), places, expected)
+            problem = first_difference(expected, found, half, allowed, uninitialized=uninitialized)
+            if after is not None:
+                after.restore()
+    return results, problem
+
+
+def first_difference(
+    expected: Sequence[Any],
+    found: Sequence[Any],
+    half: torch.dtype | None,
+    allowed: Sequence[float] | None = None,
+    what: str = "result",
+    uninitialized: Container[int] = (),
+) -> str | None:
+    """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``.
+
+    ``half`` is what graphs.half_precision says: results of any dtype are rounded as such are.
+    Of those in ``uninitialized`` the numbers don't count.
+    """
+    for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if isinstance(one, Tensor) != isinstance(other, Tensor):
+            return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'one too many'}"
+        if isinstance(one, Tensor):
+            if i in uninitialized:
+                problem = other_kind(one, other)
+            else:
+                problem = difference(one, other, half, allowed[i] if allowed else 0.0)
+            if problem is not None:
+                return f"{what} {i} {problem}"
+    return None
+
+
+def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
+    """How two tensors differ in shape, dtype or layout, or None."""
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+        return (
+            f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
+            f"{ours.dtype}"
+        )
+    if ours.layout != theirs.layout:
+        return f"is {theirs.layout}, in place of {ours.layout}"
+    return None
+
+
+def difference(
+    ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
+) -> str | None:
+    """How two tensors differ by more than rounding and what else is allowed, or None."""
+    if (problem := other_kind(ours, theirs)) is not None:
+        return problem
+    ours, theirs = _dense(ours), _dense(theirs)
+    if not has_numbers(ours):
+        return None
+    if not (ours.is_floating_point() or ours.is_complex()):
+        count = 0 if allowed else int((ours != theirs).sum())
+        return f"differs in {count} of {ours.numel()} entries" if count else None
+    exact, ours, theirs = ours.dtype, _wide(ours), _wide(theirs)
+    finite = ours.isfinite()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    if not bool((same | (finite & theirs.isfinite())).all()):
+        return "has other infinities or nans"
+    scale = float(ours[finite].abs().max()) if bool(finite.any()) else 0.0
+    real = exact.to_real() if exact.is_complex else exact
+    rounding = max(_rounding(dtype) for dtype in (real, half) if dtype is not None)
+    bound = rounding * scale + allowed
+    apart = torch.where(same, torch.zeros_like(ours), ours - theirs).abs()
+    if bool((apart <= bound).all()):
+        return None
+    return f"is off by {float(apart.max()):.3g} where its largest entry is {scale:.3g}"
+
+
+def sensitivity(
+    run: Run, inputs: Sequence[Tensor], written: Sequence[int], outputs: Sequence[Any]
+) -> list[float]:
+    """How far each output moves, at most, where every input is moved by some units of rounding.
+
+    What would be zero without rounding has no scale but this one: a sum that cancels. Outputs are
+    what run returns, and then the inputs that are written.
+    """
+    moved = [_nudged(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
+    found = [*run([*moved]), *(moved[i] for i in written)]
+    return [_moved(one, other) for one, other in zip(outputs, found, strict=True)]
+
+
+def _nudged(tensor: Tensor) -> Tensor:
+    """Every number moved by some units of rounding, in memory that is laid out the same."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    memory = tensor.as_strided([1 + sum((size - 1) * stride for size, stride in pairs)], [1])
+    signs = torch.where(torch.arange(len(memory), device=tensor.device) % 2 == 0, 1, -1)
+    eps = 4 * torch.finfo(tensor.dtype).eps
+    nudged = memory * (1 + eps * signs).to(tensor.dtype)
+    return nudged.as_strided(tensor.shape, tensor.stride())
+
+
+def _moved(one: Any, other: Any) -> float:
+    if not isinstance(one, Tensor) or one.numel() == 0:
+        return 0.0
+    one, other = _dense(one), _dense(other)
+    if not (one.is_floating_point() or one.is_complex()):
+        return 0.0 if torch.equal(one, other) else float("inf")
+    return 64 * float((_wide(other) - _wide(one)).abs().nan_to_num().max())
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _rounding(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps * _UNITS.get(dtype, 2**4)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -1,0 +1,129 @@
+"""The recordings of one function that are for many sizes: what a call with new sizes runs."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from torchlayers.compiler.capture.python_mutations import undo
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.capture.signature import Signature, described
+from torchlayers.compiler.runtime.build import Made, Runs, make_for_sizes
+from torchlayers.compiler.runtime.call import Entry
+from torchlayers.compiler.runtime.dynamic_shapes import Family, NotSymbolicError, changed_sizes
+from torchlayers.compiler.runtime.report import SignatureReport
+from torchlayers.compiler.runtime.request import Asked
+from torchlayers.compiler.runtime.verify import Held
+from torchlayers.core.errors import warn
+
+
+class Families:
+    """They are made as calls come; where one can't be, a warning says why, and no more are."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._all: list[_Made] = []
+        self._failed = False
+
+    def find(
+        self,
+        asked: Asked,
+        given: Signature,
+        before: Sequence[Signature],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> tuple[Entry, bool] | None:
+        """The entry of a call of one of the families, and whether it stays.
+
+        Args:
+            before: the signatures that were recorded by themselves.
+        """
+        for made in self._all:
+            if (found := made.find(asked, given, args, kwargs)) is not None:
+                return found
+        self._failed = self._failed or any(made.is_refuted() for made in self._all)
+        similar = [one for one in before if changed_sizes(given, one) is not None]
+        if self._failed or not similar:
+            return None
+        try:
+            family = Family(asked, given, similar[-1], args, kwargs)
+        except NotSymbolicError as error:
+            self._failed = True
+            if not self._all:
+                warn(
+                    f"torchlayers: compile: {self._name} can't be recorded for many sizes: {error}."
+                    " Each shape is recorded by itself.",
+                )
+            return None
+        made = _Made(family)
+        if (found := made.find(asked, given, args, kwargs)) is not None:
+            self._all.append(made)
+        return found
+
+    def reports(self) -> list[SignatureReport]:
+        return [made.report() for made in self._all]
+
+
+class _Made:
+    """A family, and its entries for the sizes of the first calls and of the last ones."""
+
+    KEPT = 64
+
+    def __init__(self, family: Family) -> None:
+        self._family = family
+        self._first: dict[Any, Made] = {}
+        self._last: OrderedDict[Any, Made] = OrderedDict()
+        self._gone: list[SignatureReport] = []
+        self._refuted = False
+        self._compared: Runs | None = None  # what ran at the second call with new sizes
+
+    def find(
+        self, asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Entry, bool] | None:
+        if (numbers := self._family.fits(given)) is None or self.is_refuted():
+            return None
+        key = given.key()
+        if key in self._first:
+            return self._first[key].entry, True
+        if key in self._last:
+            self._last.move_to_end(key)
+            return self._last[key].entry, False
+        alone = None
+        if self._first and self._compared is None and asked.settings.check:
+            guarded = asked.settings.guards
+            alone = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
+            undo(alone.changes)
+            if not self._family.is_like(alone, numbers):
+                self._refuted = True
+                return None
+        made = make_for_sizes(asked, self._family, given, numbers, alone)
+        if alone is not None:
+            self._compared = made.runs
+        if len(self._first) < self.KEPT:
+            self._first[key] = made
+            return made.entry, True
+        self._last[key] = made
+        if len(self._last) > self.KEPT:
+            gone = self._last.popitem(last=False)[1].report()
+            self._gone = [_together([*self._gone, gone])]
+        return made.entry, False
+
+    def is_refuted(self) -> bool:
+        """Whether a call with other sizes had another result. NOTE [A size that is a number]."""
+        return self._refuted or (isinstance(self._compared, Held) and bool(self._compared.problem))
+
+    def report(self) -> SignatureReport:
+        kept = [made.report() for made in (*self._first.values(), *self._last.values())]
+        report = _together([*self._gone, *kept])
+        return report._replace(
+            arguments=described(self._family.signature),
+            seconds=report.seconds + self._family.seconds,
+            why=self._family.why,
+        )
+
+
+def _together(reports: list[SignatureReport]) -> SignatureReport:
+    return reports[0]._replace(
+        how="; ".join(dict.fromkeys(one.how for one in reports)),
+        seconds=sum(one.seconds for one in reports),
+        calls=sum(one.calls for one in reports),
+    )

@@ -1,0 +1,263 @@
+"""Sizes that change from call to call: one recording for all of them.
+
+A function is recorded for the sizes of its first call. At a call whose arguments differ in sizes
+alone it is recorded once more, those sizes being symbols: torch's fake tensors have SymInts for
+them, and a guard for whatever the function, the layers and the passes asked about them. From then
+on a call with new sizes puts numbers in the symbols' places, which runs neither Python nor passes.
+
+NOTE [A size that is a number]
+Where something took a size for a number (range, len, C++ that has no symbols), the guards say so,
+and calls are recorded a shape again. No guard tells of a number that was copied. So the first call
+with other sizes than the recording was made at is recorded by itself as well: what runs is held
+against that (verify.py), and where it differs, the recording for many sizes is not used again.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import SymBool, SymFloat, SymInt
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+
+from torchlayers.compiler.capture.module_guards import are_as_then
+from torchlayers.compiler.capture.python_mutations import undo
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.capture.recording import Recording
+from torchlayers.compiler.capture.signature import Like, Signature, like, why_new
+from torchlayers.compiler.inductor import compile as inductor
+from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
+from torchlayers.compiler.runtime.compare import Run
+from torchlayers.compiler.runtime.request import Asked
+from torchlayers.fx.nodes import mode_of, value
+from torchlayers.fx.strides import STRIDES, strides_of
+
+if TYPE_CHECKING:  # it takes twice as long to import as the package
+    import sympy  # type: ignore[import-untyped]
+
+Numbers = dict["sympy.Expr", "sympy.Integer"]
+
+
+class NotSymbolicError(Exception):
+    """Why there is no recording for many sizes."""
+
+
+def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
+    """Of each tensor among the arguments, the dimensions whose sizes differ.
+
+    None where something else differs too, or nothing does, or a size is 0 or 1: torch's fake
+    tensors take these for numbers.
+    """
+    if (now.spec, now.static, now.modes) != (before.spec, before.static, before.modes):
+        return None
+    changed = []
+    for one, other in zip(now.leaves, before.leaves, strict=True):
+        if not (isinstance(one, Like) and isinstance(other, Like)):
+            if one != other:
+                return None
+            continue
+        same = one._replace(shape=other.shape, stride=other.stride) == other
+        if not same or len(one.shape) != len(other.shape):
+            return None
+        pairs = [*zip(one.shape, other.shape, strict=True)]
+        changed.append({dim for dim, (a, b) in enumerate(pairs) if a != b})
+        if any(min(pairs[dim]) < 2 for dim in changed[-1]):
+            return None
+    return changed if any(changed) else None
+
+
+class Family:
+    """A recording for many sizes. NOTE [A size that is a number]."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        given: Signature,
+        before: Signature,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        """
+        Args:
+            given, args, kwargs: a call's.
+            before: the signature of one that differed in sizes alone.
+        Raises:
+            NotSymbolicError: the sizes can't be symbols.
+        """
+        start = time.perf_counter()
+        symbolic = changed_sizes(given, before)
+        assert symbolic is not None
+        try:
+            recorded = record(
+                asked.func,
+                args,
+                kwargs,
+                gradients=given.modes.grad,
+                symbolic=symbolic,
+                guarded=asked.settings.guards,
+            )
+            undo(recorded.changes)
+        except Exception as error:
+            lines = str(error).strip().splitlines()
+            raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
+        if recorded.gradients is not None:
+            raise NotSymbolicError("plain autograd differentiates it")
+        if recorded.effects.grads_read:
+            raise NotSymbolicError("it reads gradients that its inputs have")
+        if recorded.changes:
+            raise NotSymbolicError(f"it changes {recorded.changes[0].name}")
+        if recorded.stepped:
+            raise NotSymbolicError("it steps an optimizer")
+        if communicates(recorded.graph):
+            raise NotSymbolicError("other ranks' sizes are not known")
+        self._lock = threading.Lock()
+        self._code: Run | None = None
+        self.recorded = recorded
+        self.graph = simplify(recorded.graph)
+        self.captured_like = [like(tensor) for tensor in recorded.captured]
+        mode: Any = mode_of(recorded.graph.graph)
+        self._environment = mode.shape_env
+        tensors = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
+        self._inputs = [value(node) for node in inputs_of(recorded.graph)][: len(tensors)]
+        for fake, dims in zip(self._inputs, symbolic, strict=True):
+            if any(_expression(fake.shape[dim]).is_number for dim in dims):
+                raise NotSymbolicError("a size is used as a number, as by len or range")
+        self._signature = given
+        self.why = why_new(given, before)
+        self.seconds = time.perf_counter() - start
+
+    @property
+    def signature(self) -> Signature:
+        """A call's, with ``*`` for sizes that are symbols."""
+        fakes = iter(self._inputs)
+
+        def shown(leaf: Any) -> Any:
+            if not isinstance(leaf, Like):
+                return leaf
+            shape: Any = tuple("*" if isinstance(s, SymInt) else s for s in next(fakes).shape)
+            return leaf._replace(shape=shape)
+
+        return self._signature._replace(leaves=tuple(map(shown, self._signature.leaves)))
+
+    def fits(self, given: Signature) -> Numbers | None:
+        """The symbols' numbers at a call, if it is one of these."""
+        if [like(tensor) for tensor in self.recorded.captured] != self.captured_like:
+            return None
+        if not are_as_then(self.recorded.modules):
+            return None
+        if self.recorded.guards is not None and not self.recorded.guards.held.hold():
+            return None
+        if not all(hooked.is_as_then() for hooked in self.recorded.hooked):
+            return None
+        if given != self._signature and changed_sizes(given, self._signature) is None:
+            return None
+        return self._numbers(given)
+
+    def _numbers(self, given: Signature) -> Numbers | None:
+        import sympy
+
+        likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
+        numbers: Numbers = {}
+        for fake, told in zip(self._inputs, likes, strict=True):
+            # Of memory with holes the strides are no products of sizes, but symbols of their own.
+            given_as = (*told.shape, *(told.stride or ()))
+            for size, number in zip((*fake.shape, *fake.stride()), given_as, strict=False):
+                if isinstance(size, SymInt) and size.node._expr.is_Symbol:
+                    numbers[size.node._expr] = sympy.Integer(number)
+        for fake, told in zip(self._inputs, likes, strict=True):
+            expected = (*told.shape, *(told.stride or ()))
+            if tuple(_put(each, numbers) for each in (*fake.shape, *fake.stride())) != expected:
+                return None
+        environment = self._environment
+        holds = (
+            all(guard.expr.xreplace(numbers) == sympy.true for guard in environment.guards)
+            and all(
+                meant.xreplace(numbers) == numbers[symbol]
+                for symbol, meant in environment.replacements.items()
+                if symbol in numbers
+            )
+            and all(
+                environment.var_to_range[symbol].lower <= number
+                and number <= environment.var_to_range[symbol].upper
+                for symbol, number in numbers.items()
+            )
+        )
+        return numbers if holds else None
+
+    def compiler_for(self, given: Signature) -> inductor.Compiler:
+        """Inductor's code for all sizes, where it is for these."""
+
+        def compile_graph(
+            graph: GraphModule, threads: int, options: dict[str, Any] | None = None
+        ) -> Run:
+            with self._lock:
+                if self._code is None:
+                    self._code = inductor.compile_graph(self.recorded.graph, threads, options)
+                if (numbers := self.fits(given)) is None:
+                    raise NotSymbolicError("what inductor made for other sizes is not for these")
+                if not isinstance(self._code, inductor.Compiled):
+                    return self._code
+                return self._code.run_for(lambda size: int(_put(size, numbers)))
+
+        return compile_graph
+
+    def is_like(self, alone: Recording, numbers: Numbers) -> bool:
+        """Whether a recording for these sizes alone has the same captures and structure."""
+        own = self.recording_for(numbers)
+        return (
+            [*map(id, alone.captured[: len(alone.captured) - alone.constants])]
+            == [*map(id, own.captured[: len(own.captured) - own.constants])]
+            and alone.constants == own.constants
+            and (alone.outputs, alone.out_spec) == (own.outputs, own.out_spec)
+            and alone.gradients is None
+        )
+
+    def recording_for(self, numbers: Numbers) -> Recording:
+        outputs = [
+            output._replace(value=_put(output.value, numbers)) for output in self.recorded.outputs
+        ]
+        graph = concrete(self.recorded.graph, numbers)
+        return self.recorded._replace(graph=graph, outputs=outputs)
+
+
+def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
+    """The graph with numbers in its symbols' places. It has no fake values."""
+    made, known = Graph(), dict[Node, Any]()
+
+    def fill(argument: Any) -> Any:
+        return known[argument] if isinstance(argument, Node) else _put(argument, numbers)
+
+    for node in graph.graph.nodes:
+        told = value(node)
+        if isinstance(told, (SymInt, SymFloat, SymBool, int, float)):
+            known[node] = _put(told, numbers)
+            continue
+        args, kwargs = map_aggregate((node.args, node.kwargs), fill)
+        known[node] = made.create_node(node.op, node.target, args, kwargs, node.name)
+        known[node].meta = {"stack_trace": node.meta.get("stack_trace")}
+        if (strides := strides_of(node)) is not None:
+            known[node].meta[STRIDES] = tuple(_put(stride, numbers) for stride in strides)
+    filled = GraphModule(graph, made)
+    for name, held in graph.named_children():  # branches, and bodies of loops
+        if isinstance(held, GraphModule):
+            setattr(filled, name, concrete(held, numbers))
+    return filled
+
+
+def _put(given: Any, numbers: Numbers) -> Any:
+    """A number for what is of symbols; anything else as it is."""
+    if isinstance(given, SymInt):
+        return int(_expression(given).xreplace(numbers))
+    if isinstance(given, SymFloat):
+        return float(_expression(given).xreplace(numbers))
+    if isinstance(given, SymBool):
+        return bool(_expression(given).xreplace(numbers))
+    return given
+
+
+def _expression(size: Any) -> "sympy.Expr":
+    import sympy
+
+    return size.node.expr if isinstance(size, SymInt | SymFloat | SymBool) else sympy.sympify(size)

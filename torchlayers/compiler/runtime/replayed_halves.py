@@ -1,0 +1,80 @@
+"""A recording with its reverse pass replayed as it was made, each half by itself.
+
+The backward computes the forward again. It is what the halves of a split recording are held
+against, and what runs in their place where they are wrong.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from torchlayers.compiler.capture.recording import Recording
+from torchlayers.compiler.passes.dead_code import drop_dead
+from torchlayers.compiler.passes.graph_queries import (
+    draws_from,
+    half_precision,
+    inputs_of,
+    outputs_of,
+)
+from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
+from torchlayers.compiler.runtime.backends import plainly
+from torchlayers.compiler.runtime.verify import places_written
+from torchlayers.core.device import RandomState
+from torchlayers.fx.program import replay
+
+Again = Callable[[Sequence[Tensor], list[Tensor]], Sequence[Any]]
+
+
+class Unsimplified:
+    """What a Derivative is, by replaying the recording itself."""
+
+    def __init__(self, recording: Recording, pull_back_again: Again) -> None:
+        assert recording.gradients is not None
+        self.gradients = recording.gradients
+        self.results = recording.computed
+        self.draws = draws_from(recording.graph)
+        self.half = half_precision(recording.graph)
+        self.uninitialized = uninitialized_results(recording.graph)
+        self.written = places_written(recording.graph)
+        count = len(inputs_of(recording.graph)) - len(self.gradients.of_outputs)
+        self.saved_inputs = [None if i in self.written else i for i in range(count)]
+        self.pull_back_again = pull_back_again
+        self.forward = plainly(replay(_forward(recording.graph, count, self.results)))
+        self._both = plainly(replay(recording.graph))
+
+    def run_forward(self, inputs: list[Tensor]) -> Sequence[Any]:
+        """The results, and then the inputs as they were."""
+        kept = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(inputs)]
+        return [*self.forward(inputs), *kept]
+
+    def pull_back(
+        self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None
+    ) -> Sequence[Any]:
+        inputs = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(saved)]
+        if random is None:
+            return self.reverse(inputs, cotangents)
+        with random.restored():
+            return self.reverse(inputs, cotangents)
+
+    def reverse(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Any]:
+        """The gradients; it writes to the inputs, and draws what the forward draws."""
+        return self._both([*inputs, *cotangents])[self.results :]
+
+
+def _forward(recorded: GraphModule, inputs: int, results: int) -> GraphModule:
+    """Without what depends on cotangents."""
+    cotangents = inputs_of(recorded)[inputs:]
+    reverse = {*cotangents}
+    for node in recorded.graph.nodes:
+        if not reverse.isdisjoint(node.all_input_nodes):
+            reverse.add(node)
+    forward, known = Graph(), dict[Node, Node]()
+    for node in recorded.graph.nodes:
+        if node.op != "output" and node not in reverse:
+            known[node] = forward.node_copy(node, known.__getitem__)
+    forward.output([known.get(node, node) for node in outputs_of(recorded)[:results]])
+    graph = GraphModule(recorded, forward)
+    drop_dead(graph)
+    return graph

@@ -1,0 +1,107 @@
+"""The first results of what runs are held against the recording's, as it was made.
+
+Simplifying can be wrong as a compiler can. Whatever runs a recording comes from its simplified
+graph, so that comparing these with each other is not enough. What was recorded is dropped once it
+has been compared; where the results differ by more than rounding, it is replayed from then on.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.compiler.passes.graph_queries import draws_from, half_precision, inputs_of
+from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
+from torchlayers.compiler.runtime.backends import Runner
+from torchlayers.compiler.runtime.compare import Before, Run, compared
+from torchlayers.core.errors import warn
+from torchlayers.fx.nodes import written_inputs
+from torchlayers.fx.program import replay
+
+Adopt = Callable[[Run], None]
+
+
+class Held:
+    """Hands on what it adopts, once its first result was right, or the recording's replay."""
+
+    def __init__(
+        self,
+        recorded: GraphModule,
+        name: str,
+        adopt: Adopt,
+        around: Callable[[Run], Run] | None,
+        keeps_writes: bool,
+    ) -> None:
+        self.problem: str | None = None
+        self._replayed: Run | None = (
+            replay(recorded) if around is None else around(replay(recorded))
+        )
+        self._written = places_written(recorded)
+        self._draws = draws_from(recorded)
+        self._half = half_precision(recorded)
+        self._uninitialized = uninitialized_results(recorded)
+        self._keeps_writes = keeps_writes
+        self._name = name
+        self._hand_on = adopt
+        self._run: Run
+        self._lock = threading.RLock()
+        self.runner: Runner
+        self._hand_on(self._first_result)
+
+    @property
+    def how(self) -> str:
+        return self.runner.how if self.problem is None else how_replayed(self.problem)
+
+    @property
+    def seconds(self) -> float:
+        return self.runner.seconds
+
+    def adopt(self, run: Run) -> None:
+        with self._lock:
+            self._run = run
+            if self._replayed is None:
+                self._hand_on(run)
+
+    def _first_result(self, tensors: list[Tensor]) -> Sequence[Any]:
+        """Where it is interrupted, the next call is the first."""
+        with self._lock:
+            replayed = self._replayed
+            if replayed is not None and self.problem is None:
+                before = Before(tensors, self._written, self._draws)
+                result, problem = compared(
+                    before,
+                    replayed,
+                    lambda given: self._run(given),
+                    self._half,
+                    self._keeps_writes,
+                    self._uninitialized,
+                )
+                if problem is None:
+                    self._replayed = None
+                    self._hand_on(self._run)
+                    return result
+                before.undo()
+                self.problem = problem
+                self._hand_on(replayed)
+                say_wrong(self._name, problem)
+        return (replayed or self._run)(tensors)
+
+
+def places_written(recorded: GraphModule) -> list[int]:
+    """Which inputs the recording writes to."""
+    written = written_inputs(recorded)
+    return [i for i, node in enumerate(inputs_of(recorded)) if node in written]
+
+
+def how_replayed(problem: str) -> str:
+    return f"replay (unsimplified: the simplified recording's {problem})"
+
+
+def say_wrong(name: str, problem: str) -> None:
+    warn(
+        f"torchlayers: compile: the simplified recording of {name} is wrong: {problem}. The "
+        "recording is replayed as it was made instead. Please report it to torchlayers, with the "
+        "function and the shapes of its arguments.",
+    )

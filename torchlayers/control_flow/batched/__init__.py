@@ -1,0 +1,1 @@
+"""Control flow whose predicates are batched."""

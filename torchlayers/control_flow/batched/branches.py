@@ -1,0 +1,99 @@
+"""One of several functions for each sample: what cond and switch share."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.control_flow.batched.samples import Batch, beside, numbers, quietly
+from torchlayers.control_flow.batched.subset_vmap import run_inside
+from torchlayers.control_flow.checks import check_alike
+from torchlayers.core import pytree
+from torchlayers.random.seeded import Apart
+
+WAYS = ("select", "gather")
+
+
+def run(
+    api: str,
+    which: Tensor,
+    batch: Batch,
+    branches: Sequence[tuple[str, Callable[..., Any]]],
+    operands: Sequence[Any],
+    batched: str,
+) -> Any:
+    """Each sample through the branch that it takes.
+
+    Args:
+        api: what errors call this.
+        which: for each sample in a row, the branch that it takes.
+        batch: the samples.
+        branches: each with what errors call it.
+        operands: what the branches are called with.
+        batched: ``"select"`` or ``"gather"``.
+    """
+    with quietly():
+        taken = [i for i, count in enumerate(numbers(which.bincount())) if count]
+    if len(taken) <= 1:  # all samples take the same
+        return run_one(branches[taken[0] if taken else 0][1], operands)
+    with quietly(), Apart() as draws:
+        return _run_each(api, which, taken, batch, branches, operands, batched, draws)
+
+
+def run_one(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """A branch that all samples take."""
+    with Apart() as draws:
+        draws.start()
+        return branch(*operands)
+
+
+def _run_each(
+    api: str,
+    which: Tensor,
+    taken: Sequence[int],
+    batch: Batch,
+    branches: Sequence[tuple[str, Callable[..., Any]]],
+    operands: Sequence[Any],
+    batched: str,
+    draws: Apart,
+) -> Any:
+    name_of_first, spec = "", None
+    rows: list[Any] = []
+    order = []
+    for i in taken:
+        name, branch = branches[i]
+        takes = which == i
+        draws.start()
+        if batched == "gather":
+            index = takes.nonzero().squeeze(1)
+            order.append(index)
+            leaves, its_spec = run_inside(branch, operands, batch, index=index)
+        else:
+            leaves, its_spec = run_inside(branch, operands, batch, taken=takes)
+        if spec is None:
+            name_of_first, spec = name, its_spec
+            rows = [[leaf] for leaf in leaves]
+            continue
+        first = [held[0] for held in rows]
+        if its_spec != spec or [*map(_kind, leaves)] != [*map(_kind, first)]:
+            check_alike(api, _sample(first, spec), name_of_first, _sample(leaves, its_spec), name)
+        for held, leaf in zip(rows, leaves, strict=True):
+            if batched == "gather":
+                held.append(leaf)
+            elif leaf is not None:
+                held[0] = torch.where(beside(takes, leaf), leaf, held[0])
+    assert spec is not None
+    if order:
+        back = torch.cat(order).argsort()
+        rows = [[held[0] if held[0] is None else torch.cat(held)[back]] for held in rows]
+    return pytree.unflatten([leaf if leaf is None else batch.hide(leaf) for (leaf,) in rows], spec)
+
+
+def _kind(rows: Tensor | None) -> Any:
+    return None if rows is None else (rows.dtype, rows.shape[1:])
+
+
+def _sample(leaves: Sequence[Tensor | None], spec: pytree.TreeSpec) -> Any:
+    """What a sample has, as errors tell of it."""
+    return pytree.unflatten([rows if rows is None else rows[0] for rows in leaves], spec)

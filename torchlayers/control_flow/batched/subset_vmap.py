@@ -1,0 +1,314 @@
+"""What a function sees that runs under a vmap of a batch's samples: NOTE [Samples of their own]."""
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._functorch.autograd_function import custom_function_call
+from torch.autograd.graph import saved_tensors_hooks
+
+from torchlayers import _C
+from torchlayers.control_flow.batched.samples import (
+    Batch,
+    Rows,
+    beside,
+    first_of,
+    hidden,
+    in_sight,
+    is_at,
+    quietly,
+    revealed,
+)
+from torchlayers.core import pytree
+from torchlayers.core.errors import TransformError, location
+from torchlayers.core.function_rules import RULES
+from torchlayers.distributed import axes
+from torchlayers.remat.ambient_state import Around, innermost, seen
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+_depth = _functorch.get_dynamic_layer_stack_depth
+
+
+class Inside(Around):
+    """What is seen by a function that runs under a vmap of a batch's samples, or of some.
+
+    It is made inside that vmap, and entered around the function alone.
+
+    Args:
+        batch: the samples.
+        level: of the vmap.
+        index: the samples that it runs on; all of them if None.
+    """
+
+    def __init__(self, batch: Batch, level: int, count: int, index: Tensor | None = None) -> None:
+        super().__init__()
+        self.batch = batch
+        self.level = level
+        self.count = count
+        self.index = index
+        self.around = innermost()
+        self.is_covered = False
+        self.mask = batch.mask
+        zeros = torch.zeros(count, dtype=torch.bool, device=batch.token.device)
+        self.token = _C.add_batch_dim(zeros, 0)
+        self.taken: Tensor | None = None
+        self.stand_in = 0
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+        self._guarded: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __enter__(self) -> "Self":
+        if self.around is not None:
+            self.around.is_covered = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        axes.enter_branch(self.batch.levels)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        axes.leave_branch()
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self.around is not None:
+            self.around.is_covered = False
+
+    def call(self, func: Callable[..., Any], *args: Any) -> Any:
+        """func(*args), which sees the samples."""
+        with _torch._C._EnableTorchFunction(), self:
+            return func(*args)
+
+    def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
+        """From now on samples where taken is False show another one's values, without a derivative.
+
+        Nobody asks what they come to, but what has no value there, or no derivative, would show.
+        """
+        self.taken = None if taken is None else _C.add_batch_dim(taken, 0)
+        self.stand_in = stand_in
+        self._guarded = {}
+
+    def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        guards = self.taken, self.stand_in, self._guarded
+
+        @contextlib.contextmanager
+        def again() -> Iterator[None]:
+            now = self.taken, self.stand_in, self._guarded
+            self.taken, self.stand_in, self._guarded = guards
+            try:
+                with self:
+                    yield
+            finally:
+                self.taken, self.stand_in, self._guarded = now
+
+        return again
+
+    def guarded(self, x: Any) -> Any:
+        """x, a tensor of this vmap, as it is seen."""
+        if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
+            return x
+        rows, _ = _functorch._unwrap_batched(x, self.level)
+        other = rows.select(_dim(x, self.level), self.stand_in)
+        return torch.where(self.taken, x, other.detach())
+
+    def sample(self, x: Tensor) -> Tensor:
+        """A tensor as it is seen: one that comes from outside is brought over."""
+        if _C.is_batched_alone(x, self.level, self.mask):  # one that the function has made
+            return x
+        if (found := self._guarded.get(id(x))) is not None:
+            return found[1]
+        with quietly(), _unhooked():
+            return self._looked_up(x)
+
+    def _looked_up(self, x: Tensor) -> Tensor:
+        at_top = _depth() == self.level
+        if (found := self._known.get(id(x))) is not None:
+            made = found[1]
+        else:
+            if self._has_made(x):
+                return x
+            is_own = self._is_batched(_C.shown(x))
+            inner = x if is_own or self.around is None else self.around.sample(x)
+            if not is_at(inner, self.mask, self.level):
+                return inner
+            made = (
+                self._mine_of_all(inner)
+                if is_own
+                else self.show(self.batch.reveal(inner, self.index))
+            )
+            if at_top:
+                self._known[id(x)] = x, made
+        if self.taken is None:
+            return made
+        guarded = torch.where(self.taken, made, self._other(made))
+        if at_top:
+            self._guarded[id(x)] = x, guarded
+        return guarded
+
+    def _mine_of_all(self, x: Tensor) -> Tensor:
+        """Of a tensor of ours of which each sample has all: random numbers, drawn by both vmaps."""
+        own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
+        rows = self.batch.reveal(x)
+        return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
+
+    def show(self, rows: Tensor) -> Tensor:
+        """Rows, batched."""
+        return hidden(rows, self.token, (self.level,))
+
+    def rows(self, x: Any) -> Tensor:
+        """What a function returned, in rows."""
+        if not isinstance(x, Tensor):
+            x = torch.as_tensor(x, device=self.batch.token.device)
+        x = _C.shown_at(self.sample(x), self.level)
+        value, dim = _functorch._unwrap_batched(x, self.level)
+        if dim is None:
+            return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
+        return value if dim == 0 else value.movedim(dim, 0)  # type: ignore[no-any-return]
+
+    def _is_batched(self, x: Tensor) -> bool:
+        if _C.batched_levels(x) >> self.level & 1:
+            return True
+        return _C.any_functionalize() and self.level in in_sight(x)[1]
+
+    def _has_made(self, x: Tensor) -> bool:
+        """Whether the branch has made it, of nothing of which samples have their own.
+
+        It may be written to; and a grad's wrapper, as everything made above a grad is.
+        """
+        return _C.was_made_inside(x, self.level) and not _C.batched_levels(x) & self.mask
+
+    def _other(self, x: Tensor) -> Tensor:
+        rows = revealed(x, self.token, (self.level,))
+        return rows[self.stand_in].detach()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        call = _BY_SLOT.get(func, func)
+        if self.is_covered:  # by one inside it, which asks this one
+            return call(*args, **kwargs)
+        if func in _OF_THE_TENSOR:
+            return func(*args, **{name: self._of_the_tensor(name, kwargs[name]) for name in kwargs})
+        seen = pytree.map_all_tensors(self.sample, args)
+        options = dict(
+            zip(kwargs, pytree.map_all_tensors(self.sample, [*kwargs.values()]), strict=True)
+        )
+        if writes(func) and seen and seen[0] is not args[0]:
+            self._refuse(func)
+        if kwargs.get("out") is not None and options["out"] is not kwargs["out"]:
+            self._refuse(func)
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return rule(*seen, **options)
+        if func is custom_function_call and (rule := RULES.get(seen[0])) is not None:
+            with self:
+                return rule(*seen[1:], **options)
+        return call(*seen, **options)
+
+    def _of_the_tensor(self, name: str, value: Any) -> Any:
+        return value if name == "inputs" else pytree.map_all_tensors(self.sample, [value])[0]
+
+    def _refuse(self, func: Any) -> None:
+        raise TransformError(
+            "torchlayers: control flow on a batched predicate: a branch or loop body writes "
+            f"({func.__name__}) to a tensor from outside it, of which each sample has its own."
+            f"{location()} Return the new value instead."
+        )
+
+
+def _unhooked() -> contextlib.AbstractContextManager[Any]:
+    """Inside, hooks of saved tensors see none.
+
+    What is brought over is kept, so a part of a function that is run once more, and saves what it
+    saved before, does not bring it over again.
+    """
+    if _torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        return contextlib.nullcontext()
+    return saved_tensors_hooks(_same, _same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+# What is asked of a tensor itself, whose graph another would not be in: torch.func's grad does it.
+_OF_THE_TENSOR = {
+    Tensor.requires_grad_,
+    Tensor.backward,
+    Tensor.retain_grad,
+    Tensor.register_hook,
+    torch.autograd.grad,
+    torch.autograd.backward,
+    *(
+        access
+        for name in ("requires_grad", "is_leaf", "grad", "grad_fn")
+        for access in (getattr(Tensor, name).__get__, getattr(Tensor, name).__set__)
+    ),
+}
+
+
+# Which torch calls by names that stand for its own alone. NOTE [Subscripts].
+_BY_SLOT: dict[Any, Any] = {
+    Tensor.__getitem__: operator.getitem,
+    Tensor.__setitem__: operator.setitem,
+}
+
+
+@functools.cache
+def writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return (
+        name in ("__setitem__", "__set__")
+        or (name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE)
+        or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
+    )
+
+
+_IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"}
+
+
+def _dim(x: Tensor, level: int) -> int:
+    dim: int = _functorch._unwrap_batched(x, level)[1]
+    return dim
+
+
+def run_inside(
+    func: Callable[..., Any],
+    operands: Sequence[Any],
+    batch: Batch,
+    *,
+    taken: Tensor | None = None,
+    index: Tensor | None = None,
+) -> tuple[list[Any], pytree.TreeSpec]:
+    """func(*operands) on the samples: the leaves of what it returns in rows, and their spec.
+
+    Args:
+        taken: for each sample whether the function is meant for it; others are guarded.
+        index: the samples to run on; all if None.
+    """
+    count = batch.number if index is None else len(index)
+    given, spec = pytree.flatten(seen(tuple(operands)))
+    stand_in = 0 if taken is None else first_of(taken)
+    rows = [batch.rows(leaf, index) for leaf in given]
+    if taken is not None:
+        rows = [_guarded(leaf, taken, stand_in) for leaf in rows]
+    with _C.vmap_entry(count, batch.randomness) as level:
+        inside = Inside(batch, level, count, index)
+        if taken is not None:
+            inside.guard(taken, stand_in)
+        samples = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in rows]
+        results = inside.call(func, *pytree.unflatten(samples, spec))
+        leaves, spec = pytree.flatten(results)
+        return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec
+
+
+def _guarded(leaf: Any, taken: Tensor, stand_in: int) -> Any:
+    """What Inside.guarded makes of samples, before they are any."""
+    if not isinstance(leaf, Rows):
+        return leaf
+    rows = leaf.values
+    return Rows(torch.where(beside(taken, rows), rows, rows[stand_in].detach()))

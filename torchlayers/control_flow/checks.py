@@ -1,0 +1,171 @@
+"""What control flow asks of its functions: predicates that are one bool, values that stay alike."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import StructureError, TransformError, location
+
+_NUMBERS = (bool, int, float, complex)
+
+
+def check_predicate(api: str, what: str, pred: Any) -> None:
+    """Raises unless it is a bool, or a tensor that holds one."""
+    if isinstance(pred, bool):
+        return
+    if not isinstance(pred, Tensor):
+        got = f"{type(pred).__name__} ({pred!r})"
+    elif pred.dtype != torch.bool:
+        got = f"a tensor of dtype {pred.dtype}"
+    elif pred.numel() != 1:
+        got = f"a tensor of shape {tuple(pred.shape)}"
+    else:
+        return
+    advice = "Compare (x > 0), or take any() or all()." if isinstance(pred, Tensor) else ""
+    raise TransformError(
+        f"torchlayers: {api}: {what} must be a bool or a tensor that holds one bool, got {got}. "
+        f"{advice}".rstrip()
+    )
+
+
+def check_function(api: str, what: str, func: Any) -> None:
+    if not callable(func):
+        raise TransformError(
+            f"torchlayers: {api}: {what} must be callable, got {type(func).__name__}."
+        )
+
+
+def check_choice(api: str, name: str, value: Any, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise TransformError(
+            f"torchlayers: {api}: {name} must be {' or '.join(map(repr, choices))}, got {value!r}."
+        )
+
+
+class Carry:
+    """The structure, shapes and dtypes that a carry has, and has to keep.
+
+    Args:
+        api: what errors call the loop.
+        carry: the first one.
+        body: what errors call the function that makes the next one.
+    """
+
+    def __init__(self, api: str, carry: Any, body: str) -> None:
+        self.api = api
+        self.body = body
+        leaves, self.spec = pytree.flatten(carry)
+        self.kinds = [_kind(leaf) for leaf in leaves]
+        # Of a carry that is one tensor, the most common, which is told at once.
+        self.dtype: Any
+        self.shape: Any
+        self.dtype, self.shape = self.kinds[0] if type(carry) is Tensor else (None, None)
+
+    def checked(self, carry: Any) -> Any:
+        """The next one, as it is."""
+        if type(carry) is not Tensor or carry.dtype is not self.dtype or carry.shape != self.shape:
+            self.leaves(carry)
+        return carry
+
+    def leaves(self, carry: Any) -> list[Any]:
+        """The leaves of the next one.
+
+        Raises:
+            StructureError: it is unlike the first.
+        """
+        leaves, spec = pytree.flatten(carry)
+        if spec is not self.spec and spec != self.spec:
+            raise StructureError(
+                f"torchlayers: {self.api}: {self.body} must return a carry of the structure of "
+                f"init, {pytree.describe(self.spec)}, and returned {pytree.describe(spec)} (* "
+                f"stands for a leaf).{_difference(self.spec, spec)}{location()}"
+            )
+        for i, leaf in enumerate(leaves):
+            kind = self.kinds[i]
+            if (
+                type(leaf) is Tensor
+                and type(kind) is tuple
+                and leaf.dtype is kind[0]
+                and leaf.shape == kind[1]
+            ):
+                continue
+            if not _fits(_kind(leaf), kind):
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self.body} must keep the shape and dtype of each "
+                    f"leaf of the carry, and {_name(carry, i, 'the carry')} was "
+                    f"{_described(kind)} and became {_described(_kind(leaf))}."
+                    f"{_advice(kind, _kind(leaf))}{location()}"
+                )
+        return leaves
+
+
+def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> None:
+    """Raises StructureError unless what two branches returned has one structure, shape and dtype.
+
+    The names are what the two are called; values are pytrees of tensors as one sample has them.
+    """
+    ours, spec = pytree.flatten(first)
+    theirs, other_spec = pytree.flatten(second)
+    if spec != other_spec:
+        raise StructureError(
+            f"torchlayers: {api}: the branches must return the same structure: {name} returned "
+            f"{pytree.describe(spec)}, {other} {pytree.describe(other_spec)} (* stands for a leaf)."
+        )
+    for i, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+        if not _fits(_kind(one), _kind(two)):
+            raise StructureError(
+                f"torchlayers: {api}: the branches must return the same shapes and dtypes: "
+                f"{_name(first, i, 'the result')} is {_described(_kind(one))} of {name}, and "
+                f"{_described(_kind(two))} of {other}."
+            )
+
+
+def _kind(leaf: Any) -> Any:
+    """Its dtype and shape; its type where it is no tensor."""
+    return (leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else type(leaf)
+
+
+def _fits(kind: Any, other: Any) -> bool:
+    if isinstance(kind, tuple) and isinstance(other, tuple):
+        return bool(kind == other)
+    if isinstance(kind, tuple) or isinstance(other, tuple):
+        tensor, plain = (kind, other) if isinstance(kind, tuple) else (other, kind)
+        return plain in _NUMBERS and tensor[1] == ()
+    return bool(kind is other or (kind in _NUMBERS and other in _NUMBERS))
+
+
+def _described(kind: Any) -> str:
+    if not isinstance(kind, tuple):
+        return f"of type {kind.__name__}"
+    return f"of shape {tuple(kind[1])} and dtype {kind[0]}"
+
+
+def _advice(was: Any, became: Any) -> str:
+    if isinstance(was, tuple) and isinstance(became, tuple) and was[0] != became[0]:
+        return f" Start with {became[0]}, or convert what the function returns."
+    return ""
+
+
+def _name(values: Any, index: int, whole: str) -> str:
+    path = _paths(values)[index]
+    return f"{whole}'s {path}" if path else whole
+
+
+def _paths(values: Any) -> list[str]:
+    try:
+        return [keystr(path) for path, _ in tree_flatten_with_path(values)[0]]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [f"leaf {i}" for i in range(pytree.flatten(values)[1].num_leaves)]
+
+
+def _difference(was: pytree.TreeSpec, became: pytree.TreeSpec) -> str:
+    """`` The carry's ['a'] is gone, and its ['b'] is new.``: the first leaves of one alone."""
+    before, after = (_paths(pytree.unflatten(range(s.num_leaves), s)) for s in (was, became))
+    gone = [path for path in before if path not in after and path][:1]
+    new = [path for path in after if path not in before and path][:1]
+    said = [f"{path} is gone" for path in gone] + [f"{path} is new" for path in new]
+    return f" The carry's {', and its '.join(said)}." if said else ""

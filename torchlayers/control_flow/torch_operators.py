@@ -1,0 +1,151 @@
+"""torch's own operators of control flow on our layers: torch.cond, while_loop, scan, map, ...
+
+NOTE [torch's control flow]
+Each is a higher-order operator, and dispatches in Python. While layers are active our front key is
+the first that it comes to, and there it is called as ours is, whatever the nest. torch's functions
+of these names have themselves compiled first, so that Dynamo writes their branches down as graphs.
+Dynamo can't look into our layers, and graphs are not needed here: so the one function that they do
+it by is replaced by one that calls them as they are while a layer is active. There is no other
+place before Dynamo that all of them pass.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops import utils
+from torch._higher_order_ops.associative_scan import associative_scan_op, generic_associative_scan
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.flex_attention import flex_attention
+from torch._higher_order_ops.map import map_impl
+from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch.utils.checkpoint import CheckpointFunction
+
+from torchlayers import _C
+from torchlayers.autograd_function.front_key import checkpointed
+from torchlayers.control_flow.cond import cond
+from torchlayers.control_flow.flex_attention import attention
+from torchlayers.control_flow.map import map as map_
+from torchlayers.control_flow.scan import scan
+from torchlayers.control_flow.traced import dispatch
+from torchlayers.control_flow.while_loop import while_loop
+from torchlayers.core import pytree
+from torchlayers.core.function_rules import RULES
+
+_FRONT: Any = torch._C._dispatch_key_parse(_C.FRONT_KEY)
+
+_COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
+RULES[CheckpointFunction] = checkpointed
+_MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_order_ops.map")
+
+
+def _rule(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The function is what the operator does while layers are active."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        RULES[operator] = operator.py_impl(_FRONT)(function)
+        return function
+
+    return register
+
+
+@_rule(cond_op)
+def _cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    if dispatch.are_graphs(true_fn, false_fn) and dispatch.any_recorded(pred):
+        return dispatch.cond_of_graphs(_bool(pred), true_fn, false_fn, operands)
+    return cond(_bool(pred), true_fn, false_fn, *operands)
+
+
+@_rule(while_loop_op)
+def _while_loop(
+    cond_fn: Callable[..., Any],
+    body_fn: Callable[..., Any],
+    carried_inputs: Sequence[Any],
+    additional_inputs: Sequence[Any],
+) -> Any:
+    if dispatch.are_graphs(cond_fn, body_fn) and dispatch.any_recorded(
+        *carried_inputs, *additional_inputs
+    ):
+        return dispatch.loop_of_graphs(cond_fn, body_fn, carried_inputs, additional_inputs)
+
+    def body(carry: Any) -> tuple[Any, ...]:
+        return tuple(pytree.leaves(body_fn(*carry, *additional_inputs)))
+
+    carry = while_loop(
+        lambda carry: _bool(cond_fn(*carry, *additional_inputs)), body, tuple(carried_inputs)
+    )
+    if getattr(body_fn, "__module__", "") != _WHILE_LOOP:
+        return carry
+    # torch's function has flattened the carry, and leaves it to Dynamo to put it together again.
+    return pytree.unflatten([*carry], inspect.getclosurevars(body_fn).nonlocals["in_spec"])[0]
+
+
+@_rule(scan_op)
+def _scan(
+    combine_fn: Callable[..., Any],
+    init: Sequence[Tensor],
+    xs: Sequence[Tensor],
+    additional_inputs: Sequence[Any],
+) -> Any:
+    spec: pytree.TreeSpec | None = None
+
+    def step(carry: list[Tensor], x: list[Tensor]) -> tuple[list[Tensor], Any]:
+        nonlocal spec
+        results = combine_fn(*carry, *x, *additional_inputs)
+        if all(result is None or isinstance(result, Tensor) for result in results):
+            return [*results[: len(init)]], [*results[len(init) :]]
+        carry, spec = pytree.flatten(results[0])  # a pair of pytrees: torch's function was called
+        return carry, results[1]
+
+    last, ys = scan(step, [*init], [*xs])
+    return (*last, *ys) if spec is None else (pytree.unflatten(last, spec), ys)
+
+
+@_rule(map_impl)
+def _map(
+    f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any], **written: str
+) -> Any:
+    # 2.15 names the xs that f writes to, which is of use to who traces f.
+    return map_(lambda x: f(*x, *pos_args), [*xs])
+
+
+@_rule(associative_scan_op)
+def _associative_scan(
+    combine_fn: Callable[..., Any], xs: Sequence[Tensor], additional_inputs: Sequence[Any]
+) -> Any:
+    return generic_associative_scan(  # type: ignore[no-untyped-call]
+        combine_fn, xs, additional_inputs=additional_inputs
+    )
+
+
+_rule(flex_attention)(attention)
+
+
+def _bool(pred: Any) -> Any:
+    """What has a truth value as a bool, or as a tensor of one."""
+    if isinstance(pred, Tensor):
+        return pred if pred.dtype == torch.bool else pred != 0
+    return bool(pred)
+
+
+def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_and_call)
+    def call(fn: Any, args: Any, kwargs: Any = None) -> Any:
+        if fn.__module__ not in _MODULES or not _C.any_layer():
+            return compile_and_call(fn, args, kwargs)
+        if fn.__module__ == _COND:
+            return _cond(*args)  # whose operands Dynamo would have flattened
+        return fn(*args, **(kwargs or {}))
+
+    return call
+
+
+_utils: Any = utils
+if hasattr(_utils, "_hop_compile_and_call"):
+    _utils._hop_compile_and_call = _called_as_it_is(_utils._hop_compile_and_call)

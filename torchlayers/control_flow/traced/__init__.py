@@ -1,0 +1,1 @@
+"""Control flow during capture, as operators that hold graphs."""

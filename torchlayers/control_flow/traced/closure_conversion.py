@@ -1,0 +1,404 @@
+"""Functions in a recording made functions of tensors alone, so that what they capture is in sight.
+
+A function runs once to tell what it captures, and nothing of that is recorded. From then on it is
+given those tensors, and sees them wherever it used the others: as they are (Swapped), or in a
+transform of its own that it called on them (_StandsIn).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx.experimental import proxy_tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from torchlayers import _C
+from torchlayers.control_flow.batched.samples import base_of, quietly
+from torchlayers.control_flow.batched.subset_vmap import writes
+from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ, counting_again
+from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
+from torchlayers.core import pytree
+from torchlayers.core.errors import TransformError, location
+from torchlayers.core.function_rules import RULES
+from torchlayers.core.torch_versions import make_fx
+from torchlayers.fx.aten_replacements import Otherwise
+from torchlayers.random.recorded_draws import aside
+from torchlayers.remat.ambient_state import Around, innermost, seen, seen_by
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+_depth = _functorch.get_dynamic_layer_stack_depth
+
+OnTensors = Callable[[Sequence[Tensor]], Any]
+
+
+def is_written_down() -> bool:
+    """Whether operators are recorded here, and not only asked for their shapes."""
+    return proxy_tensor.get_proxy_mode() is not None
+
+
+def is_reversed(tensors: Sequence[Tensor]) -> bool:
+    """Whether somebody may pull back through what is made of the tensors here."""
+    # Autograd outside of a vmap or a jvp sees what is inside their tensors.
+    if torch.is_grad_enabled() and any(base_of(x).requires_grad for x in tensors):
+        return True
+    return "grad" in _kinds()
+
+
+def is_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Likewise in reverse mode or forward; and where a function runs in place of another one."""
+    kinds = _kinds()
+    return is_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
+
+
+def _kinds() -> list[str]:
+    """Of the layers, torch.func's too."""
+    entries = _functorch.get_interpreter_stack() or ()
+    return [
+        entry.key().name.lower() if layer is None else layer[0]
+        for layer, entry in zip(_C.current_stack(), entries, strict=True)
+    ]
+
+
+def is_in_torchs_own() -> bool:
+    """Whether torch.func's own grad or functionalize is under way, which loses what a graph is."""
+    layers = zip(_C.current_stack(), _kinds(), strict=True)
+    return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Inside, operators run on tensors without data, and are not recorded."""
+    mode: Any = torch._guards.detect_fake_mode()
+    with _disable_current_modes(), mode, Otherwise(), torch.no_grad(), aside():  # type: ignore[no-untyped-call]
+        yield
+
+
+class Outside(Around):
+    """A function inside it sees tensors from outside as ``sample`` shows them."""
+
+    is_covered = False
+
+    def __init__(self, own: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.made: dict[int, Tensor] = {}
+        self.own(own)
+        self.beyond = innermost()
+
+    def is_replaced(self, x: Tensor) -> bool:
+        """Whether a mode around this one shows another tensor in its place."""
+        return isinstance(self.beyond, Outside) and self.beyond.is_replaced(x)
+
+    def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+        return lambda: self
+
+    def own(self, values: Any) -> Any:
+        """The values, known to be the function's own."""
+        for leaf in pytree.leaves(values):
+            if isinstance(leaf, Tensor):
+                self.made[id(leaf)] = leaf
+        return values
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.is_covered:  # by one inside it, which asks this one
+            return func(*args, **kwargs)
+        shown = pytree.map_all_tensors(self.sample, args)
+        options = pytree.map_all_tensors(self.sample, [*kwargs.values()])
+        named = dict(zip(kwargs, options, strict=True))
+        if (rule := RULES.get(func)) is not None:
+            with self:
+                return self.own(rule(*shown, **named))
+        return self.own(func(*shown, **named))
+
+
+class _Noted(Outside):
+    """Tensors from outside are noted, as they were outside of the function's own layers."""
+
+    def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
+        super().__init__(own)
+        self.captured: dict[int, Tensor] = {}
+        self._depth = depth
+        self._tracer = tracer
+        self._given = {_memory(x) for x in own}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if writes(func) and args and isinstance(args[0], Tensor) and self._is_from_outside(args[0]):
+            raise TransformError(
+                "torchlayers: compile: a branch or loop body writes "
+                f"({func.__name__}) to a tensor from outside it.{location()} Return the new value "
+                "instead."
+            )
+        return super().__torch_function__(func, types, args, kwargs)
+
+    def _is_from_outside(self, x: Tensor) -> bool:
+        with quietly():
+            return _memory(x) in self._given or (
+                id(x) not in self.made and self._is_older(base_of(x))
+            )
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made:
+            return x
+        with quietly():
+            root = x
+            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
+                root = _functorch.get_unwrapped(root)
+            if id(root) not in self.made and self._is_older(base_of(seen_by(self.beyond, root))):
+                self.captured[id(root)] = root
+        return x
+
+    def _is_older(self, x: Tensor) -> bool:
+        """What the function makes here is not recorded."""
+        if not isinstance(x, FakeTensor) or self._tracer is None:
+            return not isinstance(x, FakeTensor)
+        return proxy_tensor.get_proxy_slot(x, self._tracer, None) is not None
+
+
+def _memory(x: Tensor) -> int:
+    with quietly():
+        return base_of(x).untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+class _Swapped(Outside):
+    """Tensors from outside are replaced, by their ids."""
+
+    def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
+        super().__init__(own)
+        self._swapped = swapped
+        self._standing: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def is_replaced(self, x: Tensor) -> bool:
+        return id(x) in self._swapped or super().is_replaced(x)
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made:
+            return x
+        if id(x) in self._swapped:
+            return self._swapped[id(x)]
+        if id(x) in self._standing:
+            return self._standing[id(x)][1]
+        with quietly():
+            root = x
+            while _functorch.maybe_get_level(root) > 0:
+                root = _functorch.get_unwrapped(root)
+                if id(root) in self._swapped:
+                    shown = _stands_in(x, self._swapped[id(root)])
+                    self._standing[id(x)] = x, shown
+                    return shown  # type: ignore[no-any-return]
+        return x
+
+
+class _StandsIn(torch.autograd.Function):
+    """A tensor in the place of one that a layer of the function's own has wrapped.
+
+    Each level knows one of the two: the function's own levels the wrapper, those outside the other.
+    """
+
+    @staticmethod
+    def forward(wrapped: Tensor, seen: Tensor) -> Tensor:
+        return seen.view_as(seen)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g, g
+
+    @staticmethod
+    def jvp(ctx: Any, of_wrapped: Any, of_seen: Any) -> Any:
+        tangent = of_seen if of_wrapped is None else of_wrapped
+        return tangent.view_as(tangent)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, wrapped: Tensor, seen: Tensor) -> Any:
+        dim = in_dims[0] if in_dims[1] is None else in_dims[1]
+        return _stands_in(wrapped, seen), dim
+
+
+_stands_in: Any = _StandsIn.apply
+
+
+class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """What operators are called inside, with what numbers, and on which tensors by their count.
+
+    Attributes:
+        draws: whether one draws random numbers.
+        writes: whether one writes to a tensor that none of them made.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.all: list[Any] = []
+        self.draws = False
+        self.writes = False
+        self._seen: dict[int, tuple[int, Tensor]] = {}
+        self._made: dict[int, Tensor] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.prim.device.default:  # asked of a tensor when a layer first meets it
+            return func(*args, **kwargs)
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.writes = self.writes or any(
+            self._memory(x) not in self._made for x in _written(func, args, kwargs)
+        )
+        given = pytree.map_tensors(self._counted, (args, kwargs))
+        if func is torch.ops.aten.lift_fresh.default:  # of a number, or of a few
+            given = args[0].tolist()
+        self.all.append((func, repr(given)))
+        results = func(*args, **kwargs)
+        if not _is_view(func):
+            pytree.map_tensors(self._make, results)
+        return results
+
+    def _counted(self, x: Tensor) -> Any:
+        number, _ = self._seen.setdefault(id(x), (len(self._seen), x))
+        return number, x.shape, x.dtype
+
+    def _memory(self, x: Tensor) -> int:
+        return x.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+    def _make(self, x: Tensor) -> Tensor:
+        self._made[self._memory(x)] = x
+        return x
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    schema = getattr(func, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = [
+        args[i] if i < len(args) else kwargs.get(each.name)
+        for i, each in enumerate(schema.arguments)
+        if each.alias_info is not None and each.alias_info.is_write
+    ]
+    return [x for x in pytree.leaves(given) if isinstance(x, Tensor)]
+
+
+def _is_view(func: Any) -> bool:
+    """Whether results may be in memory of what it is given."""
+    schema = getattr(func, "_schema", None)
+    return schema is not None and any(each.alias_info is not None for each in schema.returns)
+
+
+def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
+    """torch.func wraps its arguments where no mode sees it, so they can't be replaced before."""
+    try:
+        return func(given)
+    except RuntimeError as error:
+        if "wrapped->level() < level" not in str(error):
+            raise
+        raise TransformError(
+            "torchlayers: compile: a branch or loop body calls a transform of torch.func on a "
+            "tensor from outside it, under a layer. Pass the tensor as an operand, or call "
+            "torchlayers' transform of that name."
+        ) from error
+
+
+class Fixed:
+    """A function that will always do the same: it reads no variables of the user's."""
+
+    def __init__(self, func: OnTensors) -> None:
+        self._func = func
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        return self._func(tensors)
+
+
+def fixed_as(func: OnTensors, made: OnTensors) -> OnTensors:
+    """What was made of the function, which is fixed if that is."""
+    return Fixed(made) if isinstance(func, Fixed) else made
+
+
+def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
+    """The function as it is now, whatever becomes of the variables that it reads.
+
+    Args:
+        tensors: what it will be given is like these.
+    """
+    if isinstance(func, Fixed):
+        return func
+    shapes = [(x.shape, x.dtype, x.device) for x in tensors]
+    sizes = unseen_sizes([x.shape for x in tensors])
+    count = len(tensors)
+    with contextlib.ExitStack() as stack:
+        while _C.top() is not None:
+            stack.enter_context(_C.Below())
+        stack.enter_context(unrecorded())
+        examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
+        examples += rulers(sizes)
+        graph = make_fx(lambda *given: func(given[:count]), tracing_mode="real")(*examples)
+    return Fixed(lambda given: [*graph(*(x.contiguous() for x in given), *rulers(sizes))])
+
+
+class Lifted:
+    """Functions of one list of tensors: the operands, and then what any of the functions captures.
+
+    Args:
+        functions: take the operands.
+        operands: the tensors that they are called with.
+
+    Attributes:
+        tensors: what the lifted functions are to be called with.
+        functions: the lifted functions.
+        results: what each function returned, without data.
+        draws: whether one of them draws random numbers.
+        draws_by_key: whether a layer around has drawn for them, by a key: another time it would
+            draw the same.
+        writes: whether one of them writes to a tensor from outside, by an operator of another name.
+        alike: whether all called the same operators, and captured the same.
+    """
+
+    def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
+        mode: Any = proxy_tensor.get_proxy_mode()
+        depth = _depth()
+        captured: dict[int, Tensor] = {}
+        self.results: list[Any] = []
+        self.draws = self.draws_by_key = self.writes = False
+        seen_inside = []
+        for func in functions:
+            with counting_again() as counted, unrecorded():
+                own = [x.view_as(x) for x in operands]  # it may capture the operands themselves
+                noted = _Noted(own, depth, mode and mode.tracer)
+                with noted, Called() as called:
+                    results = func(own)
+                pytree.map_tensors(noted.sample, results)
+            self.draws = self.draws or called.draws
+            self.draws_by_key = self.draws_by_key or counted.have_been
+            self.writes = self.writes or called.writes
+            self.results.append(results)
+            seen_inside.append(([*noted.captured], called.all))
+            captured |= noted.captured
+        self.alike = all(each == seen_inside[0] for each in seen_inside)
+        # Functions around these may see others in their place.
+        self.tensors = [*operands, *seen([*captured.values()])]
+        if self.draws:
+            self.tensors += batched_where_they_differ(operands)
+
+        def lifted(func: OnTensors) -> OnTensors:
+            def on_tensors(tensors: Sequence[Tensor]) -> Any:
+                given, others = tensors[: len(operands)], tensors[len(operands) :]
+                by_id = dict(zip(captured, others, strict=False))
+                given = [x.view_as(x) if id(x) in captured else x for x in given]
+                swapped = _Swapped([*given, *others], by_id)
+                with torch._C._EnableTorchFunction(), swapped:
+                    results = _called(func, given)
+                return pytree.map_tensors(swapped.sample, results)
+
+            return on_tensors
+
+        self.functions = [lifted(func) for func in functions]

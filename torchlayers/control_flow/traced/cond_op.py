@@ -1,0 +1,137 @@
+"""cond in a recording: torch's operator of that name, under every layer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.cond import cond_op
+
+from torchlayers.control_flow.batched.samples import beside
+from torchlayers.control_flow.traced.closure_conversion import (
+    fixed_as,
+    frozen,
+    is_written_down,
+    unrecorded,
+)
+from torchlayers.control_flow.traced.lowering import called, fresh, laid_out
+from torchlayers.control_flow.traced.transformed import (
+    OnSamples,
+    OnTensors,
+    Tensors,
+    differentiable,
+    guarded,
+    in_front,
+    places_of,
+    pulled,
+    pushed,
+)
+
+Branches = tuple[OnTensors, OnTensors]
+
+
+def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
+    """What the first branch returns where pred holds, else what the second does.
+
+    Both take the tensors, and return as many, of the same shapes and dtypes.
+    """
+    if not is_written_down():
+        pairs = zip(*(branch(tensors) for branch in branches), strict=True)
+        return [torch.where(pred, one, other) for one, other in pairs]
+    return [*_chosen(branches, pred, *tensors)]
+
+
+class _Chosen(torch.autograd.Function):
+    @staticmethod
+    def forward(branches: Branches, pred: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def at_the_bottom(branch: OnTensors) -> Callable[..., Any]:
+            return lambda *given: tuple(fresh(branch(given), given))
+
+        functions, operands = [*map(at_the_bottom, branches)], laid_out(tensors)
+        shapes = [x.shape for x in tensors]
+        return tuple(called(cond_op, pred, *functions, operands, shapes=shapes))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.branches, pred, *tensors = inputs
+        ctx.save_for_backward(pred, *tensors)
+        ctx.save_for_forward(pred, *tensors)
+        ctx.set_materialize_grads(False)  # where x is inf, x times no tangent is not nan
+        ctx.shapes = {i: (x.shape, x.dtype) for i, x in enumerate(output) if differentiable(x)}
+        ctx.results = len(output)
+        ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
+        ctx.wanted = places_of(ctx.needs_input_grad[2:], tensors)
+        if ctx.wanted:
+            given = [x for x in output if differentiable(x)]
+            pull = [_pull(branch, len(given), ctx.wanted) for branch in ctx.branches]
+            ctx.pull = [frozen(each, [*given, *tensors]) for each in pull]
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        pred, *tensors = ctx.saved_tensors
+        some = next(g for g in cotangents if g is not None)
+        given = [
+            some.new_zeros(shape, dtype=dtype) if (g := cotangents[i]) is None else g
+            for i, (shape, dtype) in ctx.shapes.items()
+        ]
+        found = choose(pred, (ctx.pull[0], ctx.pull[1]), [*given, *tensors])
+        gradients = dict(zip(ctx.wanted, found, strict=True))
+        return None, None, *(gradients.get(i) for i in range(len(tensors)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, of_pred: None, *tangents: Any) -> Any:
+        pred, *tensors = ctx.saved_tensors
+        places = places_of([tangent is not None for tangent in tangents], tensors)
+        along = [tangents[i] for i in places]
+
+        def push(branch: OnTensors) -> OnTensors:
+            def forth(given: Tensors) -> list[Tensor]:
+                return pushed(branch, given[len(along) :], places, given[: len(along)])[1]
+
+            return fixed_as(branch, forth)
+
+        found = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
+        return tuple(next(found) if i in ctx.shapes else None for i in range(ctx.results))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:
+        values = in_front(tensors, in_dims[2:])
+        samples = OnSamples(info, [dim is not None for dim in in_dims[2:]])
+        with unrecorded():
+            made = [samples.run(branch, values)[1] for branch in branches]
+        own = [any(each) for each in zip(*made, strict=True)]
+        dims = tuple(0 if each else None for each in own)
+        if in_dims[1] is None:
+
+            def batch(branch: OnTensors) -> OnTensors:
+                return fixed_as(branch, lambda given: samples.rows(branch, given, own))
+
+            return tuple(choose(pred, _both(batch, branches), values)), dims
+        taken = in_front([pred], [in_dims[1]])[0]
+        sides = []
+        for branch, takes in zip(branches, (taken, ~taken), strict=True):
+            shown = [
+                guarded(x, takes) if each else _masked(x, takes.any())
+                for x, each in zip(values, samples.is_batched, strict=True)
+            ]
+            sides.append(samples.rows(branch, shown, [True] * len(own)))
+        pairs = zip(*sides, strict=True)
+        results = tuple(torch.where(beside(taken, one), one, other) for one, other in pairs)
+        return results, (0,) * len(results)
+
+
+_chosen: Any = _Chosen.apply
+
+
+def _pull(branch: OnTensors, count: int, wanted: Sequence[int]) -> OnTensors:
+    """From so many cotangents, and what the branch takes, to what is wanted."""
+    return fixed_as(branch, lambda given: pulled(branch, given[count:], wanted, given[:count]))
+
+
+def _masked(x: Tensor, taken: Tensor) -> Tensor:
+    """x, without a derivative where no sample takes the branch that sees it."""
+    return torch.where(taken, x, x.detach()) if differentiable(x) else x
+
+
+def _both(change: Callable[[OnTensors], OnTensors], branches: Branches) -> Branches:
+    return change(branches[0]), change(branches[1])

@@ -1,0 +1,286 @@
+"""Control flow in a recording, where a predicate has no value yet.
+
+Functions are made functions of tensors (closure_conversion.py), and one operator calls them under
+every layer (cond_op.py, while_loop_op.py). torch.export with layers records both branches, between
+which torch.where chooses.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule
+
+from torchlayers import _C
+from torchlayers.control_flow.batched.samples import base_of, quietly
+from torchlayers.control_flow.checks import Carry, check_alike, check_predicate
+from torchlayers.control_flow.traced.closure_conversion import (
+    Fixed,
+    Lifted,
+    Outside,
+    is_differentiated,
+    is_in_torchs_own,
+    is_written_down,
+)
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.random.seeded import Apart
+
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether it has no values, as tensors without data stand in for those of later calls."""
+    with quietly():
+        return isinstance(base_of(x), FakeTensor)
+
+
+def any_recorded(*values: Any) -> bool:
+    return any(isinstance(x, Tensor) and is_recorded(x) for x in values)
+
+
+def are_graphs(*functions: Any) -> bool:
+    """Whether all are graphs, which capture nothing."""
+    return all(isinstance(func, GraphModule) for func in functions)
+
+
+def cond_of_graphs(
+    pred: Tensor, true: Callable[..., Any], false: Callable[..., Any], operands: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    from torchlayers.control_flow.traced.cond_op import choose
+
+    return tuple(choose(pred, (_of_list(true), _of_list(false)), operands))
+
+
+def loop_of_graphs(
+    cond: Callable[..., Any],
+    body: Callable[..., Any],
+    carry: Sequence[Any],
+    captured: Sequence[Any],
+) -> tuple[Tensor, ...]:
+    from torchlayers.control_flow.traced.loop import Loop
+    from torchlayers.control_flow.traced.while_loop_op import repeat
+
+    loop = Loop(lambda given: cond(*given), _of_list(body), len(carry))
+    return tuple(repeat(loop, [*carry, *captured]))
+
+
+def _of_list(graph: Callable[..., Any]) -> Fixed:
+    return Fixed(lambda given: [*graph(*given)])
+
+
+def _is_torchs() -> bool:
+    """Whether torch.compile or torch.export records, which see themselves to what is captured."""
+    return tracing_state.is_tracing() or (tracing_state.is_exporting() and not _C.any_layer())
+
+
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    if _is_torchs():
+        return torch.cond(pred, true_fn, false_fn, tuple(operands))
+    with Apart() as draws:
+        true_fn, false_fn = _each_from(draws, (true_fn, false_fn))
+        return _cond(pred, true_fn, false_fn, operands)
+
+
+def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """The functions, of which only one would draw if there were a value to choose by."""
+    draws.start()
+
+    def starting(func: Callable[..., Any]) -> Callable[..., Any]:
+        def started(*operands: Any) -> Any:
+            draws.start()
+            return func(*operands)
+
+        return started
+
+    return [*map(starting, functions)]
+
+
+def _cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
+) -> Any:
+    if tracing_state.is_exporting() or is_in_torchs_own():
+        return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
+    if not is_written_down():
+        return _of_both(pred, true_fn, false_fn, operands)
+    from torchlayers.control_flow.traced.cond_op import choose
+
+    given = _Tensors(operands)
+    lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
+    # No pass may draw once more.
+    if lifted.draws_by_key or (lifted.draws and is_differentiated(lifted.tensors)):
+        return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
+    true, false = lifted.results
+    check_alike("cond", true, "true_fn", false, "false_fn")
+    results = _Tensors(true, false)
+    branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
+    return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
+
+
+def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
+    if _is_torchs():
+        return _switch(cond, index, branches, operands)
+    with Apart() as draws:
+        return _switch(_cond, index, _each_from(draws, branches), operands)
+
+
+def _switch(
+    choose: Callable[..., Any],
+    index: Tensor,
+    branches: Sequence[Callable[..., Any]],
+    operands: Sequence[Any],
+) -> Any:
+    if len(branches) == 1:
+        return branches[0](*operands)
+    middle = len(branches) // 2
+    low, high = branches[:middle], branches[middle:]
+    return choose(
+        index < middle,
+        lambda *given: _switch(choose, index, low, given),
+        lambda *given: _switch(choose, index - middle, high, given),
+        operands,
+    )
+
+
+def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any) -> Any:
+    """
+    Raises:
+        DataDependentError: torch.export records under a layer, or torch.func's own grad is around.
+    """
+    if _is_torchs():
+        from torch._higher_order_ops import while_loop as torchs
+
+        return torchs(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
+    if tracing_state.is_exporting():
+        raise DataDependentError(
+            "torchlayers: while_loop: its trips are decided by the value of a tensor, and "
+            f"torch.export records a layer before there is one.{location()} Use scan, or fori_loop "
+            "with bounds that are ints; or export the function inside the transform."
+        )
+    if is_in_torchs_own():
+        raise DataDependentError(
+            "torchlayers: while_loop: its trips are decided by the value of a tensor, and no grad "
+            f"or functionalize of torch.func's own has a loop in a recording.{location()} Use "
+            "torchlayers' of these names, or install them (torchlayers.install)."
+        )
+    from torchlayers.control_flow.traced.loop import Loop
+    from torchlayers.control_flow.traced.while_loop_op import repeat
+
+    kept = Carry("while_loop", init, "body_fn")
+    given = _Tensors(init, init)
+    carried = len(given.tensors)
+
+    def goes_on(tensors: Sequence[Tensor]) -> Tensor:
+        pred = cond_fn(given.put_in(tensors))
+        check_predicate("while_loop", "what cond_fn returns", pred)
+        return _as_tensor(pred, torch.bool, tensors[0].device).reshape(())
+
+    def body(tensors: Sequence[Tensor]) -> list[Tensor]:
+        new = body_fn(given.put_in(tensors))
+        kept.leaves(new)
+        return given.of(new)
+
+    if not is_written_down():
+        return given.put_in(repeat(Loop(goes_on, body, carried), given.tensors))
+    lifted = Lifted([goes_on, body], given.tensors)
+    if lifted.draws_by_key:
+        raise TransformError(
+            "torchlayers: compile: a while_loop draws random numbers, and a seeded or a keyed vmap "
+            "around it would count the trips, whose number nobody knows when it is recorded."
+            f"{location()} Draw by keys (torchlayers.random) that the loop carries."
+        )
+    if lifted.draws and is_differentiated(lifted.tensors):
+        raise TransformError(
+            "torchlayers: compile: a while_loop that draws random numbers is differentiated, for "
+            f"which its trips run again, and would draw others.{location()} Draw by keys "
+            "(torchlayers.random) that the loop carries."
+        )
+    loop = Loop(lifted.functions[0], lifted.functions[1], carried)
+    return given.put_in(repeat(loop, lifted.tensors))
+
+
+class _Tensors:
+    """What operands, or results, have of tensors; everything else is constant.
+
+    Where other values are given, what differs between the two is made a tensor: numbers.
+    """
+
+    def __init__(self, values: Any, others: Any = None) -> None:
+        self._leaves, self._spec = pytree.flatten(tuple(values) if others is None else values)
+        their = self._leaves if others is None else pytree.leaves(others)
+        numbers = (bool, int, float, complex)
+        tensors = [x for x in (*self._leaves, *their) if isinstance(x, Tensor)]
+        self._device = tensors[0].device if tensors else None
+        self._kinds: dict[int, torch.dtype] = {}
+        for i, pair in enumerate(zip(self._leaves, their, strict=True)):
+            tensors = [x for x in pair if isinstance(x, Tensor)]
+            if tensors:
+                self._kinds[i] = tensors[0].dtype
+            elif others is not None and isinstance(pair[0], numbers):
+                self._kinds[i] = torch.result_type(*map(torch.tensor, pair))
+        self.tensors = [self._tensor(i, self._leaves[i]) for i in self._kinds]
+
+    def _tensor(self, i: int, leaf: Any) -> Tensor:
+        return _as_tensor(leaf, self._kinds[i], self._device)
+
+    def of(self, values: Any) -> list[Tensor]:
+        leaves = pytree.leaves(values)
+        return [self._tensor(i, leaves[i]) for i in self._kinds]
+
+    def put_in(self, tensors: Sequence[Tensor]) -> Any:
+        leaves = [*self._leaves]
+        for i, x in zip(self._kinds, tensors, strict=False):
+            leaves[i] = x
+        return pytree.unflatten(leaves, self._spec)
+
+    def taken_by(self, func: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
+        return lambda tensors: func(*self.put_in(tensors))
+
+
+def _as_tensor(x: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:
+    return x if isinstance(x, Tensor) else torch.full((), x, dtype=dtype, device=device)
+
+
+def _of_both(
+    pred: Tensor,
+    true_fn: Callable[..., Any],
+    false_fn: Callable[..., Any],
+    operands: Sequence[Any],
+) -> Any:
+    """What both return, chosen between."""
+    true, false = true_fn(*operands), false_fn(*operands)
+    check_alike("cond", true, "true_fn", false, "false_fn")
+    leaves, spec = pytree.flatten(true)
+    pairs = zip(leaves, pytree.leaves(false), strict=True)
+    return pytree.unflatten(
+        [one if one is None else torch.where(pred, one, other) for one, other in pairs], spec
+    )
+
+
+def _masked(func: Callable[..., Any], taken: Tensor) -> Callable[..., Any]:
+    """The function, into which no cotangent of zero gets where it is not taken."""
+
+    def masked(*operands: Any) -> Any:
+        with _Masked(taken) as seen:
+            return func(*pytree.map_tensors(seen.sample, operands))
+
+    return masked
+
+
+class _Masked(Outside):
+    """Tensors from outside have a derivative where a predicate holds alone."""
+
+    def __init__(self, taken: Tensor) -> None:
+        super().__init__([])
+        self.taken = taken
+        self.masked: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made or not (x.is_floating_point() or x.is_complex()):
+            return x
+        if id(x) not in self.masked:
+            with quietly():
+                self.masked[id(x)] = x, self.own(torch.where(self.taken, x, x.detach()))
+        return self.masked[id(x)][1]

@@ -1,0 +1,167 @@
+"""torch's operators of control flow, below all layers of a recording."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers import _C
+from torchlayers.autograd_function.interpreters import Functionalize
+from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
+from torchlayers.core import pytree
+from torchlayers.core.errors import DataDependentError, location
+from torchlayers.fx.aten_replacements import OTHERWISE
+from torchlayers.transforms.functionalize import functional, unwrapped
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_key: Any = _torch._C._dispatch_key_parse
+_OF_LAYERS = (
+    _torch._C.DispatchKeySet(_key(_C.FRONT_KEY))
+    .add(_key(_C.BACK_KEY))
+    .add(_key("FuncTorchDynamicLayerFrontMode"))
+    .add(_key("FuncTorchDynamicLayerBackMode"))
+)
+
+
+def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> Any:
+    """operator(*operands), of which the functions are written down as graphs.
+
+    The last operand is a tuple of tensors, which the functions take last.
+
+    Args:
+        shapes: of all the tensors that the functions take.
+    The operator is called below autograd and unseen by modes of functions, which would take it for
+    the program's; its functions run as they would outside.
+    """
+    layer = _Functional.on_top()
+    *first, last = operands if layer is None else pytree.map_all_tensors(layer.unwrap, operands)
+    sizes = unseen_sizes(shapes)  # NOTE [A size that a body reads]
+    included = _torch._C._dispatch_tls_local_include_set()
+    excluded = _torch._C._dispatch_tls_local_exclude_set()
+
+    def inside(func: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any) -> Any:
+            with (
+                _torch._C._ForceDispatchKeyGuard(included, excluded),
+                _torch._C._EnableTorchFunction(),
+                _NothingCaptured(),  # type: ignore[no-untyped-call]
+            ):
+                return func(*given[: len(given) - len(sizes)])
+
+        return run if layer is None else layer.around(run)
+
+    with (
+        _torch._C.DisableTorchFunction(),
+        _torch._C._AutoDispatchBelowAutograd(),
+        _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
+    ):
+        functions = [inside(each) if callable(each) else each for each in first]
+        results = operator(*functions, (*last, *rulers(sizes)))
+    return results if layer is None else pytree.map_tensors(layer.wrap, results)
+
+
+class _Functional:
+    """A functionalize layer on top of the stack, whose functional tensors the operators of control
+    flow can't take: they get the values, and the layer is at work in their functions alone."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+        self._keeps_views = Functionalize(level).functionalize_add_back_views()
+
+    @classmethod
+    def on_top(cls) -> "_Functional | None":
+        top = _C.top()
+        return cls(top[1]) if top is not None and top[0] == "functionalize" else None
+
+    def wrap(self, tensor: Tensor) -> Tensor:
+        return functional(tensor, self._level)
+
+    def unwrap(self, tensor: Tensor) -> Tensor:
+        return unwrapped(tensor, self._level, self._keeps_views)
+
+    def around(self, func: Callable[..., Any]) -> Callable[..., Any]:
+        """func of values."""
+
+        def run(*given: Tensor) -> Any:
+            results = func(*pytree.map_all_tensors(self.wrap, given))
+            return pytree.map_tensors(self.unwrap, results)
+
+        return run
+
+
+class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses tensors that nobody has seen a function capture: its graph would hold them."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func not in _OF_CONSTANTS:
+            pytree.map_tensors(_refuse, (args, kwargs))
+        return OTHERWISE.get(func, func)(*args, **kwargs)
+
+
+_OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+
+
+def _refuse(tensor: Tensor) -> Tensor:
+    if not isinstance(tensor, FakeTensor):
+        raise DataDependentError(
+            "torchlayers: compile: a branch or loop body captures a tensor of shape "
+            f"{tuple(tensor.shape)} in a way that can't be seen (an extension in C++).{location()} "
+            "Pass it as an operand."
+        )
+    return tensor
+
+
+def laid_out(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors, each element in memory of its own."""
+    return tuple(x.contiguous() if _is_expanded(x) else x for x in tensors)
+
+
+def _is_expanded(x: Tensor) -> bool:
+    pairs = zip(x.shape, x.stride(), strict=True)
+    return any(size != 1 and stride == 0 for size, stride in pairs)
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """The tensor, contiguous, with the strides of a new one.
+
+    Along a dimension of size 1 a contiguous tensor may have any, and torch compares them.
+    """
+    has_ones = any(isinstance(size, int) and size == 1 for size in x.shape)
+    return x.clone(memory_format=torch.contiguous_format) if has_ones else x.contiguous()
+
+
+def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """The results, contiguous, and each in memory of its own."""
+    taken = {_memory(x) for x in given}
+    found = []
+    for x in results:
+        x = in_rows(x.resolve_conj().resolve_neg())
+        if _memory(x) in taken:
+            x = x.clone()
+        taken.add(_memory(x))
+        found.append(x)
+    return found
+
+
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def with_symbols() -> Iterator[None]:
+    """torch asks for symbols, to see that no shape hangs on the number of trips."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    mode: Any = torch._guards.detect_fake_mode()
+    if mode is not None and mode.shape_env is None:
+        mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+    yield

@@ -1,0 +1,306 @@
+"""scan in a recording: torch's operator of that name, under every layer.
+
+NOTE [A scan that is recorded]
+The number of steps is known, so a scan is one operator that has the graph of its body, and ys in
+memory for all steps. A layer makes another scan of it: vmap one whose steps are all samples', jvp
+one that carries tangents along. For reverse mode the carry before each step is one of the ys, and
+the reverse pass is a scan from the last step to the first, which runs a step again from there and
+pulls back through it; cotangents of what the body captures are summed in its carry. That is a scan
+like any other: it can be batched, and differentiated. A loop whose trips nobody knows keeps less
+(NOTE [A loop run backward]).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._higher_order_ops.scan import scan_op
+
+from torchlayers import _C
+from torchlayers.control_flow.traced.closure_conversion import (
+    fixed_as,
+    frozen,
+    is_reversed,
+    is_written_down,
+    unrecorded,
+)
+from torchlayers.control_flow.traced.loop_steps import Steps
+from torchlayers.control_flow.traced.lowering import called, fresh, in_rows
+from torchlayers.control_flow.traced.transformed import (
+    OnSamples,
+    OnTensors,
+    Tensors,
+    differentiable,
+    in_front,
+    places_of,
+    pulled,
+    pushed,
+)
+
+
+def run(steps: Steps, tensors: Tensors) -> list[Tensor]:
+    """The last carry, and the ys. tensors are the first carry, the xs, and what is captured."""
+    if not is_written_down():
+        return _tried(steps, tensors)
+    if not is_reversed(tensors):
+        return [*_scanned(steps, *tensors)]
+    results = [*_scanned(_keeping(steps), *tensors)]
+    return results[: len(results) - steps.carried]
+
+
+def run_as_constants(steps: Steps, tensors: Tensors) -> list[Tensor]:
+    """What run returns, without a derivative."""
+    tensors = [x.detach() for x in tensors]
+    return [*_scanned(steps, *tensors)] if is_written_down() else _tried(steps, tensors)
+
+
+def of_first_step(steps: Steps, tensors: Tensors) -> list[Tensor]:
+    carry, xs = tensors[: steps.carried], tensors[steps.carried : steps.given]
+    return [*carry, *(x.select(0, 0) for x in xs), *tensors[steps.given :]]
+
+
+def _keeping(steps: Steps) -> Steps:
+    """The carry before each step is among the ys, the last of them."""
+
+    def body(given: Tensors) -> list[Tensor]:
+        return [*steps.body(given), *(x.clone() for x in given[: steps.carried])]
+
+    return Steps(fixed_as(steps.body, body), steps.carried, steps.sliced, keeps=True)
+
+
+def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
+    """What comes out, without values: after some steps no more is batched than before."""
+    length = tensors[steps.carried].size(0)
+    given = of_first_step(steps, tensors)
+    carry, others = given[: steps.carried], given[steps.carried :]
+    either = torch.ones((), dtype=torch.bool, device=tensors[steps.carried].device)
+    while True:
+        results = steps.body([*carry, *others])
+        new = [torch.where(either, *pair) for pair in zip(results, carry, strict=False)]
+        if [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]:
+            ys = results[steps.carried :]
+            return [*new, *(y.expand(length, *y.shape).contiguous() for y in ys)]
+        carry = new
+
+
+class _Scanned(torch.autograd.Function):
+    """The last carry, and the ys.
+
+    Where it is pulled back through, the last ys are the carries before each step.
+    """
+
+    @staticmethod
+    def forward(steps: Steps, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _at_the_bottom(steps, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.steps, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.has_derivative = [*map(differentiable, output)]
+        ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
+        ctx.save_for_forward(*tensors)
+        wanted = places_of(ctx.needs_input_grad[1:], tensors) if ctx.steps.keeps else []
+        ctx.reverse = _Reverse(ctx.steps, tensors, wanted, output) if wanted else None
+        kept = output[len(output) - ctx.steps.carried :] if wanted else ()
+        ctx.save_for_backward(*tensors, *kept)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        assert ctx.reverse is not None, "a scan that has kept no carries"
+        return None, *ctx.reverse.pull_back(ctx.saved_tensors, cotangents)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
+        return tuple(_tangents(ctx.steps, ctx.has_derivative, ctx.saved_tensors, tangents))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, steps: Steps, *tensors: Tensor) -> Any:
+        values = in_front(tensors, in_dims[1:])
+        return _of_samples(steps, info, values, [dim is not None for dim in in_dims[1:]])
+
+
+_scanned: Any = _Scanned.apply
+
+
+def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
+    seen: set[int] = set()
+    apart = []
+    for x in tensors:  # torch tells the tensors that the body is given by what they were
+        x = in_rows(x)
+        apart.append(x.view_as(x) if id(x) in seen else x)
+        seen.add(id(x))
+    carry, xs = apart[: steps.carried], apart[steps.carried : steps.given]
+    captured = tuple(apart[steps.given :])
+
+    def step(*given: Tensor) -> tuple[Tensor, ...]:
+        return tuple(fresh(steps.body(given), given))
+
+    shapes = [x.shape[steps.carried <= i < steps.given :] for i, x in enumerate(tensors)]
+    return tuple(called(scan_op, step, carry, xs, captured, shapes=shapes))
+
+
+class _Reverse:
+    """The reverse pass of a scan, made where it is run.
+
+    Args:
+        tensors: the first carry, the xs, and what the body captures.
+        wanted: which of the tensors have a cotangent.
+        results: the last carry, and the ys.
+    """
+
+    def __init__(
+        self, steps: Steps, tensors: Tensors, wanted: Sequence[int], results: Tensors
+    ) -> None:
+        self.steps = steps
+        self.wanted = wanted
+        carried, given = steps.carried, steps.given
+        self.floats = places_of([True] * carried, tensors[:carried])
+        self.xs = [i for i in wanted if carried <= i < given]
+        self.captured = [i for i in wanted if i >= given]
+        places = [*self.floats, *self.captured, *self.xs]
+        first = [x.shape if i < carried else x.shape[1:] for i, x in enumerate(results)]
+        # Cotangents, of the results that have any, have these.
+        self.shapes = {i: first[i] for i, x in enumerate(results) if differentiable(x)}
+        self.dtypes = [x.dtype for x in results]
+        count = len(self.shapes)
+
+        def pull(given: Tensors) -> list[Tensor]:
+            return pulled(steps.body, given[count:], places, given[:count])
+
+        with unrecorded():
+            cotangents = [results[i].new_empty(shape) for i, shape in self.shapes.items()]
+            examples = [*cotangents, *of_first_step(steps, tensors)]
+        self.pull = frozen(fixed_as(steps.body, pull), examples)
+
+    def pull_back(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Cotangents of the tensors, of those that are wanted.
+
+        Args:
+            saved: the tensors as they were given, and the carries before each step.
+            cotangents: of the last carry, and of the ys.
+        """
+        carried, given = self.steps.carried, self.steps.given
+        tensors, kept = saved[: len(saved) - carried], saved[len(saved) - carried :]
+        begin = [
+            torch.zeros_like(tensors[i]) if (g := cotangents[i]) is None else g for i in self.floats
+        ]
+        totals = [torch.zeros_like(tensors[i]) for i in self.captured]
+        of_ys = {i: g for i, g in enumerate(cotangents) if i >= carried and g is not None}
+        xs = [x.flip(0) for x in (*of_ys.values(), *kept, *tensors[carried:given])]
+        step = fixed_as(self.pull, self._step([*of_ys]))
+        backward = Steps(step, len(begin) + len(totals), len(xs))
+        found = run(backward, [*begin, *totals, *xs, *tensors[given:]])
+        gradients = dict(zip([*self.floats, *self.captured, *self.xs], found, strict=True))
+        for i in self.xs:
+            gradients[i] = gradients[i].flip(0)
+        return [gradients[i] if i in self.wanted else None for i in range(len(tensors))]
+
+    def _step(self, of_ys: Sequence[int]) -> OnTensors:
+        """One step backward, where these ys have a cotangent."""
+        floats, totaled = len(self.floats), len(self.captured)
+
+        def step(given: Tensors) -> list[Tensor]:
+            totals = given[floats : floats + totaled]
+            rest = given[floats + totaled :]
+            known = dict(zip([*self.floats, *of_ys], [*given[:floats], *rest], strict=False))
+            rest = rest[len(of_ys) :]
+            cotangents = [
+                known[i] if i in known else rest[0].new_zeros(shape, dtype=self.dtypes[i])
+                for i, shape in self.shapes.items()
+            ]
+            found = self.pull([*cotangents, *rest])
+            new = [a + b for a, b in zip(totals, found[floats : floats + totaled], strict=True)]
+            return [*found[:floats], *new, *found[floats + totaled :]]
+
+        return step
+
+
+def _tangents(
+    steps: Steps, has_derivative: Sequence[bool], tensors: Tensors, tangents: Sequence[Any]
+) -> list[Any]:
+    """Of the last carry and the ys, those that are there: they are carried beside the carry."""
+    carried, given = steps.carried, steps.given
+    tensors = tensors[: len(tangents)]
+    floats = places_of([True] * carried, tensors[:carried])
+    along = [i for i in places_of([t is not None for t in tangents], tensors) if i >= carried]
+    xs, captured = [i for i in along if i < given], [i for i in along if i >= given]
+
+    def body(both: Tensors) -> list[Tensor]:
+        parts = iter(both)
+
+        def take(count: int) -> list[Tensor]:
+            return [next(parts) for _ in range(count)]
+
+        carry, of_carry = take(carried), take(len(floats))
+        sliced, of_xs = take(given - carried), take(len(xs))
+        others, of_others = take(len(tensors) - given), take(len(captured))
+        results, found = pushed(
+            steps.body,
+            [*carry, *sliced, *others],
+            [*floats, *along],
+            [*of_carry, *of_xs, *of_others],
+        )
+        new, ys = results[:carried], results[carried:]
+        return [*new, *found[: len(floats)], *ys, *found[len(floats) :]]
+
+    begin = [torch.zeros_like(tensors[i]) if tangents[i] is None else tangents[i] for i in floats]
+    doubled = Steps(fixed_as(steps.body, body), carried + len(floats), given - carried + len(xs))
+    results = run(
+        doubled,
+        [
+            *(*tensors[:carried], *begin),
+            *(*tensors[carried:given], *(tangents[i] for i in xs)),
+            *(*tensors[given:], *(tangents[i] for i in captured)),
+        ],
+    )
+    ys = len(has_derivative) - carried
+    found = iter([*results[carried:][: len(floats)], *results[carried + len(floats) + ys :]])
+    return [next(found) if has else None for has in has_derivative]
+
+
+def _of_samples(steps: Steps, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
+    """The scan of which each step is that of all samples."""
+    carried, given = steps.carried, steps.given
+    own, ys = _what_is_batched(steps, info, values, is_batched)
+    samples = OnSamples(info, [*own, *is_batched[carried:]])
+    carry = [
+        samples.spread(x) if now and not before else x
+        for x, now, before in zip(values[:carried], own, is_batched, strict=False)
+    ]
+    xs = [
+        x.transpose(0, 1) if each else x
+        for x, each in zip(values[carried:given], is_batched[carried:given], strict=True)
+    ]
+
+    def body(shown: Tensors) -> list[Tensor]:
+        return samples.rows(steps.body, shown, [*own, *ys])
+
+    together = Steps(fixed_as(steps.body, body), carried, steps.sliced, keeps=steps.keeps)
+    results = _scanned(together, *carry, *xs, *values[given:])
+    dims = [*(0 if each else None for each in own), *(1 if each else None for each in ys)]
+    return results, tuple(dims)
+
+
+def _what_is_batched(
+    steps: Steps, info: Any, values: Tensors, is_batched: list[bool]
+) -> tuple[list[bool], list[bool]]:
+    """Of what is carried, and of the ys, what samples have their own of."""
+    carried, given = steps.carried, steps.given
+    own = is_batched[:carried]
+    while True:
+        samples = OnSamples(info, [*own, *is_batched[carried:]])
+        with unrecorded():
+            shown = [
+                samples.spread(x) if now and not before else x
+                for x, now, before in zip(values, samples.is_batched, is_batched, strict=True)
+            ]
+            for i in range(carried, given):
+                shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
+            # As the steps are given them: torch can't tell the layout of a symbol's tangents.
+            _, made = samples.run(steps.body, [x.contiguous() for x in shown])
+        more = [before or now for before, now in zip(own, made, strict=False)]
+        if more == own:
+            return own, made[carried:]
+        own = more

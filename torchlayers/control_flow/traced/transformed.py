@@ -1,0 +1,118 @@
+"""What layers make of a function of tensors: its derivatives, and the function on samples."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.autograd_function.batching import batched, unbatched
+from torchlayers.control_flow.batched.samples import beside
+
+Tensors = Sequence[Tensor]
+# Of a list of tensors, which it does not change.
+OnTensors = Callable[[Tensors], list[Tensor]]
+
+
+def differentiable(x: Any) -> bool:
+    return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def places_of(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
+    """Which tensors are wanted and can have a derivative."""
+    pairs = zip(wanted, tensors, strict=True)
+    return [i for i, (each, x) in enumerate(pairs) if each and differentiable(x)]
+
+
+def pushed(
+    func: OnTensors, tensors: Tensors, places: Sequence[int], tangents: Tensors
+) -> tuple[list[Tensor], list[Tensor]]:
+    """func's results, and the tangents of those that have any.
+
+    Args:
+        places: which of the tensors have the tangents.
+    """
+    from torchlayers.transforms.jvp import jvp
+
+    if not places:
+        results = func(tensors)
+        return results, [torch.zeros_like(x) for x in results if differentiable(x)]
+    order: list[bool] = []
+
+    def noted(*some: Tensor) -> Any:
+        found = func(_with(tensors, places, some))
+        order[:] = map(differentiable, found)
+        return [x for x in found if differentiable(x)], [x for x in found if not differentiable(x)]
+
+    values, found, others = jvp(
+        noted, tuple(tensors[i] for i in places), tuple(tangents), has_aux=True
+    )
+    value, other = iter(values), iter(others)
+    return [next(value if each else other) for each in order], found
+
+
+def pulled(
+    func: OnTensors, tensors: Tensors, places: Sequence[int], cotangents: Tensors
+) -> list[Tensor]:
+    """Cotangents of the tensors in these places, from those of func's results that have any."""
+    from torchlayers.transforms.grad import vjp
+
+    def floats(*some: Tensor) -> list[Tensor]:
+        return [x for x in func(_with(tensors, places, some)) if differentiable(x)]
+
+    if not places or not cotangents:
+        return [torch.zeros_like(tensors[i]) for i in places]
+    _, pull = vjp(floats, *(tensors[i] for i in places))
+    return [*pull([*cotangents])]
+
+
+def _with(tensors: Tensors, places: Sequence[int], some: Tensors) -> list[Tensor]:
+    changed = [*tensors]
+    for i, x in zip(places, some, strict=True):
+        changed[i] = x
+    return changed
+
+
+class OnSamples:
+    """Functions on all samples of a vmap.
+
+    Args:
+        info: of the vmap.
+        is_batched: of each tensor, whether samples have their own, in the first dimension.
+    """
+
+    def __init__(self, info: Any, is_batched: Sequence[bool]) -> None:
+        self.info = info
+        self.is_batched = is_batched
+
+    def run(self, func: OnTensors, tensors: Tensors) -> tuple[list[Tensor], list[bool]]:
+        """What the function returns, samples first, and which of that has samples."""
+        dims = [0 if each else None for each in self.is_batched]
+        with _C.vmap_entry(self.info.batch_size, self.info.randomness) as level:
+            found, out_dims = unbatched(func(batched(tensors, dims)), level)
+        return in_front(found, out_dims), [dim is not None for dim in out_dims]
+
+    def rows(self, func: OnTensors, tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
+        """What the function returns; for what is wanted each sample has its own."""
+        found, has = self.run(func, tensors)
+        return [
+            self.spread(x) if each and not its else x
+            for x, its, each in zip(found, has, wanted, strict=True)
+        ]
+
+    def spread(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(0).expand(self.info.batch_size, *x.shape)
+
+
+def in_front(values: Tensors, dims: Sequence[int | None]) -> list[Tensor]:
+    """The values, the batch where there is one in the first dimension."""
+    return [
+        x if dim in (None, 0) else x.movedim(dim, 0) for x, dim in zip(values, dims, strict=True)
+    ]
+
+
+def guarded(rows: Tensor, taken: Tensor) -> Tensor:
+    """Samples that don't run a function show it one that does, and without a derivative."""
+    first = taken.to(torch.uint8).argmax().reshape(1)
+    return torch.where(beside(taken, rows), rows, rows.index_select(0, first).detach())

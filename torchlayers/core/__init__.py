@@ -1,0 +1,3 @@
+"""Pytrees, errors, devices, the stack, tracing state, versions of torch, and rules of the user's
+own.
+"""

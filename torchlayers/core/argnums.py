@@ -1,0 +1,206 @@
+"""Some entries of a dict by their names: partition and combine, and names among argnums."""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import ArgnumsError
+from torchlayers.core.layer_stack import transformed
+
+__all__ = ["Argnums", "Names", "are_numbers", "by_names", "combine", "names", "partition"]
+
+Which: TypeAlias = str | Iterable[str] | Callable[[str, Any], bool]
+# Compiled, which torch.compile can follow where it can't fnmatch's cache.
+Chooser: TypeAlias = tuple[tuple[str, re.Pattern[str]], ...] | Callable[[str, Any], bool]
+
+
+@dataclass(frozen=True)
+class Names:
+    """Entries of a positional argument that is a dict: what :func:`names` gives."""
+
+    which: Chooser
+    argnum: int = 0
+
+
+Argnums: TypeAlias = int | Names | tuple[int | Names, ...]
+
+
+def names(which: Which, argnum: int = 0) -> Names:
+    """Entries of an argument that is a dict, to differentiate by: for a transform's ``argnums``.
+
+    It stands where an int stands in the argnums of :func:`torchlayers.grad`, ``grad_and_value``,
+    ``jacrev``, ``jacfwd``, ``hessian`` and ``hvp``, alone or in a tuple. The function gets the
+    whole dict, and the result has the chosen entries.
+
+    Args:
+        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
+            patterns, of which one has to match; or a function of name and value.
+        argnum: which positional argument, counted as Python counts. It is a dict by strings.
+    Returns:
+        What goes into argnums.
+    Raises:
+        ArgnumsError: when the transformed function is called: a pattern matches no name, nothing
+            is chosen, the argument is no dict, or it is named a second time.
+    Example:
+        >>> def line(params, x):
+        ...     return params["weight"] * x + params["bias"]
+        >>> params, x = {"weight": torch.tensor(2.0), "bias": torch.tensor(1.0)}, torch.tensor(3.0)
+        >>> torchlayers.grad(line, names("weight"))(params, x)
+        {'weight': tensor(3.)}
+        >>> torchlayers.grad(line, (names("b*"), 1))(params, x)
+        ({'bias': tensor(1.)}, tensor(2.))
+    """
+    return Names(_chooser(which), argnum)
+
+
+def are_numbers(argnums: Argnums) -> TypeGuard[int | tuple[int, ...]]:
+    """Whether no names are among them."""
+    if isinstance(argnums, tuple):
+        return not any(isinstance(entry, Names) for entry in argnums)
+    return not isinstance(argnums, Names)
+
+
+def by_names(
+    api: str,
+    transform: Callable[[Callable[..., Any], Any], Callable[..., Any]],
+    func: Callable[..., Any],
+    argnums: Argnums,
+) -> Callable[..., Any]:
+    """transform(func, argnums) where names are among the argnums.
+
+    The transform sees a function of the chosen entries at their argument's place; the rest of each
+    dict comes behind all arguments.
+    """
+    entries = argnums if isinstance(argnums, tuple) else (argnums,)
+    numbers = tuple(entry.argnum if isinstance(entry, Names) else entry for entry in entries)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        places = pytree.positions(api, numbers, len(args))
+        given = [*args]
+        orders: dict[int, list[str]] = {}
+        for entry, place in zip(entries, places, strict=True):
+            if isinstance(entry, Names):
+                orders[place] = [*_names_of(api, args[place], place)]
+                given[place], rest = _split(api, args[place], place, entry.which)
+                given.append(rest)
+
+        def of_parts(*parts: Any, **kwargs: Any) -> Any:
+            whole = [*parts[: len(args)]]
+            for (place, order), rest in zip(orders.items(), parts[len(args) :], strict=True):
+                entries_of = {**whole[place], **rest}
+                whole[place] = {name: entries_of[name] for name in order}
+            return func(*whole, **kwargs)
+
+        at = places if isinstance(argnums, tuple) else places[0]
+        return transform(transformed(func, of_parts), at)(*given, **kwargs)
+
+    return transformed(func, wrapper)
+
+
+def _names_of(api: str, argument: Any, place: int) -> Mapping[str, Any]:
+    if isinstance(argument, Mapping):
+        return argument
+    raise ArgnumsError(
+        f"torchlayers: {api}: names are chosen of argument {place}, which is no dict but "
+        f"{type(argument).__name__}. Name another one, names(..., argnum=...)."
+    )
+
+
+def _split(
+    api: str, argument: Mapping[str, Any], place: int, which: Chooser
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    if unmatched := _unmatched(argument, which):
+        raise ArgnumsError(f"torchlayers: {api}: argument {place}: {unmatched}")
+    chosen, rest = _divided(argument, which)
+    if not chosen:
+        raise ArgnumsError(
+            f"torchlayers: {api}: none of the names of argument {place} is chosen, so there is "
+            f"nothing to differentiate by. {_listed(argument)}"
+        )
+    return chosen, rest
+
+
+def partition(params: Mapping[str, Any], which: Which) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits a dict of parameters in two: those chosen, to differentiate by, and the rest.
+
+    Args:
+        params: values by names, as :func:`functional` or ``named_parameters()`` gives them.
+        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
+            patterns, of which one has to match; or a function of name and value.
+    Returns:
+        ``(chosen, rest)``: two dicts in the order of params. :func:`combine` undoes it.
+    Raises:
+        ValueError: a pattern matches no name.
+    Example:
+        >>> params = {"encoder.weight": 1, "encoder.bias": 2, "head.weight": 3}
+        >>> partition(params, "encoder.*")
+        ({'encoder.weight': 1, 'encoder.bias': 2}, {'head.weight': 3})
+        >>> partition(params, lambda name, value: value > 1)
+        ({'encoder.bias': 2, 'head.weight': 3}, {'encoder.weight': 1})
+
+    Source: Equinox's ``partition``, on names.
+    """
+    chooser = _chooser(which)
+    if unmatched := _unmatched(params, chooser):
+        raise ValueError(f"torchlayers: partition: {unmatched}")
+    return _divided(params, chooser)
+
+
+def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
+    """One dict of several that have no name in common: what :func:`partition` split.
+
+    Args:
+        parts: values by names.
+    Returns:
+        A dict of all of them.
+    Raises:
+        ValueError: a name is in two of them.
+    Example:
+        >>> params = {"weight": torch.tensor(2.0), "bias": torch.tensor(1.0)}
+        >>> chosen, rest = partition(params, "weight")
+        >>> combine({"weight": chosen["weight"] + 1}, rest)
+        {'weight': tensor(3.), 'bias': tensor(1.)}
+    """
+    together: dict[str, Any] = {}
+    for part in parts:
+        if repeated := [name for name in part if name in together]:
+            raise ValueError(
+                f"torchlayers: combine: {repeated} are in several of the dicts; leave one value "
+                "for each name."
+            )
+        together.update(part)
+    return together
+
+
+def _chooser(which: Which) -> Chooser:
+    if callable(which):
+        return which
+    patterns = (which,) if isinstance(which, str) else which
+    return tuple((pattern, re.compile(fnmatch.translate(pattern))) for pattern in patterns)
+
+
+def _divided(params: Mapping[str, Any], which: Chooser) -> tuple[dict[str, Any], dict[str, Any]]:
+    chosen: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
+    for name, value in params.items():
+        if callable(which):
+            is_chosen = which(name, value)
+        else:
+            is_chosen = any(pattern.match(name) for _, pattern in which)
+        (chosen if is_chosen else rest)[name] = value
+    return chosen, rest
+
+
+def _unmatched(params: Mapping[str, Any], which: Chooser) -> str:
+    """What is wrong with the patterns, or nothing."""
+    for text, pattern in () if callable(which) else which:
+        if not any(pattern.match(name) for name in params):
+            return f"{text!r} matches no name. {_listed(params)}"
+    return ""
+
+
+def _listed(params: Mapping[str, Any]) -> str:
+    return f"The names are: {', '.join(map(str, params)) or 'none'}."

@@ -1,0 +1,152 @@
+"""Calls of rules that users wrote (torchlayers.extend), and what they return held to account.
+
+C++ (csrc/python/rules.cpp) calls what is made here, where an operator with such a rule is met.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from torchlayers.core.errors import TransformError, location
+
+# What a rule is called with by keyword, and what it is called for.
+Keywords: TypeAlias = dict[str, Any]
+# Which argument a gradient is for, which member of it where it is a list, and its sizes.
+Target: TypeAlias = tuple[int, int, Sequence[int]]
+
+
+def jvp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A tangent rule, as C++ calls it: (primals, tangents, keywords) to (results, tangents).
+
+    Args:
+        op: the operator's name.
+        count: how many results it has.
+        rule: the user's.
+    Returns:
+        A function. Its tangents are a list for each result, a tensor or None for each of its
+        tensors.
+    """
+    whose = f"the jvp rule of {op}"
+
+    def call(primals: Any, tangents: Any, keywords: Keywords) -> tuple[Any, list[Any]]:
+        returned = rule(primals, tangents, **keywords)
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise _error(f"{whose} must return (results, tangents).")
+        results, given = returned if count != 1 else ((each,) for each in returned)
+        if not _are(count, results):
+            raise _error(f"{whose} must return {count} results.")
+        if not _are(count, given):
+            raise _error(
+                f"{whose} must return a tangent, or None, for each of its {count} results."
+            )
+        return returned[0], [
+            _tangents(f"{whose} gave result {i}", *each)
+            for i, each in enumerate(zip(results, given, strict=True))
+        ]
+
+    return call
+
+
+def _tangents(whose: str, result: Any, given: Any) -> list[Tensor | None]:
+    if given is None:
+        return []
+    if not isinstance(result, tuple | list):
+        return [_tangent(whose, result, given)]
+    if len(given) != len(result):
+        raise _error(
+            f"{whose}, a list of {len(result)} tensors, {len(given)} tangents: they must be as "
+            "many."
+        )
+    return [_tangent(whose, *each) for each in zip(result, given, strict=True)]
+
+
+def _tangent(whose: str, result: Any, tangent: Any) -> Tensor | None:
+    if tangent is None:
+        return None
+    if not isinstance(tangent, Tensor):
+        raise _error(f"{whose} no tensor for a tangent.")
+    if isinstance(result, Tensor) and tangent.shape != result.shape:
+        raise _error(
+            f"{whose} of shape {[*result.shape]} a tangent of shape {[*tangent.shape]}: they must "
+            "be the same."
+        )
+    return tangent
+
+
+def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """A cotangent rule, as C++ calls it: to a gradient, or None, for each target.
+
+    Args:
+        op: the operator's name.
+        count: how many positional arguments it takes.
+        rule: the user's.
+    """
+    whose = f"the vjp rule of {op}"
+
+    def call(
+        cotangents: list[Tensor | None],
+        primals: tuple[Any, ...],
+        results: list[Any],
+        keywords: Keywords,
+        targets: list[Target],
+    ) -> list[Tensor | None]:
+        values: Any = tuple(results)
+        rest = iter(cotangents)
+        given: Any = tuple(_shaped(result, rest) for result in results)
+        if len(results) == 1:
+            (values,), (given,) = values, given
+        returned = rule(given, primals, values, **keywords)
+        gradients = (returned,) if count == 1 and not isinstance(returned, tuple) else returned
+        if not isinstance(gradients, tuple) or len(gradients) != count:
+            raise _error(
+                f"{whose} must return a tuple with a gradient, or None, for each of its {count} "
+                "positional arguments."
+            )
+        return [_gradient(whose, primals, gradients, *target) for target in targets]
+
+    return call
+
+
+def _shaped(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
+    """The next cotangents, in the shape of this result."""
+    if isinstance(result, list):
+        return [_shaped(member, cotangents) for member in result]
+    return next(cotangents) if isinstance(result, Tensor) else None
+
+
+def _gradient(
+    whose: str,
+    primals: tuple[Any, ...],
+    gradients: tuple[Any, ...],
+    place: int,
+    member: int,
+    sizes: Sequence[int],
+) -> Tensor | None:
+    primal, gradient = primals[place], gradients[place]
+    where = f"{whose} gave argument {place}"
+    if isinstance(primal, list) and gradient is not None:
+        if len(gradient) != len(primal):
+            raise _error(
+                f"{where}, a list of {len(primal)} tensors, {len(gradient)} gradients: they must "
+                "be as many."
+            )
+        gradient = gradient[member]
+    if gradient is None:
+        return None
+    if not isinstance(gradient, Tensor):
+        raise _error(f"{where} no tensor for a gradient, but {type(gradient).__name__}.")
+    if [*gradient.shape] != [*sizes]:
+        raise _error(
+            f"{where} of shape {[*sizes]} a gradient of shape {[*gradient.shape]}: they must be "
+            "the same."
+        )
+    return gradient
+
+
+def _are(count: int, values: Any) -> bool:
+    return isinstance(values, tuple | list) and len(values) == count
+
+
+def _error(text: str) -> TransformError:
+    return TransformError(f"torchlayers: {text}{location()}")

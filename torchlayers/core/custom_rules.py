@@ -1,0 +1,156 @@
+"""Teaching torchlayers an operator: its tangents and its cotangents, in Python."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from torchlayers import _C
+from torchlayers.core import custom_rule_checks
+from torchlayers.core.errors import RuleError
+
+__all__ = ["jvp_rule", "vjp_rule"]
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+def jvp_rule(
+    op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
+) -> Callable[[Rule], Rule]:
+    """Decorator: registers what an operator does to tangents.
+
+    jvp, jacfwd, hessian, hvp and linearize follow the rule from then on, on every thread;
+    torch.func knows nothing of it. What the rule computes are ordinary operators, so it nests
+    with every other transform.
+
+    Args:
+        op: an operator, such as ``torch.ops.mylib.scale`` or ``torch.ops.aten.sin.default``,
+            or what ``torch.library.custom_op`` made. One with several overloads has to be
+            named with the overload.
+        replace: take the place of a rule that is there already.
+    Returns:
+        A decorator of ``rule(primals, tangents, **kwargs)``. primals holds the operator's
+        positional arguments, tensors or not, and tangents as many entries: an argument's
+        tangent, or None where it has none (a list of them for a list of tensors). kwargs are
+        the operator's keyword-only arguments. It returns ``(results, tangents)``: the
+        operator's result (a tuple where it has several) and its tangent, of its shape, or
+        None for zeros.
+    Raises:
+        RuleError: op is no operator, has several overloads, writes to its arguments, takes or
+            returns a dict or nested list of tensors, or has a rule already.
+    Example:
+        >>> import torch, torchlayers
+        >>> @torch.library.custom_op("mylib::cube", mutates_args=())
+        ... def cube(x: torch.Tensor) -> torch.Tensor:
+        ...     return x**3
+        >>> @torchlayers.extend.jvp_rule(cube)
+        ... def cube_jvp(primals, tangents):
+        ...     (x,), (t,) = primals, tangents
+        ...     return cube(x), 3 * x**2 * t
+        >>> torchlayers.jvp(cube, (torch.tensor(2.0),), (torch.tensor(1.0),))
+        (tensor(8.), tensor(12.))
+
+    Source: the convention of jax.custom_jvp, with None for zeros.
+    """
+    return _decorator("jvp_rule", op, replace)
+
+
+def vjp_rule(
+    op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
+) -> Callable[[Rule], Rule]:
+    """Decorator: registers what an operator does to cotangents.
+
+    grad, vjp, jacrev and what is made of them follow the rule from then on, on every thread,
+    instead of autograd's; plain autograd and torch.func know nothing of it. What the rule
+    computes are ordinary operators, so it nests with every other transform.
+
+    Args:
+        op: an operator without side effects that returns no views, as for :func:`jvp_rule`.
+        replace: take the place of a rule that is there already.
+    Returns:
+        A decorator of ``rule(cotangents, primals, results, **kwargs)``. primals holds the
+        operator's positional arguments, tensors or not, and results what it returned. The
+        cotangents are shaped as the results: a tensor, or a tuple where there are several (a list
+        for a list of tensors), with None for zeros. kwargs are the operator's keyword-only
+        arguments. It returns a tuple with as many entries as primals: an argument's gradient, of
+        its shape, or None for zeros (a list of them for a list of tensors). For an operator of
+        one argument the tuple may be left out.
+    Raises:
+        RuleError: op is no operator, has several overloads, writes to its arguments or returns
+            views of them, takes or returns a dict or nested list of tensors, or has a rule
+            already.
+    Example:
+        >>> import torch, torchlayers
+        >>> @torch.library.custom_op("mylib::quartic", mutates_args=())
+        ... def quartic(x: torch.Tensor) -> torch.Tensor:
+        ...     return x**4
+        >>> @torchlayers.extend.vjp_rule(quartic)
+        ... def quartic_vjp(g, primals, result):
+        ...     return 4 * primals[0] ** 3 * g
+        >>> torchlayers.grad(quartic)(torch.tensor(2.0))
+        tensor(32.)
+
+    Source: the convention of jax.custom_vjp, with None for zeros.
+    """
+    return _decorator("vjp_rule", op, replace)
+
+
+def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
+    overload = _overload(api, op)
+    schema = overload._schema
+    if schema.is_mutable:
+        follows = ": an in-place operator follows that of its namesake" if api == "jvp_rule" else ""
+        raise RuleError(
+            f"torchlayers: {api}: {overload} writes to its arguments. Give the operator "
+            f"without side effects a rule{follows}."
+        )
+    if api == "vjp_rule" and any(argument.alias_info for argument in schema.arguments):
+        raise RuleError(
+            f"torchlayers: vjp_rule: {overload} returns a view of an argument, which is "
+            "autograd's to follow. Give a rule to an operator that returns a new tensor."
+        )
+    name = schema.name, schema.overload_name
+    if hidden := _C.hidden_tensors(*name):
+        raise RuleError(
+            f"torchlayers: {api}: {overload} may hold tensors where PyTorch's dispatcher does not "
+            f"look into: {hidden}. Give a rule to an operator of Tensor and Tensor[] arguments and "
+            "results, and call that from this one, registered as CompositeImplicitAutograd."
+        )
+    has_rule = _C.has_jvp_rule if api == "jvp_rule" else _C.has_vjp_rule
+    if has_rule(*name) and not replace:
+        raise RuleError(
+            f"torchlayers: {api}: {overload} has a rule already. Pass replace=True to take "
+            "its place."
+        )
+
+    def register(rule: Rule) -> Rule:
+        if api == "jvp_rule":
+            call = custom_rule_checks.jvp_call(schema.name, len(schema.returns), rule)
+            _C.register_jvp_rule(*name, call)
+        else:
+            positional = sum(not argument.kwarg_only for argument in schema.arguments)
+            _C.register_vjp_rule(*name, custom_rule_checks.vjp_call(schema.name, positional, rule))
+        return rule
+
+    return register
+
+
+def _overload(api: str, op: Any) -> torch._ops.OpOverload:
+    if isinstance(op, CustomOpDef):
+        return op._opoverload
+    if isinstance(op, torch._ops.OpOverload):
+        return op
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        overloads: list[str] = op.overloads()  # type: ignore[no-untyped-call]
+        if len(overloads) == 1:
+            found: torch._ops.OpOverload = getattr(op, overloads[0])
+            return found
+        raise RuleError(
+            f"torchlayers: {api}: {op} has the overloads {', '.join(overloads)}. Name one: "
+            f"torch.ops.{op!s}.{overloads[0]}."
+        )
+    raise RuleError(
+        f"torchlayers: {api} takes an operator (torch.ops.mylib.name, or what "
+        f"torch.library.custom_op made), got {type(op).__name__}."
+    )

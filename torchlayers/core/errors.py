@@ -1,0 +1,401 @@
+"""The errors torchlayers raises, and where in the user's code they happened.
+
+Each is also the built-in exception that torch.func raises in the same case, so
+that programs written for torch.func catch them too.
+"""
+
+import contextlib
+import copy
+import linecache
+import os
+import sys
+import types
+import warnings
+from typing import Any
+
+import torch
+
+__all__ = [
+    "ArgnumsError",
+    "AxisError",
+    "CallError",
+    "DataDependentError",
+    "DimensionError",
+    "DtypeError",
+    "FunctionError",
+    "MemoryBudgetError",
+    "MissingDerivativeError",
+    "NotScalarError",
+    "NotTensorError",
+    "OutDimError",
+    "OutputError",
+    "RecomputationError",
+    "RuleError",
+    "StructureError",
+    "TapError",
+    "TransformError",
+]
+
+_LIBRARIES = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,  # the package
+    contextlib.__file__,  # decorators and blocks
+    copy.__file__,
+)
+
+
+class TransformError(RuntimeError):
+    """A transformed function, or what it was called with, can't be transformed.
+
+    Example:
+        >>> torchlayers.vmap(torch.sin, randomness="never")
+        Traceback (most recent call last):
+        torchlayers.errors.TransformError: torchlayers: vmap: randomness must be 'error', 'same',
+        'different' or 'keyed', got 'never'.
+    """
+
+
+class NotScalarError(TransformError):
+    """grad's function returned something else than a real tensor without dimensions.
+
+    Example:
+        >>> torchlayers.grad(torch.sin)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a tensor without
+        dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.
+    """
+
+
+class TapError(TransformError):
+    """A function has no value of a name that a transform was asked for, or has two.
+
+    Example:
+        >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.TapError: torchlayers: intermediates: no value is called 'b': there is
+        'a'.
+    """
+
+
+class OutputError(TransformError):
+    """A transformed function returned something the transform can't use.
+
+    Example:
+        >>> torchlayers.grad(torch.sum, has_aux=True)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.OutputError: torchlayers: grad: what the function returns should be a
+        tuple: (output, aux) if has_aux is True, and it is Tensor.
+    """
+
+
+class ArgnumsError(TransformError):
+    """argnums names no positional argument, or names one twice.
+
+    Example:
+        >>> torchlayers.grad(torch.sum, argnums=1)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.ArgnumsError: torchlayers: grad: argnums=1 names argument 1, but the
+        call has 1 positional argument (keyword arguments can't be chosen).
+    """
+
+
+class StructureError(TransformError):
+    """Two pytrees that have to match don't.
+
+    Example:
+        >>> torchlayers.jvp(torch.sin, (torch.ones(3),), (torch.ones(3), torch.ones(3)))
+        Traceback (most recent call last):
+        torchlayers.errors.StructureError: torchlayers: jvp: tangents must have the structure of
+        the primals: got (*, *) for (*,) (* stands for a leaf).
+    """
+
+
+class CallError(TransformError, TypeError):
+    """A transform, or a function that it gave, was called with arguments that it does not take.
+
+    Example:
+        >>> output, vjp_fn = torchlayers.vjp(torch.sin, torch.ones(3))
+        >>> vjp_fn(torch.ones(3), torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.CallError: torchlayers: vjp: retain_graph must be a bool or None, got
+        Tensor. vjp_fn takes one pytree of cotangents: where the function returned a tuple, pass a
+        tuple, vjp_fn((a, b)).
+    """
+
+
+class DataDependentError(TransformError):
+    """A compiled function asked for a number, a branch or a shape that only a call's data decides.
+
+    Example:
+        >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x)
+        >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
+        a tensor (aten._local_scalar_dense.default), and what is compiled is recorded before there
+        is one. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`. Use
+        torch.where or torch.cond in place of a branch, name an argument that decides in
+        static_argnums, or leave that part outside.
+    """
+
+
+class MemoryBudgetError(TransformError):
+    """A function can't be differentiated within a memory budget; `least` bytes would do.
+
+    Example:
+        >>> def f(x):
+        ...     return x.sin().exp().sum()
+        >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
+        Traceback (most recent call last):
+        torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
+        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
+    """
+
+    def __init__(self, message: str, least: int) -> None:
+        super().__init__(message)
+        self.least = least
+
+
+class DtypeError(TransformError, ValueError):
+    """A dtype is neither floating-point nor complex, or a tangent's does not suit its primal.
+
+    Example:
+        >>> torchlayers.grad(torch.sum)(torch.arange(3))
+        Traceback (most recent call last):
+        torchlayers.errors.DtypeError: torchlayers: grad: can't differentiate by argument 0, of
+        dtype torch.int64: only floating-point and complex tensors have gradients. Convert it, or
+        leave it out of argnums.
+    """
+
+
+class FunctionError(TransformError):
+    """An autograd.Function lacks what a transform needs of it, or its methods return nonsense.
+
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         pass
+        >>> torchlayers.vmap(Double.apply)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.FunctionError: torchlayers: vmap does not know how to batch Double. If
+        its methods use torch's operators alone, set Double.generate_vmap_rule = True; else give it
+        a vmap staticmethod.
+    """
+
+
+class MissingDerivativeError(FunctionError, NotImplementedError):
+    """An autograd.Function has no backward, or no jvp, and one was needed.
+
+    Example:
+        >>> class Double(torch.autograd.Function):
+        ...     @staticmethod
+        ...     def forward(x):
+        ...         return 2 * x
+        ...
+        ...     @staticmethod
+        ...     def setup_context(ctx, inputs, output):
+        ...         pass
+        >>> torchlayers.grad(Double.apply)(torch.tensor(1.0))
+        Traceback (most recent call last):
+        torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
+        staticmethod, which reverse mode needs. Give it one, or call it on x.detach() where its
+        gradient does not count.
+    """
+
+
+class RecomputationError(TransformError):
+    """A checkpointed function did something else when it was recomputed than at first.
+
+    Example:
+        >>> calls = []
+        >>> def fickle(x):
+        ...     calls.append(x)
+        ...     return x.sin().sum() if len(calls) == 1 else x.sum()
+        >>> torchlayers.grad(torchlayers.checkpoint(fickle))(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.RecomputationError: torchlayers: checkpoint: fickle saved 1 tensors for
+        its gradient, and 0 when it was recomputed. It has to do the same each time.
+    """
+
+
+class RuleError(TransformError, ValueError):
+    """A rule can't be registered for this operator.
+
+    Example:
+        >>> torchlayers.extend.jvp_rule(torch.sin)
+        Traceback (most recent call last):
+        torchlayers.errors.RuleError: torchlayers: jvp_rule takes an operator
+        (torch.ops.mylib.name, or what torch.library.custom_op made), got
+        builtin_function_or_method.
+    """
+
+
+class AxisError(TransformError, NameError):
+    """No axis of this name is bound, or a collective can't run along it.
+
+    Example:
+        >>> torchlayers.vmap(lambda x: torchlayers.distributed.psum(x, "i"))(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.AxisError: torchlayers: psum: no axis named 'i' is bound here. Bound
+        are: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
+        `with mesh:` block.
+    """
+
+
+class DimensionError(ValueError):
+    """vmap's in_dims, out_dims or batch sizes don't fit the tensors.
+
+    Example:
+        >>> torchlayers.vmap(torch.add)(torch.ones(2), torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.DimensionError: torchlayers: vmap(add, in_dims=0): Expected all tensors
+        to have the same size in the mapped dimension, but argument 0 has 2 in dim 0 and argument 1
+        has 3 in dim 0.
+    """
+
+
+class OutDimError(DimensionError, IndexError):
+    """vmap's out_dims name a dimension that a result does not have.
+
+    Example:
+        >>> torchlayers.vmap(torch.sin, out_dims=2)(torch.ones(3))
+        Traceback (most recent call last):
+        torchlayers.errors.OutDimError: torchlayers: vmap(sin, out_dims=2): out_dim 2 is out of
+        range for a result that has 1 dimensions with the batch's: it must lie in [-1, 0].
+    """
+
+
+class NotTensorError(TransformError, ValueError, TypeError):
+    """An argument to differentiate by or to batch, a tangent or a cotangent is not a tensor.
+
+    Example:
+        >>> torchlayers.grad(torch.sin)(1.0)
+        Traceback (most recent call last):
+        torchlayers.errors.NotTensorError: torchlayers: grad: argument 0 must be a tensor to
+        differentiate by it, got float (1.0). Make it one, or leave it out of argnums.
+    """
+
+
+def instead(api: str) -> str:
+    """What to do with an argument that can't be differentiated by."""
+    if api in ("vjp", "jvp", "hvp"):  # they differentiate by all their arguments
+        return "bind it beforehand, with functools.partial or a lambda"
+    return "leave it out of argnums"
+
+
+def location() -> str:
+    """`` In file.py:7, `source line`.`` for the innermost line that is the user's."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        if _is_users(frame):
+            return _quoted(frame, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def warn(message: str) -> None:
+    """Warns, and names the innermost line that is the user's."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and not _is_users(frame):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
+
+
+def line_of_node(metadata: dict[str, Any]) -> str:
+    """``file.py:7, `source line```: the user's line that a node was recorded for, or "".
+
+    Args:
+        metadata: what anomaly mode keeps of the node. What a pass has recorded, and not a line
+            of the user's in it, is told of what the pass ran.
+    """
+    entries = metadata.get("traceback_", [])
+    parent = metadata.get("parent_")
+    if parent is not None and not (entries and _is_users_entry(entries[-1])):
+        return line_of_node(parent.metadata)
+    for entry in reversed(entries):
+        if _is_users_entry(entry):
+            place, _, line = entry.strip().partition("\n")
+            number = place.partition(", line ")[2].partition(",")[0]
+            filename = os.path.basename(place.split('"')[1])
+            return f"{filename}:{number}" + (f", `{line.splitlines()[0].strip()}`" if line else "")
+    return ""
+
+
+def _is_users_entry(entry: str) -> bool:
+    """Of a formatted traceback."""
+    return is_users(entry.split('"')[1])
+
+
+# What torch says where something asks for the memory of a tensor of a transform.
+_NO_MEMORY = (
+    "Cannot access data pointer of Tensor",
+    "Cannot access storage of TensorWrapper",
+    "Cannot access storage of a tensor that torchlayers.vmap batched",
+)
+
+
+def explain(error: RuntimeError, layer: str, samples: Any) -> None:
+    """Raises what to do, where a function asked of a tensor what only one in memory can do.
+
+    Args:
+        error: what ended the function.
+        layer: as the stack names it.
+        samples: a vmap's batch size, or None for another layer.
+    """
+    text = str(error)
+    if text.startswith(_NO_MEMORY):
+        held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
+        asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
+        advice = (
+            f"has no memory to give to {asking}: inside it a tensor is {held} ({text}). "
+            "Return the tensor, and convert it outside."
+        )
+    elif text.startswith("accessing `data` under vmap transform is not allowed"):
+        advice = f"has no `data` of its own ({text}). Use x.detach()."
+    elif text.startswith("backward() called inside a functorch transform"):
+        advice = (
+            "can't run backward(), which adds to the .grad of tensors that the transform does not "
+            f"know ({text}). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+        )
+    elif text.startswith("NYI: querying is_contiguous inside of vmap"):
+        advice = (
+            "can't tell in which order the memory of a sample is ("
+            f"{text}). Ask before vmap, or call contiguous()."
+        )
+    else:
+        return
+    raise TransformError(f"torchlayers: {layer} {advice}{location_of(error)}") from error
+
+
+def location_of(error: BaseException) -> str:
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame):
+            place = _quoted(trace.tb_frame, trace.tb_lineno)
+        trace = trace.tb_next
+    return place
+
+
+def _is_users(frame: types.FrameType) -> bool:
+    return is_users(frame.f_code.co_filename)
+
+
+def is_users(filename: str) -> bool:
+    """Whether the file is neither torch's nor ours, nor one of Python's that stands between."""
+    return not filename.startswith((*_LIBRARIES, "<frozen"))
+
+
+def _quoted(frame: types.FrameType, number: int) -> str:
+    filename = frame.f_code.co_filename
+    line = linecache.getline(filename, number).strip()
+    quoted = f", `{line}`" if line else ""
+    return f" In {os.path.basename(filename)}:{number}{quoted}."
+
+
+for _name in __all__:  # by the name that programs import them by
+    globals()[_name].__module__ = "torchlayers.errors"

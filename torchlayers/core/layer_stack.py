@@ -1,0 +1,70 @@
+"""The stack of layers as it is now, and entering one."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+from torchlayers import _C
+from torchlayers.core import tracing_state
+from torchlayers.core.torch_versions import wraps
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+__all__ = ["Layer", "current_stack", "transformed"]
+
+# NOTE [Entering is one call]
+# An entry is a context manager written in C++, used in a plain `with`. A signal
+# (Ctrl-C) is handled between two bytecodes, never inside such a call, so there is
+# no moment at which the layer is on the stack and nobody is bound to take it off.
+# A call of grad, vjp, jvp or vmap is C++ from entering to leaving (csrc/python/entry.h).
+
+
+class Layer(NamedTuple):
+    """A layer of the stack, as it was when asked for."""
+
+    owner: str
+    kind: str
+    level: int
+    metadata: dict[str, Any]
+
+    def __repr__(self) -> str:
+        facts = [f"level {self.level}", self.owner]
+        facts += [f"{name}={value!r}" for name, value in self.metadata.items()]
+        return f"{self.kind} ({', '.join(facts)})"
+
+
+def current_stack() -> tuple[Layer, ...]:
+    """The layers active on this thread, outermost first.
+
+    Layers of torch.func nested with ours are among them.
+
+    Returns:
+        A tuple of layers. Each has ``kind`` ("grad", "jvp", "vmap", ...), ``level``
+        (1 for the outermost), ``owner`` ("torchlayers" or "torch.func"), ``metadata``
+        (a dict: a vmap's ``batch_size`` and ``randomness``, the modes that held outside
+        a grad or jvp), and a readable repr.
+    Example:
+        >>> def f(x):
+        ...     print(current_stack())
+        ...     return x.sum()
+        >>> _ = torchlayers.vmap(f)(torch.ones(3, 2))
+        (vmap (level 1, torchlayers, batch_size=3, randomness='error'),)
+        >>> current_stack()
+        ()
+    """
+    entries = torch._C._functorch.get_interpreter_stack() or ()
+    return tuple(
+        Layer("torchlayers", *layer)
+        if layer
+        else Layer("torch.func", entry.key().name.lower(), entry.level(), {})
+        for layer, entry in zip(_C.current_stack(), entries, strict=True)
+    )
+
+
+def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
+    """wrapper, named and documented as the function it transforms."""
+    if tracing_state.is_tracing():
+        return wrapper
+    return wraps(func)(wrapper)

@@ -1,0 +1,55 @@
+"""How much memory a block of code takes at its peak."""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core import pytree
+
+
+class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of the tensors made inside a ``with`` block, on any device.
+
+    ``peak`` is the largest number held at once. Memory that a kernel takes and gives back
+    within one operator is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.peak = 0
+        self._held = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = {_address(leaf) for leaf in pytree.leaves((args, kwargs))}
+        result = func(*args, **kwargs)
+        for leaf in pytree.leaves(result):
+            address = _address(leaf)
+            if address is not None and address not in given | self._known:
+                self._count(leaf, address)
+        return result
+
+    def _count(self, tensor: Tensor, address: int) -> None:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        self._known.add(address)
+        self._held += size
+        self.peak = max(self.peak, self._held)
+        weakref.finalize(storage, self._let_go, address, size)
+
+    def _let_go(self, address: int, size: int) -> None:
+        self._known.discard(address)
+        self._held -= size
+
+
+def _address(leaf: Any) -> int | None:
+    """What tells one tensor's memory from another's; None where there is none to tell."""
+    try:
+        return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
+        return None

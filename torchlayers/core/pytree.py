@@ -1,0 +1,283 @@
+"""Arguments and pytrees: flattened, picked and matched in one place for all transforms."""
+
+import collections
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_structure,
+    tree_unflatten,
+)
+from torch.utils._pytree import tree_leaves as leaves
+from torch.utils._pytree import tree_map as map_leaves
+from torch.utils._pytree import treespec_pprint as describe
+
+from torchlayers.core.errors import ArgnumsError, OutputError
+
+__all__ = [
+    "TreeSpec",
+    "as_tuple",
+    "broadcast",
+    "check_outputs",
+    "describe",
+    "flatten",
+    "leaf_name",
+    "leaves",
+    "map_all_tensors",
+    "map_leaves",
+    "map_outputs",
+    "map_tensors",
+    "name_of",
+    "pick",
+    "positions",
+    "split_aux",
+    "unflatten",
+]
+
+_CONTAINERS = (tuple, list, dict)
+
+# The common trees, a tensor and a short tuple of tensors, do without the pytree machinery.
+_LEAF = tree_structure(0)
+_TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
+
+
+def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    if type(tree) is Tensor:
+        return [tree], _LEAF
+    if _is_flat(tree):
+        return list(tree), _TUPLES[len(tree)]
+    return tree_flatten(tree)
+
+
+def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    if len(leaves) == spec.num_leaves:
+        if spec is _LEAF:
+            return leaves[0]
+        if spec is _TUPLES[min(len(leaves), len(_TUPLES) - 1)]:
+            return tuple(leaves)
+    return tree_unflatten(leaves, spec)
+
+
+def _is_flat(tree: Any) -> bool:
+    return type(tree) is tuple and len(tree) < len(_TUPLES) and set(map(type, tree)) <= {Tensor}
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The tree with every tensor changed, and everything else as it is."""
+    if type(tree) is Tensor:
+        return change(tree)
+    if _is_flat(tree):
+        return tuple([change(leaf) for leaf in tree])
+    return map_leaves(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, tree)
+
+
+def map_all_tensors(change: Callable[[Tensor], Tensor], values: Sequence[Any]) -> list[Any]:
+    """[change(value), ...] for the tensors among the values, in containers too."""
+    return [
+        change(value)
+        if isinstance(value, Tensor)
+        else map_tensors(change, value)
+        if isinstance(value, _CONTAINERS)
+        else value
+        for value in values
+    ]
+
+
+def map_outputs(
+    change: Callable[..., Tensor],
+    outputs: Any,
+    values: Sequence[Any],
+    operands: Sequence[Any],
+    *rest: Sequence[Any],
+) -> Any:
+    """A Function's outputs, changed, where it was called with values that stand for operands.
+
+    An output that is one of the values is the operand it stands for. rest are sequences with an
+    entry for each leaf of the outputs, which change takes too.
+    """
+    known = {
+        id(value): operand
+        for value, operand in zip(_flat(values), _flat(operands), strict=True)
+        if isinstance(value, Tensor)
+    }
+    if isinstance(outputs, Tensor) and not rest:
+        return known[id(outputs)] if id(outputs) in known else change(outputs)
+    flat, spec = flatten(outputs)
+    changed = [
+        known[id(leaf)]
+        if id(leaf) in known
+        else change(leaf, *others)
+        if isinstance(leaf, Tensor)
+        else leaf
+        for leaf, *others in zip(flat, *rest, strict=True)
+    ]
+    return unflatten(changed, spec)
+
+
+def _flat(values: Sequence[Any]) -> Sequence[Any]:
+    """The leaves, without the pytree machinery where there are no containers."""
+    return leaves(values) if any(isinstance(value, _CONTAINERS) for value in values) else values
+
+
+def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
+    """One value a leaf of spec, from a tree that may stop early; None if it doesn't fit.
+
+    vmap's in_dims and out_dims are given so: ``0`` for all, or a tree of them.
+    """
+    if prefix is None or type(prefix) is int:
+        return [prefix] * spec.num_leaves
+    is_flat = type(prefix) is tuple and spec is _TUPLES[min(len(prefix), len(_TUPLES) - 1)]
+    if is_flat and all(each is None or type(each) is int for each in prefix):
+        return list(prefix)
+    values, prefix_spec = tree_flatten(prefix)
+    return _spread(prefix_spec, values, spec)
+
+
+def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
+    """broadcast, from the prefix's spec and leaves: no tree of the user's is made for it."""
+    if prefix.is_leaf():
+        return values * spec.num_leaves
+    ends = itertools.accumulate(child.num_leaves for child in prefix.children())
+    parts = [
+        (child, values[end - child.num_leaves : end])
+        for child, end in zip(prefix.children(), ends, strict=True)
+    ]
+    keys, prefix_keys = _keys(spec), _keys(prefix)
+    if keys is not None and prefix_keys is not None:  # in any order
+        if set(keys) != set(prefix_keys):
+            return None
+        parts = [parts[prefix_keys.index(key)] for key in keys]
+    elif (prefix.type, prefix.num_children) != (spec.type, spec.num_children) or (
+        prefix.context != spec.context and spec.type is not collections.deque
+    ):
+        return None
+    found = []
+    for (child, its_values), subspec in zip(parts, spec.children(), strict=True):
+        below = _spread(child, its_values, subspec)
+        if below is None:
+            return None
+        found += below
+    return found
+
+
+def _keys(spec: TreeSpec) -> list[Any] | None:
+    """The keys of a dict of the standard library's, in the order of its leaves."""
+    if spec.type in (dict, collections.OrderedDict):
+        return list(spec.context)
+    return list(spec.context[1]) if spec.type is collections.defaultdict else None
+
+
+def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
+    """argnums as a tuple of places among `count` arguments, negative ones counted from the end.
+
+    Raises:
+        ArgnumsError: a place is out of range, twice there, or no integer; or there is none.
+    """
+    if not isinstance(argnums, (int, tuple)):
+        raise ArgnumsError(
+            f"torchlayers: {api}: argnums must be an int or a tuple of ints, got "
+            f"{type(argnums).__name__}."
+        )
+    chosen = (argnums,) if isinstance(argnums, int) else argnums
+    if not chosen:
+        raise ArgnumsError(f"torchlayers: {api}: argnums must name at least one argument, got ().")
+    places = []
+    for argnum in chosen:
+        if not isinstance(argnum, int):
+            raise ArgnumsError(
+                f"torchlayers: {api}: argnums must be made of ints, got {argnum!r} in {argnums}."
+            )
+        if not -count <= argnum < count:
+            arguments = f"{count or 'no'} positional argument{'' if count == 1 else 's'}"
+            raise ArgnumsError(
+                f"torchlayers: {api}: argnums={argnums} names argument {argnum}, but the call has "
+                f"{arguments} (keyword arguments can't be chosen)."
+            )
+        places.append(argnum % count)
+    if len(set(places)) != len(places):
+        raise ArgnumsError(
+            f"torchlayers: {api}: argnums={argnums} must be unique, but name an argument twice."
+        )
+    return tuple(places)
+
+
+def as_tuple(outputs: Any) -> tuple[Any, ...]:
+    """What a Function's method returned, as a tuple: one output is returned bare."""
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def pick(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
+    return tuple(args[i] for i in places)
+
+
+def split_aux(api: str, output: Any) -> tuple[Any, Any]:
+    """What a function with has_aux=True returned: its output and aux.
+
+    Raises:
+        OutputError: it did not return a pair.
+    """
+    if not (isinstance(output, tuple) and len(output) == 2):
+        got = f"a tuple of {len(output)}" if isinstance(output, tuple) else type(output).__name__
+        raise OutputError(
+            f"torchlayers: {api}: what the function returns should be a tuple: (output, aux) if "
+            f"has_aux is True, and it is {got}."
+        )
+    return output
+
+
+def check_outputs(api: str, outputs: list[Any]) -> None:
+    """Raises OutputError unless there are outputs, and all of them are tensors."""
+    if not outputs:
+        raise OutputError(f"torchlayers: {api}: the function returned nothing to differentiate.")
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise OutputError(
+                f"torchlayers: {api}: the function must return only tensors, got "
+                f"{type(output).__name__}. With has_aux=True it may return (tensors, anything)."
+            )
+
+
+def leaf_name(
+    kind: str, args: Sequence[Any], index: int, places: Sequence[int] | None = None
+) -> str:
+    """What errors call one of the leaves of args: ``argument 0``, ``argument 1, ['b'][0]``.
+
+    index counts them, those of args[place] for each of places alone where these are given.
+    """
+    for place in range(len(args)) if places is None else places:
+        count = len(leaves(args[place]))
+        if index < count:
+            break
+        index -= count
+    try:
+        path = keystr(tree_flatten_with_path(args[place])[0][index][0])
+    except ValueError:  # a class that was registered without names for what it holds
+        path = f"leaf {index}"
+    return f"{kind} {place}, {path}" if path else f"{kind} {place}"
+
+
+def leaves_by_path(value: Any) -> list[tuple[str, Any]]:
+    """The leaves, and where each of them is: ``['b'][0]``."""
+    try:
+        return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
+    except ValueError:  # a class that was registered without names for what it holds
+        return [("", leaf) for leaf in leaves(value)]
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """What errors call a function: partials and modules have no ``__name__``."""
+    if hasattr(func, "__name__"):
+        return str(func.__name__)
+    if isinstance(func, functools.partial):
+        return f"functools.partial({name_of(func.func)}, ...)"
+    described_by: object = type(func).__repr__
+    if described_by is object.__repr__:  # which is an address, another one on each rank
+        return type(func).__qualname__
+    return repr(func)

@@ -1,0 +1,85 @@
+"""copy.copy, copy.deepcopy and pickle of tensors inside transforms.
+
+torch copies a tensor by its memory, and a wrapper or a batched tensor has none. Inside a transform
+a copy is what differentiable operators make of the tensor, at all of its levels: a view for
+copy.copy, which shares memory, and a clone for copy.deepcopy (dataclasses.asdict calls it). Outside
+of transforms torch refuses to deepcopy what autograd has computed, or would lose its derivative;
+here that flows through the copy. A Parameter's copy is a Parameter, a leaf as the first was.
+There is nothing to be saved of a tensor that only is while a transform runs.
+"""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchlayers.core.errors import TransformError, location
+
+_functorch: Any = torch._C._functorch
+_torch: Any = torch
+_tensor: Any = Tensor
+_parameter: Any = nn.Parameter
+_torchs_reduce: Any = _tensor.__reduce_ex__
+_torchs_deepcopy: Any = _tensor.__deepcopy__
+_torchs_deepcopy_of_parameter: Any = _parameter.__deepcopy__
+
+
+def _is_inside(tensor: Any) -> bool:
+    """Whether it is a tensor of a transform that is active."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and (_functorch.is_functorch_wrapped_tensor(tensor) or _torch._is_functional_tensor(tensor))
+        and _functorch.peek_interpreter_stack() is not None
+    )
+
+
+class _Original:
+    """What copy.copy hands on, and pickle refuses."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TransformError(
+            "torchlayers: a tensor inside a transform can't be pickled or saved (torch.save): it "
+            "has no memory of its own. Return it from the function, and save it outside."
+            f"{location()}"
+        )
+
+
+def _copied(original: _Original) -> Tensor:
+    tensor = original.tensor
+    if isinstance(tensor, nn.Parameter):
+        result: Tensor = nn.Parameter(tensor.detach(), tensor.requires_grad)
+    else:
+        result = tensor.view_as(tensor)
+    result.__dict__.update(tensor.__dict__)
+    return result
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    return (_copied, (_Original(self),)) if _is_inside(self) else _torchs_reduce(self, protocol)
+
+
+def _deepcopy(self: Any, memo: Any) -> Any:
+    if not _is_inside(self):
+        return _torchs_deepcopy(self, memo)
+    if id(self) not in memo:
+        memo[id(self)] = self.clone()
+        memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return memo[id(self)]
+
+
+def _deepcopy_of_parameter(self: Any, memo: Any) -> Any:
+    if not _is_inside(self):
+        return _torchs_deepcopy_of_parameter(self, memo)
+    if id(self) not in memo:
+        memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
+        memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
+    return memo[id(self)]
+
+
+_tensor.__reduce_ex__ = _reduce
+_tensor.__deepcopy__ = _deepcopy
+_parameter.__deepcopy__ = _deepcopy_of_parameter

@@ -1,0 +1,64 @@
+"""What torches 2.11 to 2.15 don't have in common: no other module asks which one it is."""
+
+import functools
+import linecache
+import re
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from torch import func
+from torch._functorch import apis
+from torch.fx import GraphModule
+
+from torchlayers.core.tracing_state import traced_here
+
+_apis: Any = apis
+
+
+# torch's own transforms leave out what Dynamo noted about the function; in 2.11 they don't.
+wraps = getattr(_apis, "_wraps_without_dynamo_attrs", functools.wraps)
+
+if hasattr(func, "rearrange"):
+    from torch.func import rearrange as rearrange
+else:  # 2.11
+    from functorch.einops import rearrange as rearrange  # type: ignore[import-untyped, no-redef]
+
+
+def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., GraphModule]:
+    """torch's, with detach written down as detach.
+
+    2.15 writes alias, through which gradients flow, unless it is given a table.
+    """
+    from torch.fx.experimental import proxy_tensor
+
+    return proxy_tensor.make_fx(traced_here(function), decomposition_table={}, **options)
+
+
+def applied_function(frame: FrameType) -> Any:
+    """The autograd.Function whose apply raised an error that came from this frame; or None."""
+    if "cls" in frame.f_locals:
+        return frame.f_locals["cls"]
+    # In 2.15 apply is no longer Python, and the frame is the caller's.
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    called = re.search(r"([\w.]+)\.apply\b", line)
+    if called is None:
+        return None
+    first, *attributes = called[1].split(".")
+    found = frame.f_locals.get(first, frame.f_globals.get(first))
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), attributes, found)
+
+
+def mixed_precision(group: Any, parameter: Any) -> Any:
+    """The MixedPrecisionPolicy of a parameter of fully_shard: since 2.15 its own."""
+    return parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy
+
+
+def is_no_compiler(error: BaseException | None) -> bool:
+    """Whether inductor ended with this because the machine has no C++ compiler."""
+    while error is not None:
+        if type(error).__name__ in ("InvalidCxxCompiler", "CppCompilerNotFound"):
+            return True
+        inner: Any = getattr(error, "inner_exception", None)
+        error = inner or error.__cause__ or error.__context__
+    return False

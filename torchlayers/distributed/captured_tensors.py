@@ -1,0 +1,180 @@
+"""Captured tensors of a function that is spread over ranks.
+
+All ranks hold them alike, as they hold arguments with in_dim None, and their gradients are summed
+over the ranks likewise. So they pass the same operator before the call, and a copy of the function
+is called that captures what comes of it: with other values in its closure, its defaults and its
+globals, and with other parameters in the modules among these. What is captured in another way, as
+an attribute of an object, is left as it is, and Spread refuses it.
+"""
+
+import dis
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchlayers import _C
+from torchlayers.core.code_objects import codes_in, names_in
+
+_LIBRARIES = ("torch", "torchlayers")  # whose globals hold no tensors of the user's
+
+
+class Captured:
+    """The tensors that a function captures, of those that are wanted."""
+
+    def __init__(self, func: Callable[..., Any], is_wanted: Callable[[Tensor], bool]) -> None:
+        self._func = func
+        self._is_wanted = is_wanted
+        self._looked_at: dict[int, tuple[Any, bool]] = {}  # and whether it holds one
+        self._modules: list[nn.Module] = []
+        self._tensors: dict[int, Tensor] = {}
+        self._holds(func)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self._tensors.values()]
+
+    def replaced(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
+        """The function, which captures these instead."""
+        copies = dict(zip(self._tensors, tensors, strict=True))
+        function = _Copy(self, copies).of(self._func)
+        for module in self._modules:
+            named = [*module.named_parameters(), *module.named_buffers()]
+            given = {name: copies[id(each)] for name, each in named if id(each) in copies}
+            function = functools.partial(_call_with, module, function, given)
+        return function  # type: ignore[no-any-return]
+
+    def holds(self, value: Any) -> bool:
+        return self._looked_at.get(id(value), (None, False))[1]
+
+    def _holds(self, value: Any) -> bool:
+        if id(value) not in self._looked_at:
+            self._looked_at[id(value)] = value, False  # where it holds itself
+            self._looked_at[id(value)] = value, self._look_at(value)
+        return self.holds(value)
+
+    def _look_at(self, value: Any) -> bool:
+        if isinstance(value, Tensor):
+            if is_wanted := self._is_wanted(value):
+                self._tensors[id(value)] = value
+            return is_wanted
+        if isinstance(value, nn.Module):
+            if any([self._holds(each) for each in (*value.parameters(), *value.buffers())]):
+                self._modules.append(value)
+            return False  # it stays, and holds others for the time of a call
+        return any([self._holds(each) for each in _members(value)])
+
+
+class _Copy:
+    """Makes copies of what holds captured tensors; everything else stays as it is."""
+
+    def __init__(self, captured: Captured, copies: dict[int, Any]) -> None:
+        self._captured = captured
+        self._copies = copies  # by what they are of
+
+    def of(self, value: Any) -> Any:
+        if not self._captured.holds(value):
+            return value
+        if id(value) not in self._copies:
+            self._copies[id(value)] = self._copy(value)
+        return self._copies[id(value)]
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType):
+            return self._function(value)
+        if isinstance(value, functools.partial):
+            keywords = {name: self.of(each) for name, each in value.keywords.items()}
+            return functools.partial(self.of(value.func), *map(self.of, value.args), **keywords)
+        if isinstance(value, types.MethodType):
+            return types.MethodType(self.of(value.__func__), self.of(value.__self__))
+        if isinstance(value, dict):
+            return type(value)((key, self.of(each)) for key, each in value.items())
+        members = map(self.of, value)
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+
+    def _function(self, function: types.FunctionType) -> types.FunctionType:
+        cells = [
+            types.CellType() if self._captured.holds(_content(cell)) else cell
+            for cell in function.__closure__ or ()
+        ]
+        names = [name for name, each in _globals_of(function) if self._captured.holds(each)]
+        namespace = function.__globals__
+        copy = types.FunctionType(
+            function.__code__, {**namespace} if names else namespace, closure=tuple(cells) or None
+        )
+        self._copies[id(function)] = copy  # which may be in its own closure
+        functools.update_wrapper(copy, function)
+        vars(copy).update(vars(function))
+        vars(copy).pop("__wrapped__", None)
+        copy.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
+        copy.__kwdefaults__ = function.__kwdefaults__ and {
+            name: self.of(each) for name, each in function.__kwdefaults__.items()
+        }
+        for name in names:
+            copy.__globals__[name] = self.of(namespace[name])
+        for cell, of in zip(cells, function.__closure__ or (), strict=True):
+            if cell is not of:
+                cell.cell_contents = self.of(of.cell_contents)
+        return copy
+
+
+def _members(value: Any) -> Iterator[Any]:
+    if isinstance(value, types.FunctionType):
+        yield from value.__defaults__ or ()
+        yield from (value.__kwdefaults__ or {}).values()
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        contents = [(name, _content(cell)) for name, cell in cells]
+        if contents and any(_may_hold(each) for _, each in contents):
+            stored = {*_stored(value.__code__)}
+            yield from (each for name, each in contents if name not in stored)
+        yield from (each for _, each in _globals_of(value))
+    elif isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, types.MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, (tuple, list)):
+        yield from value
+
+
+def _may_hold(value: Any) -> bool:
+    kinds = (Tensor, nn.Module, tuple, list, dict, functools.partial)
+    return isinstance(value, (*kinds, types.FunctionType, types.MethodType))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Those that the function reads. A copy with others could not write to them."""
+    namespace = function.__globals__
+    if str(namespace.get("__name__")).partition(".")[0] in _LIBRARIES:
+        return []
+    names = names_in(function.__code__)
+    read = [(name, namespace[name]) for name in names if _may_hold(namespace.get(name))]
+    return read if read and not any(_stored(function.__code__)) else []
+
+
+def _stored(code: types.CodeType) -> Iterator[str]:
+    """The variables of outside that the function assigns to."""
+    free = {*code.co_freevars}
+    for each in codes_in(code):
+        for instruction in dis.get_instructions(each):
+            name = instruction.argval
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
+                instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and name in free
+            ):
+                yield name
+
+
+def _call_with(
+    module: nn.Module, func: Callable[..., Any], given: dict[str, Tensor], *args: Any, **kwargs: Any
+) -> Any:
+    return _C.run_module(module, func, {**given}, args, kwargs, True, ())

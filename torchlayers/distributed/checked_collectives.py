@@ -1,0 +1,73 @@
+"""torch's functional collectives, each preceded by a look whether all ranks are at the same one."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core.device import has_numbers
+from torchlayers.core.errors import TransformError
+from torchlayers.distributed import consistency
+from torchlayers.distributed.axes import Axis
+
+_groups: Any = torch.distributed.distributed_c10d
+_SPACES = ("_c10d_functional", "_c10d_functional_autograd")
+# They send nothing, or between two ranks.
+_OTHERS = (
+    "wait_tensor",
+    "wait_tensors",
+    "_wrap_tensor_autograd",
+    "isend",
+    "irecv",
+    "batch_p2p_ops",
+)
+
+
+class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is on, those of plain tensors compare. Those of named axes do so themselves."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.namespace in _SPACES:
+            name = func.__name__.split(".")[0]
+            if name not in _OTHERS:
+                _compare(name, func._schema, args)
+        return func(*args, **(kwargs or {}))
+
+
+def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
+    tensors: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
+    if not tensors or any(type(x) is not Tensor or not has_numbers(x) for x in tensors):
+        return  # of a recording, or of a class that has its own
+    group = args[-1]
+    size = _groups._resolve_process_group(group).size()
+    axis = Axis(group, size, (group,))
+    is_all_to_all = name.startswith("all_to_all")
+    facts = {"the collective": name}
+    for i, x in enumerate(tensors):
+        shape = ["any", *x.shape[1:]] if is_all_to_all else [*x.shape]
+        facts[f"tensor {i}"] = f"{str(x.dtype).removeprefix('torch.')}{shape}"
+    for argument, value in zip(schema.arguments[1:], args[1:], strict=False):
+        if not is_all_to_all:
+            facts[argument.name] = str(value)
+    device = tensors[0].device.type
+    consistency.agree(name, axis, device, facts)
+    if is_all_to_all:
+        _compare_parts(name, axis, device, args[2], args[1])
+
+
+def _compare_parts(
+    name: str, axis: Axis, device: str, sent: list[int], received: list[int]
+) -> None:
+    """What each sends to each has to be what that one receives."""
+    row = torch.tensor([[*sent, *received]], device=device)
+    everybodys = consistency.gathered(name, row, axis).tolist()
+    for i, each in enumerate(everybodys):
+        for j, other in enumerate(everybodys):
+            if each[j] != other[axis.size + i]:
+                raise TransformError(
+                    f"torchlayers: {name}: the ranks of {axis.name!r} differ: rank {i} is to send "
+                    f"{each[j]} rows to rank {j}, which is to receive {other[axis.size + i]}."
+                )

@@ -1,0 +1,82 @@
+"""Making sure, in one small collective, that all ranks are about to do the same."""
+
+import hashlib
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers.core.errors import TransformError
+from torchlayers.distributed.axes import Axis
+
+_collectives: Any = torch.ops._c10d_functional
+
+FAILURE = "failure"  # the name of a fact: this rank can't begin
+_SHOWN = 4  # facts in which ranks differ
+
+
+def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
+    """Raises on every rank of the axis unless all of them have the same facts.
+
+    Args:
+        api: what the error calls it.
+        axis: of ranks.
+        device: the type of device that the ranks' tensors are on.
+        facts: what has to be alike, by its name in the error.
+    Raises:
+        TransformError: it isn't; the error says what each rank has.
+    """
+    text = json.dumps(facts).encode()
+    digest = hashlib.blake2b(text, digest_size=16).digest()
+    numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
+    with _disable_current_modes():
+        everybodys = gathered(
+            api, torch.tensor([[len(text), *numbers]], device=device), axis
+        ).tolist()
+        if all(each == everybodys[0] for each in everybodys):
+            return
+        longest = max(length for length, *_ in everybodys)
+        padded = torch.tensor([[*text, *[0] * (longest - len(text))]], dtype=torch.uint8)
+        texts = gathered(api, padded.to(device), axis).tolist()
+    found = [
+        json.loads(bytes(each[:length]))
+        for each, (length, *_) in zip(texts, everybodys, strict=True)
+    ]
+    for rank, each in enumerate(found):
+        if FAILURE in each:
+            raise TransformError(
+                f"torchlayers: {api}: rank {rank} of {axis.name!r} can't begin: {each[FAILURE]}"
+            )
+    names = dict.fromkeys(name for each in found for name in each)
+    different = [
+        name for name in names if any(each.get(name) != found[0].get(name) for each in found)
+    ]
+    raise TransformError(
+        f"torchlayers: {api}: the ranks of {axis.name!r} differ. "
+        + " ".join(f"{name}: {_by_rank(found, name)}." for name in different[:_SHOWN])
+        + (f" So do {len(different) - _SHOWN} more." if len(different) > _SHOWN else "")
+        + " All of them have to make the same calls, with arguments of the same shapes."
+    )
+
+
+def gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
+    """All ranks' rows."""
+    try:
+        pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
+        gathered: Tensor = _collectives.wait_tensor(pending)
+    except RuntimeError as error:  # a rank that is dead or late
+        raise type(error)(f"torchlayers: {api}: comparing the ranks failed: {error}") from error
+    return gathered
+
+
+def _by_rank(found: list[dict[str, str]], name: str) -> str:
+    """``4 on rank 0 and 5 on ranks 1, 2``"""
+    ranks: dict[str, list[int]] = {}
+    for rank, each in enumerate(found):
+        ranks.setdefault(each.get(name, "none"), []).append(rank)
+    return " and ".join(
+        f"{value} on rank{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
+        for value, places in ranks.items()
+    )

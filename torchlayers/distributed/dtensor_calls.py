@@ -1,0 +1,200 @@
+"""DTensor's own calls inside a transform: on DTensors, and on tensors of a level that hold one.
+
+torch writes them as autograd.Functions for plain autograd (`from_local`, `to_local`,
+`redistribute`). Inside a transform each is an operator of ours, which passes all layers. A tensor
+of a level is a torch.Tensor to Python, and `to_local` and its kin are looked up there: they are
+there for those that hold a DTensor, and for no other tensor.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core.errors import NotTensorError
+from torchlayers.distributed import dtensor
+from torchlayers.distributed.sync_batch_norm import sync_batch_norm
+
+_functorch: Any = torch._C._functorch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Placement
+
+
+def _placed() -> Any:
+    return importlib.import_module("torchlayers.distributed.dtensor_ops")
+
+
+def _from_local(
+    x: Tensor,
+    mesh: "DeviceMesh",
+    placements: "Sequence[Placement]",
+    run_check: bool,
+    shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    grad_placements: "Sequence[Placement] | None" = None,
+) -> Any:
+    if dtensor.is_dtensor_below(x):
+        return x  # somebody has asked isinstance(x, DTensor), and wants one
+    placed = _placed()
+    whole = [*x.shape] if shape is None else [*shape]
+    where = placed.written(placements)
+    for dim, placement in enumerate(where if shape is None else ()):
+        if placement[0] == "S":
+            whole[placed.dim_of(placement)] *= mesh.size(dim)
+    of_gradient = placed.of_gradient(where, grad_placements)
+    return placed.from_local(x, placed.key_of(mesh), where, of_gradient, whole)
+
+
+def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
+    if dtensor.is_dtensor(x) and _functorch.is_functorch_wrapped_tensor(x._local_tensor):
+        local = x._local_tensor  # torch has made x inside, around a tensor of the transform
+        return local.view_as(local)
+    placed = _placed()
+    where = placed.placements_of(x)
+    of_gradient = placed.of_gradient(where, grad_placements)
+    return placed.to_local(x, placed.key_of(_mesh(x)), where, of_gradient)
+
+
+def _redistribute(
+    x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]", *options: Any
+) -> Any:
+    placed = _placed()
+    return placed.redistributed(x, placed.key_of(mesh), placed.written(placements))
+
+
+def _mesh(x: Tensor) -> "DeviceMesh":
+    below = dtensor.under_levels(x)
+    assert dtensor.is_dtensor(below)
+    return below.device_mesh
+
+
+_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch.distributed.tensor._api", "_FromTorchTensor"): _from_local,
+    ("torch.distributed.tensor._api", "_ToTorchTensor"): _to_local,
+    ("torch.distributed.tensor._redistribute", "Redistribute"): _redistribute,
+    ("torch.nn.modules._functions", "SyncBatchNorm"): sync_batch_norm,
+}
+
+
+def instead_of(function: Any) -> Callable[..., Any] | None:
+    """What runs inside a transform instead of a Function that torch has made for ranks; or None."""
+    return _FUNCTIONS.get((function.__module__, function.__name__))
+
+
+# ---- on tensors of a level
+
+
+def _redistributed(
+    x: Tensor,
+    device_mesh: "DeviceMesh | None" = None,
+    placements: "Sequence[Placement] | None" = None,
+    *,
+    async_op: bool = False,
+    **options: Any,
+) -> Any:
+    return _redistribute(x, device_mesh or _mesh(x), _counted(x, placements or ()))
+
+
+def _full_tensor(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
+    placed = _placed()
+    everywhere = ["R"] * _mesh(x).ndim
+    of_gradient = placed.of_gradient(everywhere, grad_placements)
+    return placed.to_local(x, placed.key_of(_mesh(x)), everywhere, of_gradient)
+
+
+def _own(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
+    return _to_local(x, grad_placements)
+
+
+def _placements(x: Tensor) -> "tuple[Placement, ...]":
+    placed = _placed()
+    return tuple(placed.read(placed.placements_of(x)))
+
+
+def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
+    """The placements, with dimensions counted from the front."""
+    from torch.distributed.tensor import Shard
+
+    return [
+        Shard(each.dim % x.dim()) if type(each) is Shard and each.dim < 0 else each
+        for each in placements
+    ]
+
+
+class _OfDTensors:
+    """An attribute of tensors of a level that hold a DTensor; others don't have it."""
+
+    def __init__(self, name: str, value: Callable[..., Any], is_method: bool) -> None:
+        self.name = name
+        self.value = value
+        self.is_method = is_method
+
+    def __get__(self, tensor: Tensor | None, owner: type) -> Any:
+        if tensor is None:
+            return self  # as a property does
+        if not dtensor.is_dtensor_below(tensor):
+            raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
+        return functools.partial(self.value, tensor) if self.is_method else self.value(tensor)
+
+
+def meet(tensor: Tensor) -> bool:
+    """Is told of a tensor of a class of its own that becomes one of a level: is it a DTensor?
+
+    The first one gives torch.Tensor what a DTensor has. Programs without any keep it as it is,
+    which matters: Dynamo, for one, reads what a class has, not what its instances have.
+    """
+    if dtensor.is_dtensor(tensor):
+        _teach_tensors()
+        return True
+    return False
+
+
+@functools.cache
+def _teach_tensors() -> None:
+    for name, value, is_method in (
+        ("to_local", _own, True),
+        ("full_tensor", _full_tensor, True),
+        ("redistribute", _redistributed, True),
+        ("placements", _placements, False),
+        ("device_mesh", _mesh, False),
+    ):
+        if not hasattr(torch.Tensor, name):
+            setattr(torch.Tensor, name, _OfDTensors(name, value, is_method))
+
+
+def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]") -> "Tensor":
+    """A tensor that all ranks hold alike, as a DTensor: torch's, for inside transforms too.
+
+    Nothing is sent, but for gradients that come back in parts.
+
+    Args:
+        x: the same on all ranks.
+        mesh: a DeviceMesh.
+        placements: one for each of the mesh's dimensions, Shard or Replicate.
+    Returns:
+        The DTensor; inside a transform a tensor of its level that holds it, with a DTensor's
+        ``to_local``, ``redistribute``, ``full_tensor``, ``placements`` and ``device_mesh``.
+    Raises:
+        NotTensorError: x is no tensor.
+    Example:
+        >>> from torchlayers.distributed import distribute_tensor
+        >>> def total(x, mesh):
+        ...     return distribute_tensor(x.sin(), mesh, [Shard(0)]).full_tensor().sum()
+
+    Source: torch.distributed.tensor.distribute_tensor.
+    """
+    if not isinstance(x, Tensor):
+        raise NotTensorError(
+            f"torchlayers: distribute_tensor: x must be a tensor, got {type(x).__name__}."
+        )
+    placed = _placed()
+    everywhere = ["R"] * mesh.ndim
+    key = placed.key_of(mesh)
+    whole = placed.from_local(x, key, everywhere, everywhere, list(x.shape))
+    result: Tensor = placed.redistributed(whole, key, placed.written(_counted(x, placements)))
+    return result

@@ -1,0 +1,293 @@
+"""Between DTensors and what a rank holds of them: operators, so that they pass all layers.
+
+A tensor of a level may hold a DTensor, inside its wrappers and batches. What lies where is told
+of that one, with the dimensions counted as the level counts them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed._functional_collectives as functional_collectives
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from torchlayers.core import custom_rules
+from torchlayers.core.errors import TransformError
+from torchlayers.distributed import dtensor
+
+_functorch: Any = torch._C._functorch
+_ops: Any = torch.ops.torchlayers
+
+# A mesh as an operator's argument: by the names of its groups.
+_meshes: dict[str, DeviceMesh] = {}
+
+
+def key_of(mesh: DeviceMesh) -> str:
+    key = ",".join(str(mesh.get_group(dim).group_name) for dim in range(mesh.ndim))
+    _meshes[key] = mesh
+    return key
+
+
+def written(placements: Sequence[Placement]) -> list[str]:
+    """Placements as an operator's argument."""
+    return [_written(each) for each in placements]
+
+
+def _written(placement: Placement) -> str:
+    if type(placement) is Shard:
+        return f"S{placement.dim}"
+    if type(placement) is _StridedShard:  # of parts of another mesh dimension's
+        return f"S{placement.dim}/{placement.split_factor}"
+    if isinstance(placement, Replicate):
+        return "R"
+    if isinstance(placement, Partial):
+        return f"P{placement.reduce_op}"
+    raise TransformError(
+        f"torchlayers: a DTensor placed by {placement} can't go in or out of a transform's ranks: "
+        "redistribute it to Shard or Replicate before."
+    )
+
+
+def read(placements: Sequence[str]) -> list[Placement]:
+    return [_read(each) for each in placements]
+
+
+def _read(text: str) -> Placement:
+    if text[0] == "S":
+        _, _, parts = text.partition("/")
+        return (
+            _StridedShard(dim_of(text), split_factor=int(parts)) if parts else Shard(dim_of(text))
+        )
+    return Partial(text[1:]) if text[0] == "P" else Replicate()
+
+
+def dim_of(placement: str) -> int:
+    """Which dimension is sharded."""
+    return int(placement[1:].partition("/")[0])
+
+
+def _of_dim(placement: str, dim: int) -> str:
+    """The same of another dimension."""
+    _, stroke, parts = placement.partition("/")
+    return f"S{dim}{stroke}{parts}"
+
+
+def placements_of(x: Tensor) -> list[str]:
+    """Where the DTensor inside lies, its dimensions counted as those of x."""
+    if _functorch.is_batchedtensor(x):
+        batch = _functorch.maybe_get_bdim(x)
+        return [_without(each, batch) for each in placements_of(_functorch.get_unwrapped(x))]
+    if _functorch.is_functorch_wrapped_tensor(x):
+        return placements_of(_functorch.get_unwrapped(x))
+    assert isinstance(x, DTensor)
+    return written(x.placements)
+
+
+class _SpreadSamples(TransformError):
+    """A vmap's samples are on different ranks."""
+
+
+def _without(placement: str, batch: int) -> str:
+    if placement[0] != "S":
+        return placement
+    dim = dim_of(placement)
+    if dim == batch:
+        raise _SpreadSamples(
+            "torchlayers: the samples of this vmap are spread over ranks, by a DTensor that is "
+            "sharded along the batch: one sample can't be placed anew, or made local. Give vmap "
+            "mesh=, which runs each rank's samples there."
+        )
+    return _of_dim(placement, dim - (dim > batch))
+
+
+def _behind_a_batch(placements: list[str]) -> list[str]:
+    return [_of_dim(each, dim_of(each) + 1) if each[0] == "S" else each for each in placements]
+
+
+def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
+    """Where the gradient of what lies so lies, if nobody says: parts of a sum have the sum's."""
+    if told is not None:
+        return written(told)
+    return ["R" if each[0] == "P" else each for each in placements]
+
+
+# ---- kernels
+
+
+def _arrived(tensor: Tensor) -> Tensor:
+    waiting = functional_collectives.AsyncCollectiveTensor
+    return tensor.wait() if isinstance(tensor, waiting) else tensor
+
+
+def _at(x: Any, mesh: str, placements: list[str]) -> Any:
+    return x.redistribute(_meshes[mesh], read(placements))
+
+
+def local_of(x: Any, placements: list[Placement]) -> Tensor:
+    """What this rank holds of a DTensor that is brought to these placements."""
+    share = 1
+    if list(x.placements) != placements:
+        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out equally.
+        dealt = [
+            dim
+            for dim, (now, wanted) in enumerate(zip(x.placements, placements, strict=True))
+            if now != wanted and wanted == Partial()
+        ]
+        for dim in dealt:
+            share *= x.device_mesh.size(dim)
+        reachable = [Replicate() if i in dealt else each for i, each in enumerate(placements)]
+        x = x.redistribute(x.device_mesh, reachable)
+    local = _arrived(x._local_tensor)
+    return local if share == 1 else local / share
+
+
+def _from_local(
+    x: Tensor, mesh: str, placements: list[str], cotangents: list[str], shape: list[int]
+) -> Any:
+    spec = dtensor.spec_of(_meshes[mesh], read(placements), shape, x.dtype)
+    return dtensor.of_local(x.clone(), spec)
+
+
+def _redistribute(
+    mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+) -> torch.Tensor:
+    x, mesh, placements = args
+    moved: Tensor = _at(x, mesh, placements)
+    return moved.clone() if moved is x else moved
+
+
+def _to_local(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
+    x, _, placements, _ = args
+    local = local_of(x, read(placements))
+    return local.clone() if local is x._local_tensor else local
+
+
+# ---- operators, with what each does to cotangents and batches; they are linear
+
+_torch: Any = torch  # its library has no types
+_library = _torch.library.Library("torchlayers", "FRAGMENT")
+
+
+def _operator(
+    schema: str,
+    transpose: Callable[..., Tensor],
+    behind_a_batch: Callable[..., tuple[Any, ...]],
+    of_dtensors: Callable[..., Tensor] | None = None,
+    of_plain: Callable[..., Tensor] | None = None,
+) -> Any:
+    name = f"torchlayers::{schema.split('(')[0]}"
+    _library.define(schema)
+    op: Any = getattr(torch.ops.torchlayers, schema.split("(")[0]).default
+    if of_dtensors is not None:
+        torch.library.register_torch_dispatch(name, DTensor, of_dtensors, lib=_library)
+    if of_plain is not None:
+        _library.impl(name.split("::")[1], of_plain, "CompositeExplicitAutograd")
+
+    @custom_rules.jvp_rule(op)
+    def pushed(primals: Any, tangents: Any) -> Any:
+        return op(*primals), op(tangents[0], *primals[1:])
+
+    @custom_rules.vjp_rule(op)
+    def pulled(cotangent: Any, primals: Any, result: Any) -> Any:
+        x, *rest = primals
+        return transpose(cotangent, _origin(x), *rest), *[None] * len(rest)
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.origin, ctx.rest = _origin(inputs[0]), inputs[1:]
+
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        return transpose(cotangent, ctx.origin, *ctx.rest), *[None] * len(ctx.rest)
+
+    torch.library.register_autograd(name, backward, setup_context=keep, lib=_library)
+
+    def batched(info: Any, in_dims: Any, x: Tensor, *rest: Any) -> Any:
+        in_front = x.movedim(in_dims[0], 0)
+        return op(in_front, *behind_a_batch(in_front.shape[0], *rest)), 0
+
+    torch.library.register_vmap(name, batched, lib=_library)
+    return op
+
+
+def _origin(x: Tensor) -> tuple[list[str], list[int]]:
+    """Where an operator's argument lies, if it is a DTensor, and its shape."""
+    inner = x
+    while _functorch.is_functorch_wrapped_tensor(inner):
+        inner = _functorch.get_unwrapped(inner)
+    return placements_of(x) if isinstance(inner, DTensor) else [], list(x.shape)
+
+
+redistributed: Any = _operator(
+    "redistributed(Tensor x, str mesh, str[] placements) -> Tensor",
+    lambda g, origin, mesh, placements: redistributed(g, mesh, of_gradient(origin[0])),
+    lambda size, mesh, placements: (mesh, _behind_a_batch(placements)),
+    of_dtensors=_redistribute,
+)
+
+# The local tensor of what is brought to `placements`; its cotangents lie by `cotangents`.
+to_local: Any = _operator(
+    "to_local(Tensor x, str mesh, str[] placements, str[] cotangents) -> Tensor",
+    lambda g, origin, mesh, placements, cotangents: redistributed(
+        from_local(g, mesh, cotangents, of_gradient(cotangents), origin[1]),
+        mesh,
+        of_gradient(origin[0]),
+    ),
+    lambda size, mesh, placements, cotangents: (
+        mesh,
+        _behind_a_batch(placements),
+        _behind_a_batch(cotangents),
+    ),
+    of_dtensors=_to_local,
+)
+
+# Its cotangents are brought to `cotangents`.
+from_local: Any = _operator(
+    "from_local(Tensor x, str mesh, str[] placements, str[] cotangents, int[] shape) -> Tensor",
+    lambda g, origin, mesh, placements, cotangents, shape: to_local(
+        g, mesh, cotangents, cotangents
+    ),
+    lambda size, mesh, placements, cotangents, shape: (
+        mesh,
+        _behind_a_batch(placements),
+        _behind_a_batch(cotangents),
+        [size, *shape],
+    ),
+    of_plain=_from_local,
+)
+
+
+# ---- gradients
+
+
+def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+    """Gradients brought to where their arguments lie: parts of sums are summed, in one collective.
+
+    That of a plain tensor, which stands for a replicated one, is plain.
+    """
+    placed = [*gradients]
+    parts: dict[tuple[str, torch.dtype], list[int]] = {}
+    for i, (gradient, argument) in enumerate(zip(gradients, arguments, strict=True)):
+        if not dtensor.is_dtensor_below(gradient):
+            continue
+        below: Any = dtensor.under_levels(gradient)
+        mesh = below.device_mesh
+        is_plain = not dtensor.is_dtensor_below(argument)
+        try:
+            where = placements_of(gradient)
+            wanted = ["R"] * mesh.ndim if is_plain else of_gradient(placements_of(argument))
+        except _SpreadSamples:  # a sample's gradient is where the sample is
+            continue
+        if (where, wanted) == (["Psum"], ["R"]):
+            parts.setdefault((key_of(mesh), gradient.dtype), []).append(i)
+        elif is_plain:
+            placed[i] = to_local(gradient, key_of(mesh), wanted, wanted)
+        elif where != wanted:
+            placed[i] = redistributed(gradient, key_of(mesh), wanted)
+    for (key, _), places in parts.items():
+        local = [to_local(gradients[i], key, ["Psum"], ["R"]) for i in places]
+        for i, total in zip(places, _ops.psum_invariant_each.default(local, key), strict=True):
+            is_plain = not dtensor.is_dtensor_below(arguments[i])
+            placed[i] = total if is_plain else from_local(total, key, ["R"], ["R"], [*total.shape])
+    return placed

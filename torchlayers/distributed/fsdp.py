@@ -1,0 +1,210 @@
+"""A module of fully_shard called with given tensors: gathered where it gathers its own.
+
+torch gathers a module's own parameters in its forward hooks, and reduces their gradients in hooks
+of plain autograd. While functional_call runs, hooks of ours stand in their places. They gather what
+the module was given with operators that have derivatives, all of a module's in one collective, and
+take it out again where its forward ends. The transpose is one reduce_scatter: what is
+differentiated is the sum of what all ranks return.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
+
+from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_versions import mixed_precision
+from torchlayers.distributed import axes, dtensor, dtensor_ops
+
+_ops: Any = torch.ops.torchlayers
+
+
+def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
+    """What functional_call puts where: (dict, key, value)."""
+    axes.tell_autograd()
+    units: dict[int, _Unit] = {}
+    settings: list[tuple[dict[Any, Any], Any, Any]] = []
+    for each in module.modules():
+        state = _get_module_fsdp_state(each)
+        if state is None:
+            continue
+        unit = units.setdefault(id(state), _Unit(state))
+        ids = _ids(state)
+        before, after = each._forward_pre_hooks, each._forward_hooks
+        settings += [(before, key, unit.gather) for key in before if key in ids]
+        settings += [(after, key, unit.take_out) for key in after if key in ids]
+    return tuple(settings)
+
+
+def _ids(state: FSDPState) -> set[int]:
+    """The keys of its hooks."""
+    handles: list[Any] = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
+    return {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
+
+
+class _Unit:
+    """The modules whose parameters are gathered together, in one call."""
+
+    def __init__(self, state: FSDPState) -> None:
+        self.state = state
+        self.waiting: set[nn.Module] = set()  # for whose forward they are still gathered
+        self.sharded: list[tuple[dict[str, Any], str, Any]] = []
+
+    def gather(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Instead of FSDPState._pre_forward."""
+        if not self.sharded:
+            self.waiting = set(self.state._modules)
+            for group in self.state._fsdp_param_groups:
+                self._gather(group)
+        inputs: tuple[tuple[Any, ...], dict[str, Any]]
+        inputs = self.state._cast_forward_inputs(args, kwargs)
+        return inputs
+
+    def take_out(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Instead of FSDPState._post_forward."""
+        self.waiting.discard(module)
+        if not self.waiting:
+            for parameters, name, value in self.sharded:
+                parameters[name] = value
+            self.sharded.clear()
+        return self.state._cast_output_dtype(output)
+
+    def _gather(self, group: FSDPParamGroup) -> None:
+        found = [_current(each) for each in group.fsdp_params]
+        for each, whole in zip(group.fsdp_params, _gathered(group, found), strict=True):
+            for module, name in _places(each):
+                self.sharded.append((module._parameters, name, module._parameters[name]))
+                module._parameters[name] = whole
+                if isinstance(module, nn.RNNBase):
+                    module._flat_weights = [
+                        module._parameters.get(name) for name in module._flat_weights_names
+                    ]
+
+
+def _places(parameter: FSDPParam) -> Iterator[tuple[Any, str]]:
+    info = parameter._module_info
+    yield info.module, info.param_name
+    yield from zip(info.shared_modules, info.shared_param_names, strict=True)
+
+
+def _current(parameter: FSDPParam) -> Any:
+    """What stands in its place: what was given, or its own, sharded."""
+    module, name = next(_places(parameter))
+    value = module._parameters[name]
+    is_gathered = value is getattr(parameter, "_unsharded_param", None)
+    return parameter.sharded_param if is_gathered else value
+
+
+def _gathered(group: FSDPParamGroup, values: list[Any]) -> list[Any]:
+    """Those of them that are sharded whole: those of one dtype and mesh by one collective."""
+    policies = [mixed_precision(group, parameter) for parameter in group.fsdp_params]
+    whole: list[Any] = [*values]
+    together: dict[Any, list[_Shard]] = {}
+    for place, (parameter, value) in enumerate(zip(group.fsdp_params, values, strict=True)):
+        if isinstance(value, Tensor) and dtensor.is_dtensor_below(value):
+            shard = _Shard(place, parameter, value)
+            policy = policies[place]
+            local = _cast(shard.local, policy.reduce_dtype or policy.param_dtype)
+            shard.local = local.to(group.device)
+            together.setdefault((local.dtype, shard.gathered, shard.shared), []).append(shard)
+    for shards in together.values():
+        for shard, joined in zip(shards, _joined(shards), strict=True):
+            whole[shard.place] = shard.as_parameter(joined)
+    return [_cast(each, policy.param_dtype) for each, policy in zip(whole, policies, strict=True)]
+
+
+def _cast(value: Any, dtype: torch.dtype | None) -> Any:
+    if dtype is None or not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    return value.to(dtype)
+
+
+class _Shard:
+    """What a rank holds of a parameter, and how the whole comes of what all hold."""
+
+    def __init__(self, place: int, parameter: FSDPParam, value: Any) -> None:
+        self.place = place
+        self._of_tensor_parallelism = parameter._unsharded_dtensor_spec
+        self._shape = value.shape
+        mesh = parameter.mesh_info.mesh
+        below = dtensor.under_levels(value)
+        assert dtensor.is_dtensor(below)
+        if below.device_mesh != parameter._spmd_mesh or getattr(
+            parameter.mesh_info, "is_spmd_mesh", False
+        ):
+            raise TransformError(
+                f"torchlayers: functional_call: {parameter._module_info.param_name!r} is given as "
+                f"a DTensor on {below.device_mesh}, and fully_shard has spread its module over "
+                f"{mesh}. Give it on that mesh, or whole, as a plain tensor."
+            )
+        if hasattr(parameter._sharded_local_tensor, "fsdp_pre_all_gather"):
+            raise TransformError(
+                "torchlayers: functional_call: a parameter that gathers itself "
+                f"({type(parameter._sharded_local_tensor).__name__}.fsdp_pre_all_gather) has no "
+                "derivative here. Give it whole, as a plain tensor."
+            )
+        placements = dtensor_ops.placements_of(value)
+        if placements[mesh.ndim :] != self._inner() or not _can_be_joined(placements[: mesh.ndim]):
+            value = value.redistribute(placements=parameter._sharding_spec.placements)
+            placements = dtensor_ops.placements_of(value)
+        groups = [str(mesh.get_group(dim).group_name) for dim in range(mesh.ndim)]
+        sharded = [dim for dim in range(mesh.ndim) if placements[dim][0] == "S"]
+        # Along which ranks its parts are, and along which all hold the same.
+        self.gathered = (groups[sharded[0]], mesh.size(sharded[0])) if sharded else None
+        self.shared = tuple(each for dim, each in enumerate(groups) if dim not in sharded)
+        key = dtensor_ops.key_of(below.device_mesh)
+        self.dim = dtensor_ops.dim_of(placements[sharded[0]]) if sharded else 0
+        local: Tensor = dtensor_ops.to_local(value, key, placements, placements)
+        self.local = local.movedim(self.dim, 0) if sharded else local
+        whole = self._shape if self._of_tensor_parallelism is None else parameter._orig_size
+        self.rows = whole[self.dim] if sharded else 0
+
+    def _inner(self) -> list[str]:
+        spec = self._of_tensor_parallelism
+        return [] if spec is None else dtensor_ops.written(spec.placements)
+
+    def as_parameter(self, whole: Tensor) -> Any:
+        """As the module has it: a DTensor where tensors are parallel inside."""
+        if self.gathered is not None:
+            whole = whole.movedim(0, self.dim)
+        spec = self._of_tensor_parallelism
+        if spec is None:
+            return whole
+        of_gradient = dtensor_ops.of_gradient(self._inner())
+        key = dtensor_ops.key_of(spec.mesh)
+        return dtensor_ops.from_local(whole, key, self._inner(), of_gradient, [*self._shape])
+
+
+def _can_be_joined(placements: list[str]) -> bool:
+    return sum(each[0] == "S" for each in placements) <= 1 and "P" not in "".join(placements)
+
+
+def _joined(shards: list[_Shard]) -> list[Tensor]:
+    """Of those that lie alike, the dimension that is sharded in front."""
+    parts = [each.local for each in shards]
+    for axis in shards[0].shared:  # gradients are summed there
+        parts = _ops.pvary_each.default(parts, axis)
+    if shards[0].gathered is None:
+        return parts
+    axis, size = shards[0].gathered
+    # Collectives move parts of one size.
+    parts = [_padded(part, -(-each.rows // size)) for part, each in zip(parts, shards, strict=True)]
+    flat = torch.cat([part.reshape(-1) for part in parts])
+    everybodys = _ops.all_gather.default(flat, 0, size, axis)
+    return [
+        of_all.reshape(size * part.shape[0], *part.shape[1:]).narrow(0, 0, each.rows)
+        for of_all, part, each in zip(
+            everybodys.split([part.numel() for part in parts], 1), parts, shards, strict=True
+        )
+    ]
+
+
+def _padded(part: Tensor, rows: int) -> Tensor:
+    missing = rows - part.shape[0]
+    return torch.cat([part, part.new_zeros(missing, *part.shape[1:])]) if missing else part

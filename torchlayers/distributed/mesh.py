@@ -1,0 +1,336 @@
+"""A transform whose work is spread over the ranks of a mesh dimension.
+
+Every rank calls it, with arguments that all of them have alike or DTensors. What goes in passes an
+operator that shares it or deals it out, what comes out one that puts it together, and each of
+them has the other as its transpose: so gradients are those of the function on one machine.
+"""
+
+import contextlib
+import functools
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import TransformError
+from torchlayers.distributed import axes, consistency, dtensor, rank_rng
+from torchlayers.distributed.axes import Axis
+from torchlayers.distributed.captured_tensors import Captured
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+_ops: Any = torch.ops.torchlayers
+_functorch: Any = torch._C._functorch
+
+_KEPT = 64  # specs of results
+
+Out: TypeAlias = Literal["dtensor", "local", "full"]
+Check: TypeAlias = Literal["first", "always", "never"]
+
+
+def part(total: int, size: int, rank: int) -> tuple[int, int]:
+    """Where a rank's part begins, and how large it is, as torch.chunk cuts."""
+    largest = -(-total // size)
+    start = min(largest * rank, total)
+    return start, min(largest, total - start)
+
+
+class Spread:
+    """The ranks that a transform is spread over, and what its results are.
+
+    Args:
+        api: what errors call the transform.
+        mesh: of one dimension.
+        out: "dtensor", "local" or "full".
+        check: "first", "always" or "never".
+    """
+
+    def __init__(self, api: str, mesh: "DeviceMesh", out: str, check: str) -> None:
+        for name, value, choices in (("out", out, Out), ("check", check, Check)):
+            if value not in get_args(choices):
+                raise TransformError(
+                    f"torchlayers: {api}: {name} must be one of "
+                    f"{', '.join(map(repr, get_args(choices)))}, got {value!r}."
+                )
+        if not axes.is_mesh(mesh):
+            raise TransformError(
+                f"torchlayers: {api}: mesh must be a DeviceMesh of one dimension, got {mesh!r}. "
+                "Make one with torch.distributed.device_mesh.init_device_mesh; of several "
+                "dimensions take one, mesh['dp']."
+            )
+        self.api = api
+        self.mesh = mesh
+        self.out = out
+        self.axis = axes.of_mesh(mesh, api)
+        self.ranks = self.axis.size
+        self.rank = mesh.get_local_rank()
+        self._specs: dict[Any, Any] = {}
+        self._check = check
+        self._checks = check != "never" and self.ranks > 1
+
+    def part(self, total: int) -> tuple[int, int]:
+        """Where this rank's part of so many begins, and how large it is."""
+        return part(total, self.ranks, self.rank)
+
+    # ---- before the call
+
+    def agree(self, facts: Callable[[], dict[str, str]]) -> bool:
+        """Compares the ranks' facts, if that is for this call to do: returns whether it was.
+
+        What fails on one rank fails on all of them.
+        """
+        if not self._checks:
+            return False
+        compare = functools.partial(consistency.agree, self.api, self.axis, self.mesh.device_type)
+        try:
+            found = facts()
+        except Exception as error:
+            with contextlib.suppress(TransformError):  # its own error is the one to see here
+                compare({consistency.FAILURE: str(error)})
+            raise
+        compare(found)
+        self._checks = self._check == "always"
+        return True
+
+    def captured(self, func: Callable[..., Any], *, are_alike: bool = True) -> Captured:
+        """Those of the tensors that it captures whose gradients are to be summed."""
+
+        def is_to_sum(x: Tensor) -> bool:
+            return are_alike and _may_be_followed(x) and not dtensor.is_dtensor_below(x)
+
+        return Captured(func, is_to_sum)
+
+    def facts(self, args: tuple[Any, ...], leaves: list[Any], captured: Captured) -> dict[str, str]:
+        """What all ranks are to have alike of the call: its name, and its tensors."""
+        facts = {"the call": self.api, "out": self.out, "leaves": str(len(leaves))}
+        facts["captured tensors"] = str([[*each.shape] for each in captured.tensors])
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                below = dtensor.under_levels(leaf)
+                placed = f", {below.placements}" if dtensor.is_dtensor(below) else ""
+                facts[pytree.leaf_name("argument", args, i)] = (
+                    f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{placed}"
+                )
+        return facts
+
+    def named(self, name: str | None, total: int) -> Axis:
+        """The axis of all ranks' samples."""
+        return Axis(name or "", total, self.axis.keys, self.part(total)[0])
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        randomness: str = "error",
+        *,
+        captures_alike: bool = True,
+    ) -> Any:
+        """The function of what all ranks were called with alike, each to do its part.
+
+        Unless captures_alike, what it captures is a rank's own.
+        """
+        leaves, spec = pytree.flatten(args)
+        captured = self.captured(function, are_alike=captures_alike)
+        is_checked = self.agree(lambda: self.facts(args, leaves, captured))
+        since = sequence_number()
+        own = self.samples(leaves, [None] * len(leaves), 0)
+        shared = self.shared(captured.tensors)
+        with self.inside(randomness, is_checked=is_checked):
+            result = captured.replaced(shared)(*pytree.unflatten(own, spec))
+        if is_checked:
+            self.refuse_captured([*own, *shared], pytree.leaves(result), since)
+        return result
+
+    def samples(self, leaves: list[Any], dims: list[int | None], total: int) -> list[Any]:
+        """This rank's part of those leaves that have a dimension, and the others, shared."""
+        own: list[Any] = [
+            leaf if dim is None or not isinstance(leaf, Tensor) else self._dealt(leaf, dim, total)
+            for leaf, dim in zip(leaves, dims, strict=True)
+        ]
+        shared = [i for i, dim in enumerate(dims) if dim is None and isinstance(leaves[i], Tensor)]
+        for i, leaf in zip(shared, self.shared([leaves[i] for i in shared]), strict=True):
+            own[i] = leaf
+        return own
+
+    def shared(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """What all ranks have alike, whose gradients are summed: all in one collective."""
+        local = [
+            self._whole(leaf) if dtensor.is_dtensor_below(leaf) else (leaf, True) for leaf in leaves
+        ]
+        followed = [
+            i for i, (leaf, is_to_sum) in enumerate(local) if is_to_sum and _may_be_followed(leaf)
+        ]
+        result = [leaf for leaf, _ in local]
+        if followed:
+            varied = _ops.pvary_each.default([result[i] for i in followed], self.axis.keys[0])
+            for i, leaf in zip(followed, varied, strict=True):
+                result[i] = leaf
+        return result
+
+    def _dealt(self, leaf: Tensor, dim: int, total: int) -> Tensor:
+        if dtensor.is_dtensor_below(leaf):
+            return self._placed(leaf, f"S{dim}", f"S{dim}")
+        if _is_followed(leaf):
+            dealt: Tensor = _ops.own_part.default(leaf, dim, total, self.ranks, self.axis.keys[0])
+            return dealt
+        start, size = self.part(total)
+        return leaf.narrow(dim, start, size)
+
+    def _whole(self, leaf: Tensor) -> tuple[Tensor, bool]:
+        """A DTensor's values, and whether their gradient is still to be summed.
+
+        That of a sharded one comes back by a reduction to its shards.
+        """
+        place, placements, _ = self._found(leaf)
+        is_replicated = placements[place] == "R"
+        return self._placed(leaf, "R", "R" if is_replicated else "Psum"), is_replicated
+
+    def _placed(self, leaf: Tensor, placement: str, cotangents: str) -> Tensor:
+        placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
+        place, placements, mesh = self._found(leaf)
+        wanted = [*placements]
+        wanted[place] = placement
+        if dtensor.is_dtensor(leaf) and not _is_followed(leaf):
+            local: Tensor = placed.local_of(leaf, placed.read(wanted))
+            return local
+        of_gradients = [*placements]
+        of_gradients[place] = cotangents
+        result: Tensor = placed.to_local(leaf, placed.key_of(mesh), wanted, of_gradients)
+        return result
+
+    def _found(self, leaf: Tensor) -> tuple[int, list[str], "DeviceMesh"]:
+        """Which of a DTensor's mesh dimensions is this one, its placements, and its mesh."""
+        placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
+        below = dtensor.under_levels(leaf)
+        assert dtensor.is_dtensor(below)
+        mesh = below.device_mesh
+        placements = placed.placements_of(leaf)
+        if mesh is self.mesh or mesh == self.mesh:
+            return 0, placements, mesh
+        for place, name in enumerate(mesh.mesh_dim_names or ()):
+            if mesh[name] == self.mesh:
+                if any(each != "R" for i, each in enumerate(placements) if i != place):
+                    raise TransformError(
+                        f"torchlayers: {self.api}: a DTensor on {mesh} is placed by "
+                        f"{below.placements}: along dimensions other than {name!r} it has to be "
+                        "replicated. Redistribute it, or pass to_local() of it."
+                    )
+                return place, placements, mesh
+        raise TransformError(
+            f"torchlayers: {self.api}: a DTensor on {mesh} was given, and the call is spread over "
+            f"{self.mesh}, which is no dimension of that."
+        )
+
+    # ---- inside
+
+    def inside(
+        self, randomness: str, *, is_checked: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """While a rank's part runs. In a call that is checked so are the collectives in it."""
+        spread = axes.SpreadOver(self.axis)
+        if not is_checked and randomness != "different":
+            return spread
+        stack = contextlib.ExitStack()
+        stack.enter_context(spread)
+        if is_checked:
+            stack.enter_context(axes.checking())
+        if randomness == "different":
+            stack.enter_context(rank_rng.apart(self.rank))
+        return stack
+
+    # ---- after it
+
+    def put_together(self, part: Any, dim: int | None, total: int) -> Any:
+        """A result of all ranks', of which this one has its part along dim."""
+        if not isinstance(part, Tensor):
+            return part
+        if dim is None:
+            return _ops.shared.default(part, self.ranks) if _is_followed(part) else part
+        dim %= part.dim()
+        if self.out == "local":
+            return part
+        if self.out == "full":
+            return _ops.joined_parts.default(part, dim, total, self.ranks, self.axis.keys[0])
+        shape = *part.shape[:dim], total, *part.shape[dim + 1 :]
+        if not _is_followed(part):
+            return dtensor.of_local(part, self._spec(dim, shape, part.dtype))
+        placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
+        where = [f"S{dim}"]
+        return placed.from_local(part, placed.key_of(self.mesh), where, where, [*shape])
+
+    def _spec(self, dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
+        """Of a DTensor that is sharded in this dimension; kept, for it takes a while to make."""
+        key = dim, shape, dtype
+        if key not in self._specs:
+            from torch.distributed.tensor import Shard
+
+            if len(self._specs) >= _KEPT:
+                self._specs.clear()
+            self._specs[key] = dtensor.spec_of(self.mesh, [Shard(dim)], shape, dtype)
+        return self._specs[key]
+
+    def summed(self, parts: list[Tensor]) -> list[Tensor]:
+        """The sums of all ranks' tensors, as values that they share: in one collective."""
+        sums: list[Tensor] = _ops.psum_invariant_each.default(parts, self.axis.keys[0])
+        return sums
+
+    def refuse_captured(self, inputs: list[Any], results: list[Any], since: int) -> None:
+        """Raises where a result's gradient would go past the inputs, to a tensor of outside.
+
+        Nobody would sum that one over the ranks. `since` is autograd's number at the beginning, and
+        captured tensors that were found are among the inputs.
+        """
+        if self.out != "local" and _reaches_outside(inputs, results, since):
+            raise TransformError(
+                f"torchlayers: {self.api}: the function reads a tensor that is differentiated "
+                "outside, is no argument, and was not found among its variables: it may be an "
+                "attribute of an object, or a variable that the function assigns to. Its gradient "
+                "would be that of each rank's own part. Pass it as an argument (with in_dim None), "
+                "whose gradient is summed over the ranks."
+            )
+
+
+def _is_followed(tensor: Tensor) -> bool:
+    """Whether it takes an operator, or the tensor's values alone will do."""
+    return _functorch.maybe_current_level() is not None or _may_be_followed(tensor)
+
+
+def _may_be_followed(tensor: Tensor) -> bool:
+    """Whether somebody outside differentiates it, or batches it."""
+    return tensor.requires_grad or _functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def sequence_number() -> int:
+    """Nodes of autograd that are made from here on have this number or a larger one."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
+
+
+def _reaches_outside(inputs: list[Any], results: list[Any], since: int) -> bool:
+    ends = {node for tensor in inputs for node in _nodes(tensor)}
+    waiting = [node for result in results for node in _nodes(result)]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node in ends:
+            continue
+        if node.name().endswith("AccumulateGrad") or node._sequence_nr() < since:
+            return True
+        following = [following for following, _ in node.next_functions if following is not None]
+        waiting += [each for each in following if each not in seen]
+        seen.update(following)
+    return False
+
+
+def _nodes(tensor: Any) -> Iterator[Any]:
+    """Those that made a tensor, at each of its levels."""
+    while isinstance(tensor, Tensor):
+        if tensor.grad_fn is not None:
+            yield tensor.grad_fn
+        if not _functorch.is_functorch_wrapped_tensor(tensor):
+            return
+        tensor = _functorch.get_unwrapped(tensor)

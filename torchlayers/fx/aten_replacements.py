@@ -1,0 +1,162 @@
+"""Operators that are recorded by other names, or as others."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch._subclasses.fake_tensor import disable_fake_tensor_cache
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.fx.custom_ops import ctc_loss, least_squares, lstm_layer, random_from
+
+aten = torch.ops.aten
+_RANDOM_BETWEEN = getattr(aten.random_, "from")
+
+
+def _batch_norm(*args: Any, **kwargs: Any) -> Any:
+    """By the name that says that it writes its statistics."""
+    if args[5] and args[3] is not None:
+        return aten._native_batch_norm_legit.default(*args, **kwargs)
+    return aten.native_batch_norm.default(*args, **kwargs)
+
+
+def _interpolate(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
+    """torch finds the shape of lerp_ by trying overloads, and prints what a wrong one was given.
+
+    That is an internal assert where a jvp is under way: below autograd no tensor can be printed.
+    """
+    return x.copy_(aten.lerp.Tensor(x, end, weight))
+
+
+def _draw_between(
+    x: Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
+) -> Tensor:
+    """The same numbers; random_.from can't be written in Python, where from is a keyword."""
+    if generator is not None:
+        return _RANDOM_BETWEEN(x, low, high, generator=generator)  # type: ignore[no-any-return]
+    if high is None:
+        return x.copy_(random_from(x, low))
+    return x.copy_(aten.randint_like.low_dtype(x, low, high))
+
+
+def _has_symbols(*tensors: Tensor) -> bool:
+    return any(x._has_symbolic_sizes_strides for x in tensors)
+
+
+def _add_product(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
+    """torch can't tell what tensors of sizes that are symbols are broadcast to here."""
+    if _has_symbols(x, a, b):
+        shape = torch.broadcast_shapes(x.shape, a.shape, b.shape)  # type: ignore[no-untyped-call]
+        x, a, b = (each.expand(shape) for each in (x, a, b))
+    return aten.addcmul.default(x, a, b, value=value)  # type: ignore[no-any-return]
+
+
+def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
+    """torch takes sizes that are symbols for numbers here."""
+    if not _has_symbols(x):
+        return aten.constant_pad_nd.default(x, pad, value)  # type: ignore[no-any-return]
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = x.dim() - 1 - i
+        if before < 0 or after < 0:
+            x = aten.slice.Tensor(x, dim, max(-before, 0), x.shape[dim] + min(after, 0))
+        if before > 0 or after > 0:
+            sides = [
+                x.new_full([*x.shape[:dim], max(count, 0), *x.shape[dim + 1 :]], value)
+                for count in (before, after)
+            ]
+            x = aten.cat.default([sides[0], x, sides[1]], dim)
+    return x
+
+
+def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
+    """A tangent laid out as its primal. torch takes the memory's size for a number here."""
+    if not _has_symbols(x, other):
+        # Fake tensors that are made anew, of a call like an earlier one, have no memory past their
+        # elements. But a part of a tensor has a tangent in as much memory.
+        uncached = disable_fake_tensor_cache(x.fake_mode) if isinstance(x, FakeTensor) else None
+        with uncached or contextlib.nullcontext():
+            return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
+                x, other, self_num_batch_dims=self_num_batch_dims
+            )
+    batch = x.shape[:self_num_batch_dims]
+    if other.is_contiguous():
+        return x.new_zeros([*batch, *other.shape])
+    bytes_held: Any = other.untyped_storage().nbytes()
+    if isinstance(bytes_held, torch.SymInt) and bytes_held.node.maybe_as_int() is not None:
+        bytes_held = bytes_held.node.maybe_as_int()
+    size = bytes_held // other.element_size()
+    rows = x.new_zeros([*batch, size])
+    strides = [*rows.stride()[:-1], *other.stride()]
+    return rows.as_strided([*batch, *other.shape], strides, other.storage_offset())
+
+
+def _set(x: Tensor, y: Tensor) -> Tensor:
+    raise TransformError(
+        f"torchlayers: compile: set_ gives a tensor the memory of another.{location()} "
+        "Write x.data = y, which is recorded, or go on with y itself."
+    )
+
+
+def _ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
+    blank: int = 0,
+    zero_infinity: bool = False,
+) -> Any:
+    if isinstance(target_lengths, Tensor):
+        longest = targets.shape[-1]
+    else:
+        longest = max(target_lengths, default=0)
+    lengths = map(torch.as_tensor, (input_lengths, target_lengths))
+    return ctc_loss(log_probs, targets, *lengths, longest, blank, zero_infinity)
+
+
+def _least_squares(
+    a: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    if driver in ("gelsd", "gelss") and a.shape[-2] > a.shape[-1]:
+        raise DataDependentError(
+            f"torchlayers: compile: linalg.lstsq by {driver} of more rows than columns has "
+            f"residuals where data has full rank.{location()} Use the driver 'gelsy' or 'gels', or "
+            "leave that part outside."
+        )
+    return least_squares(a, b, rcond, driver)
+
+
+def _lstm_layer(*args: Any) -> Any:
+    """With what its backward needs: a recording runs where autograd is off."""
+    if not torch.is_grad_enabled():
+        return aten.mkldnn_rnn_layer.default(*args)
+    return lstm_layer(*args[:8], *args[9:])
+
+
+OTHERWISE: dict[Any, Callable[..., Any]] = {
+    aten.addcmul.default: _add_product,
+    aten.constant_pad_nd.default: _pad,
+    aten.native_batch_norm.default: _batch_norm,
+    aten.lerp_.Tensor: _interpolate,
+    aten._new_zeros_with_same_feature_meta.default: _zeros_as,
+    aten.set_.source_Tensor: _set,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten.linalg_lstsq.default: _least_squares,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    _RANDOM_BETWEEN: _draw_between,
+}
+
+
+class Otherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, operators are those that a recording would have."""
+
+    supports_higher_order_operators = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return OTHERWISE.get(func, func)(*args, **(kwargs or {}))

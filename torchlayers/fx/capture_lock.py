@@ -1,0 +1,17 @@
+"""The lock around torch.fx: it patches torch's modules while it traces."""
+
+import contextlib
+from typing import Any
+
+from torchlayers.core.tracing_state import import_whole
+
+
+def recording() -> contextlib.AbstractContextManager[Any]:
+    """A lock: one thread records at a time, and none while torch.compile traces.
+
+    Both patch torch's modules, and put back what they found there.
+    """
+    import_whole("torch._dynamo", "torch._inductor.compiler_bisector")
+    from torch._dynamo.convert_frame import compile_lock
+
+    return compile_lock

@@ -1,0 +1,163 @@
+"""Operators that a recording has in another's place, and that inductor calls as they are."""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers.core.device import is_on_host
+
+
+@torch.library.custom_op(
+    "torchlayers::bernoulli", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def bernoulli(like: Tensor, p: float) -> Tensor:
+    """aten.bernoulli.p, which inductor makes of one in place, and may read before it is drawn."""
+    return torch.bernoulli(like, p)
+
+
+@bernoulli.register_fake
+def _(like: Tensor, p: float) -> Tensor:
+    return torch.empty_like(like)
+
+
+@torch.library.custom_op(
+    "torchlayers::random_from", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
+)
+def random_from(like: Tensor, low: int) -> Tensor:
+    """x.random_(low, None), for which there is no other name."""
+    return torch.empty_like(like).random_(low, None)
+
+
+@random_from.register_fake
+def _(like: Tensor, low: int) -> Tensor:
+    return torch.empty_like(like)
+
+
+@torch.library.custom_op("torchlayers::ctc_loss", mutates_args=())
+def ctc_loss(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    longest: int,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    """aten._ctc_loss, whose second result is as long as the longest target, which data decides.
+
+    Here it is padded to what a target can be at most, which its backward reads as well.
+    """
+    losses, log_alpha = torch.ops.aten._ctc_loss.Tensor(
+        log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
+    )
+    missing = 2 * longest + 1 - log_alpha.shape[-1]
+    return losses, torch.nn.functional.pad(log_alpha, (0, missing)).contiguous()
+
+
+@ctc_loss.register_fake
+def _(
+    log_probs: Tensor,
+    targets: Tensor,
+    input_lengths: Tensor,
+    target_lengths: Tensor,
+    longest: int,
+    blank: int,
+    zero_infinity: bool,
+) -> tuple[Tensor, Tensor]:
+    time, batch, _ = log_probs.shape
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, 2 * longest + 1)
+
+
+@torch.library.custom_op("torchlayers::least_squares", mutates_args=())
+def least_squares(
+    a: Tensor, b: Tensor, rcond: float | None, driver: str | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """aten.linalg_lstsq by a driver that has residuals always or never, and not by the rank."""
+    solution, *rest = torch.ops.aten.linalg_lstsq(a, b, rcond, driver=driver)
+    return solution.contiguous(), *(each.contiguous() for each in rest)
+
+
+@least_squares.register_fake
+def _(
+    a: Tensor, b: Tensor, rcond: float | None, driver: str | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows, columns = a.shape[-2:]
+    is_vector = b.dim() == 1 or b.shape == a.shape[:-1]
+    wide = b.unsqueeze(-1) if is_vector else b
+    batch = torch.broadcast_shapes(a.shape[:-2], wide.shape[:-2])  # type: ignore[no-untyped-call]
+    sides = wide.shape[-1]
+    has_ranks = (driver or ("gelsy" if is_on_host(a) else "gels")) != "gels"
+    has_singular = driver in ("gelsd", "gelss")
+    real = a.real.dtype
+    return (
+        a.new_empty(*batch, columns, *(() if is_vector else (sides,))),
+        a.new_empty((*batch, sides) if rows > columns and not has_ranks else (0,), dtype=real),
+        a.new_empty(a.shape[:-2] if has_ranks else (0,), dtype=torch.int64),
+        a.new_empty((*a.shape[:-2], min(rows, columns)) if has_singular else (0,), dtype=real),
+    )
+
+
+@torch.library.custom_op("torchlayers::lstm_layer", mutates_args=())
+def lstm_layer(
+    x: Tensor,
+    input_weight: Tensor,
+    hidden_weight: Tensor,
+    input_bias: Tensor,
+    hidden_bias: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    is_reversed: bool,
+    mode: int,
+    size: int,
+    layers: int,
+    has_biases: bool,
+    is_bidirectional: bool,
+    batch_first: bool,
+    is_training: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """aten.mkldnn_rnn_layer with what its backward needs, which it keeps where autograd is on."""
+    tensors = (x, input_weight, hidden_weight, input_bias, hidden_bias, hidden, cell)
+    with torch.enable_grad():
+        return torch.ops.aten.mkldnn_rnn_layer.default(  # type: ignore[no-any-return]
+            *(tensor.contiguous() for tensor in tensors),
+            is_reversed,
+            [],
+            mode,
+            size,
+            layers,
+            has_biases,
+            is_bidirectional,
+            batch_first,
+            is_training,
+        )
+
+
+@lstm_layer.register_fake
+def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tensors, rest = args[:7], args[7:]
+    x, hidden, cell = args[0], args[5], args[6]
+    shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
+    kept = _kept_by_lstm(shapes, x.dtype, x.device, rest)
+    return (
+        x.new_empty(*x.shape[:-1], hidden.shape[-1]),
+        hidden.new_empty(hidden.shape),
+        cell.new_empty(cell.shape),
+        x.new_empty(kept, dtype=torch.uint8),
+    )
+
+
+@functools.lru_cache
+def _kept_by_lstm(
+    shapes: tuple[tuple[int, ...], ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    rest: tuple[Any, ...],
+) -> int:
+    """How many bytes: the library decides, and tells in a result alone."""
+    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
+        kept: Tensor = lstm_layer(*zeros, *rest)[3]
+    return kept.numel()

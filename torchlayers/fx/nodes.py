@@ -1,0 +1,388 @@
+"""Nodes of a recording: what they compute, and how one is put in another's place.
+
+A value's layout is no part of what a program computes, but operators are told of it by the fake
+values, and a view may need it. A node replaced by one with another layout has its readers' fake
+values computed anew at once (_refresh).
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from torchlayers.fx.recomputation import mark_like
+
+aten = torch.ops.aten
+
+# They read memory by strides of their own: what they read keeps its layout.
+BY_STRIDES = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+}
+# Their results have the first argument's strides, even where these leave holes.
+_LIKE_FIRST = {
+    aten.copy.default,
+    aten.diagonal_scatter.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+}
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+_STALE, _PINNED = "stale", "pinned"
+
+
+def value(node: Any) -> Any:
+    """What the node computes, as a fake tensor or several."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: Any) -> TypeGuard[Node]:
+    return isinstance(node, Node) and isinstance(value(node), Tensor)
+
+
+def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
+    """Whether the node calls one of the operators."""
+    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
+
+
+def certainly(condition: Any) -> bool:
+    """Whether it holds, whatever numbers the symbols in it stand for.
+
+    To ask a symbol itself would be a guard, and the recording no longer one for all sizes.
+    """
+    if isinstance(condition, torch.SymBool):
+        from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+        return statically_known_true(condition)
+    return bool(condition)
+
+
+def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(one) == len(other) and all(
+        certainly(size == of_other) for size, of_other in zip(one, other, strict=True)
+    )
+
+
+def has_strides(tensor: Tensor) -> bool:
+    """Whether it may be asked for strides: sparse, nested and MKL-DNN's tensors have none."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def same_layout(one: Tensor, other: Tensor) -> bool:
+    """Sizes, and where elements are from the first one on."""
+    if not (has_strides(one) and has_strides(other)):
+        return one.layout == other.layout and same_sizes(one.shape, other.shape)
+    return same_sizes(one.shape, other.shape) and (
+        certainly(one.numel() == 0)
+        or all(
+            certainly(size == 1) or certainly(stride == of_other)
+            for size, stride, of_other in zip(one.shape, one.stride(), other.stride(), strict=True)
+        )
+    )
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether each place from the first to the last is one element's."""
+    if not has_strides(tensor):
+        return False
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def may_overlap(tensor: Tensor) -> bool:
+    """Whether two elements may have the same memory, as those of an expanded dimension."""
+    if not has_strides(tensor) or certainly(tensor.numel() <= 1):
+        return False
+    extent: Any = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if certainly(size == 1):
+            continue
+        if not certainly(stride > extent):
+            return True
+        extent = extent + (size - 1) * stride
+    return False
+
+
+def same_kind(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.device == other.device
+
+
+def is_lazy(tensor: Tensor) -> tuple[bool, bool]:
+    """Whether it is the conjugate, and whether the negative, of what is in its memory.
+
+    Some operators read memory as it is: view_as_real refuses what is conjugated lazily.
+    """
+    return tensor.is_conj(), tensor.is_neg()
+
+
+def is_random(node: Node) -> bool:
+    """Two calls have two results, and later calls depend on how many there were."""
+    if not isinstance(node.target, OpOverload):
+        return any(map(is_random, _inside(node)))
+    return torch.Tag.nondeterministic_seeded in node.target.tags
+
+
+def is_collective(node: Node) -> bool:
+    """All ranks have to come to it, as often and in the same order."""
+    if not isinstance(node.target, OpOverload):
+        return any(map(is_collective, _inside(node)))
+    if node.target.namespace == "torchlayers":  # random numbers by keys are nobody else's
+        return any(given.name in ("axis", "mesh") for given in node.target._schema.arguments)
+    return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
+
+
+def _inside(node: Node) -> Iterator[Node]:
+    """What the branches call that the node chooses between."""
+    for given in node.all_input_nodes:
+        if given.op == "get_attr" and node.graph.owning_module is not None:
+            held = operator.attrgetter(str(given.target))(node.graph.owning_module)
+            if isinstance(held, GraphModule):
+                yield from (each for each in held.graph.nodes if each.op == "call_function")
+
+
+def has_effect(node: Node) -> bool:
+    """It has to run, as often as it was recorded, whoever reads its result."""
+    if node.op != "call_function":
+        return node.op != "get_attr"
+    return is_random(node) or is_collective(node) or node.is_impure()
+
+
+def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
+    """A new node in front of another, with its value. None is left where there is an error."""
+    with before.graph.inserting_before(before):
+        node = before.graph.call_function(target)
+    node.args, node.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+    mark_like(node, before)
+    try:
+        node.meta["val"] = _computed(node)
+    except Exception:
+        before.graph.erase_node(node)
+        raise
+    return node
+
+
+def replace(old: Node, new: Any) -> bool:
+    """Has the readers of one node read another, which computes the same.
+
+    Returns:
+        Whether it could: not where the memory is read by strides.
+    """
+    if is_pinned(old):
+        return False
+    told, true = value(old), value(new)
+    if told.shape != true.shape or not same_kind(told, true):
+        raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
+    if is_lazy(told) != is_lazy(true):
+        if any(is_lazy(true)):
+            new = emit(old, aten.clone.default, new)  # what it is, in memory
+            true = value(new)
+        _doubt(old)
+        old.replace_all_uses_with(new)
+        _refresh(old.graph)
+    elif same_layout(told, true):
+        old.replace_all_uses_with(new)
+    else:
+        _doubt(old)
+        old.replace_all_uses_with(new)
+        _refresh(old.graph)
+    return True
+
+
+def update(node: Node, *args: Any, target: Any = None) -> None:
+    """Other arguments for a node, or another operator: what it computes stays the same."""
+    node.args = args
+    node.target = target or node.target
+    node.meta[_STALE] = True
+    _refresh(node.graph)
+
+
+def read_instead(readers: Iterable[Node], old: Node, new: Node) -> None:
+    """Has some readers of a node read another one, which computes the same."""
+    for reader in readers:
+        reader.replace_input_with(old, new)
+    if not same_layout(value(old), value(new)):
+        _doubt(new)
+        _refresh(new.graph)
+
+
+def is_pinned(node: Node) -> bool:
+    """Whether its memory is read by strides: those it has to keep."""
+    return bool(node.meta.get(_PINNED))
+
+
+def _refresh(graph: Graph) -> None:
+    """Computes the values that a replacement left in doubt, before a pass reads them."""
+    for node in graph.nodes:
+        if not node.meta.pop(_STALE, False) or node.op != "call_function":
+            continue
+        if isinstance(
+            node.target, HigherOrderOperator
+        ):  # compiler/passes/control_flow_operands.py sees to their strides
+            continue
+        told = value(node)
+        node.meta["val"] = true = _computed_with_copies(node)
+        if not isinstance(told, Tensor):
+            _doubt(node)
+        elif not same_layout(told, true) or is_lazy(told) != is_lazy(true):
+            _doubt(node)
+            if is_pinned(node):
+                _lay_out_after(node, told)
+
+
+def pin(graph: Graph) -> None:
+    """Marks the nodes whose memory is read by strides: they stay as they are."""
+    for node in graph.nodes:
+        if calls(node, *BY_STRIDES):
+            _pin(node.args[0])
+
+
+def _pin(read: Any) -> None:
+    while read is not None:
+        read.meta[_PINNED] = True
+        read = _as_node(read.args[0]) if calls(read, *_LIKE_FIRST) else viewed_by(read)
+
+
+def viewed_by(node: Node) -> Node | None:
+    """The node whose memory this one's result is in, if the result is a view or was written."""
+    if calls(node, aten._unsafe_view.default):
+        return _as_node(node.args[0])
+    if node.op != "call_function":
+        return None
+    if not isinstance(node.target, OpOverload):
+        many = node.args[0] if node.args else None
+        is_item = isinstance(many, Node) and getattr(node.target, "__name__", "") == "getitem"
+        return viewed_by(many) if is_item and isinstance(many, Node) else None
+    schema = node.target._schema
+    if not schema.returns or (alias := schema.returns[0].alias_info) is None:
+        return None
+    names = alias.before_set
+    for position, argument in enumerate(schema.arguments):
+        info = argument.alias_info
+        if info is not None and info.before_set & names:
+            given = node.args[position] if position < len(node.args) else None
+            return _as_node(node.kwargs.get(argument.name) if given is None else given)
+    return None
+
+
+def memory_of(node: Node) -> Node:
+    """The node that made the memory which the node's result is in."""
+    while (viewed := viewed_by(node)) is not None:
+        node = viewed
+    return node
+
+
+def laid_out(before: Node, node: Node, like: Tensor) -> Node:
+    """A copy of the node's value with another one's strides, as far as these leave no holes."""
+    strides = like.stride()
+    order = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
+    back = [order.index(dim) for dim in range(like.dim())]
+    permuted = emit(before, aten.permute.default, node, order)
+    copied = emit(before, aten.clone.default, permuted, memory_format=torch.contiguous_format)
+    return emit(before, aten.permute.default, copied, back)
+
+
+def mode_of(graph: Graph) -> FakeTensorMode | None:
+    """The mode that the fake values are of."""
+    for node in graph.nodes:
+        if isinstance(fake := value(node), FakeTensor):
+            return fake.fake_mode
+    return None
+
+
+def _as_node(argument: Any) -> Node | None:
+    return argument if isinstance(argument, Node) else None
+
+
+def _doubt(node: Node) -> None:
+    for user in node.users:
+        user.meta[_STALE] = True
+
+
+def _computed(node: Node) -> Any:
+    args, kwargs = map_arg((node.args, node.kwargs), _given)
+    mode = mode_of(node.graph)
+    if mode is None:
+        mode = FakeTensorMode()
+    with mode:
+        if calls(node, *_VIEWS):
+            args = (_without_ones(args[0]), *args[1:])
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _without_ones(tensor: Any) -> Any:
+    """For a view of it. Across a dimension of size 1 fake tensors allow what strides don't.
+
+    torch 2.13: sizes (6, 2, 1, 2) with strides (2, 12, 2, 1) are seen as (6, 4).
+    """
+    ones = [dim for dim, size in enumerate(tensor.shape) if certainly(size == 1)]
+    return tensor.squeeze(ones) if ones else tensor
+
+
+def _given(node: Node) -> Any:
+    """What the node is to one that reads it: a graph that the recording holds is itself."""
+    if node.op == "get_attr" and value(node) is None:
+        return operator.attrgetter(str(node.target))(node.graph.owning_module)
+    return value(node)
+
+
+def _computed_with_copies(node: Node) -> Any:
+    """A view that the layout does not allow is one of a copy."""
+    try:
+        return _computed(node)
+    except (RuntimeError, ValueError):
+        if not calls(node, *_VIEWS):
+            raise
+        dense = emit(node, aten.clone.default, node.args[0], memory_format=torch.contiguous_format)
+        node.args = (dense, *node.args[1:])
+        return _computed(node)
+
+
+def _lay_out_after(node: Node, like: Tensor) -> None:
+    users = list(node.users)
+    copy = laid_out(node.next, node, like)
+    _pin(copy)
+    for user in users:
+        user.replace_input_with(node, copy)
+
+
+def is_write(node: Node) -> bool:
+    """Whether the operator writes to one of its arguments."""
+    return (
+        node.op == "call_function"
+        and isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable
+    )
+
+
+def written_by(node: Node) -> list[Node]:
+    """The arguments that a write writes to."""
+    found = []
+    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else None
+            given = node.kwargs.get(argument.name) if given is None else given
+            several = given if isinstance(given, (list, tuple)) else [given]
+            found += [each for each in several if isinstance(each, Node)]
+    return found
+
+
+def written_inputs(graph: GraphModule) -> dict[Node, Node]:
+    """The inputs that are written, each with the last node that does it."""
+    written = {}
+    for node in graph.graph.nodes:
+        if is_write(node):
+            for target in written_by(node):
+                if (memory := memory_of(target)).op == "placeholder":
+                    written[memory] = node
+    return written

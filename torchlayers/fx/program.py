@@ -1,0 +1,153 @@
+"""A recording run by a loop in C++: csrc/compiled/program.h."""
+
+import operator
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops.cond import cond_op
+from torch._higher_order_ops.scan import scan_op
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
+
+from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.core import errors
+from torchlayers.fx.strides import relied_on
+
+
+def replay(graph: GraphModule) -> Program:
+    """The graph as a program, which takes a list of the graph's inputs and returns its outputs.
+
+    What it holds, tensors and modules, is what the graph holds now. Each tensor that a run makes
+    is freed where it is read last. Runs don't disturb each other, on other threads or inside one
+    another.
+
+    Args:
+        graph: its output is a node, or a list or a tuple of nodes and constants.
+    """
+    nodes = graph.graph.nodes
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    writer = ProgramWriter(len(inputs))
+    # What each node is: a value of the program, several, or a constant.
+    env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
+    strides = relied_on(graph)  # NOTE [Recorded strides]
+    for node in nodes:
+        if node.op == "get_attr":
+            held = operator.attrgetter(str(node.target))(graph)
+            is_run = isinstance(held, GraphModule) and all(
+                u.target in _OF_GRAPHS for u in node.users
+            )
+            env[node] = replay(held) if is_run else held
+        elif node.op == "output":
+            returned: Any = node.args[0]
+            some = [returned] if isinstance(returned, Node) else returned
+            return writer.finish([*map_arg(some, env.__getitem__)])
+        elif node.op != "placeholder":
+            env[node] = _step(writer, graph, node, env)
+        if node in strides and isinstance(env[node], RecordedValue):
+            env[node] = writer.lay_out(env[node], strides[node])
+    raise ValueError("torchlayers: replay: the graph has no output")
+
+
+def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+    """What the node is, which the writer now has a step for if it needs one."""
+    target = node.target
+    if isinstance(target, OpOverload) and _is_dispatched(target):
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        results = writer.call(*_name_of(target), args, kwargs, _description(node))
+        return results[0] if len(results) == 1 else results
+    if target is operator.getitem:
+        held, index = node.args
+        assert isinstance(held, Node)
+        if not isinstance(env[held], RecordedValue):
+            return env[held][index]
+        if isinstance(held.target, (OpOverload, type(scan_op))) and isinstance(index, int):
+            return writer.item(env[held], index)
+    if target is scan_op:
+        operands: Any = map_arg(node.args, env.__getitem__)
+        body, carry, xs, captured = operands
+        tensors = [*carry, *xs, *captured]
+        return writer.repeat(body, len(carry), len(xs), tensors, _description(node))
+    return _python_step(writer, graph, node, env)
+
+
+def _python_step(
+    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]
+) -> Any:
+    """Whatever the dispatcher doesn't know is called as torch.fx does it."""
+    read = node.all_input_nodes
+    flat, spec = pytree.tree_flatten([env[source] for source in read])
+    function = _function_of(graph, node)
+
+    def call(*given: Any) -> Any:
+        values = iter(given)
+        filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
+        known = dict(zip(read, pytree.tree_unflatten(filled, spec), strict=True))
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        return function(*args, **kwargs)
+
+    values = [leaf for leaf in flat if isinstance(leaf, RecordedValue)]
+    return writer.call_python(call, values, _description(node))
+
+
+def _function_of(graph: GraphModule, node: Node) -> Callable[..., Any]:
+    if node.op == "call_module":
+        return graph.get_submodule(str(node.target))
+    if node.op == "call_method":
+        name = str(node.target)
+        return lambda held, *args, **kwargs: getattr(held, name)(*args, **kwargs)
+    assert callable(node.target)
+    return _CALLING.get(node.target, node.target)
+
+
+def _choose(pred: Any, true: Program, false: Program, operands: Sequence[Any]) -> Sequence[Any]:
+    return (true if pred else false)([*operands])
+
+
+def _repeat(
+    cond: Program, body: Program, carry: Sequence[Any], captured: Sequence[Any]
+) -> Sequence[Any]:
+    if not cond([*carry, *captured])[0]:
+        return [x.clone() if isinstance(x, torch.Tensor) else x for x in carry]
+    goes_on = True
+    while goes_on:
+        carry = body([*carry, *captured])
+        goes_on = cond([*carry, *captured])[0]
+    return carry
+
+
+# Operators of graphs, which are programs too.
+_CALLING: dict[Any, Callable[..., Any]] = {
+    cond_op: _choose,
+    while_loop_op: _repeat,
+}
+_OF_GRAPHS = {*_CALLING, scan_op}
+
+
+def _name_of(op: OpOverload) -> tuple[str, str]:
+    return op._schema.name, op._schema.overload_name
+
+
+def _is_dispatched(op: OpOverload) -> bool:
+    """Whether the dispatcher has it: torch.ops has operators of TorchScript's, too."""
+    name, overload = _name_of(op)
+    full = f"{name}.{overload}" if overload else name
+    return torch._C._dispatch_has_kernel(full)
+
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')
+
+
+def _description(node: Node) -> str:
+    """ "aten.mul.Tensor, recorded in train.py:41, `x * y`"."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    users = [frame for frame in frames if errors.is_users(frame[0])]
+    if not users:
+        return str(node.target)
+    file, line, code = users[-1]
+    return f"{node.target}, recorded in {os.path.basename(file)}:{line}, `{code}`"

@@ -1,0 +1,179 @@
+"""The number of a step where one body stands for all steps: an integer that has no value yet.
+
+Operators take it as they take an int, and tensors are subscripted with it. What Python asks of it
+raises, so that a body that needs the number itself is written out, a step after the other.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchlayers.core import pytree
+from torchlayers.core.errors import DataDependentError
+
+_INDEX_PUT = torch.ops.aten.index_put_.default
+
+
+class Counter:
+    """An integer, or what is computed of one and of numbers.
+
+    Args:
+        tensor: that holds it.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return func(*tensors_in(args), **dict(tensors_in([*(kwargs or {}).items()])))
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise DataDependentError(
+            "torchlayers: fori_loop: the number of a step is asked for, and the body is recorded "
+            "before there is one."
+        )
+
+    __bool__ = __int__ = __float__ = __index__ = __repr__ = __str__ = __format__ = _refuse
+    __hash__ = _refuse
+
+
+def _number(func: Callable[..., Any], *operands: Any) -> Counter:
+    """Of numbers, as Python computes it: a quotient or a power may be a fraction, of 53 bits."""
+    some: list[Any] = [*tensors_in(operands)]
+    if func in (operator.truediv, operator.pow) or any(isinstance(x, float) for x in some):
+        some = [x.double() if isinstance(x, Tensor) else x for x in some]
+    return Counter(func(*some))
+
+
+def _forward(func: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Counter, *others: Any) -> Any:
+        if any(isinstance(other, Tensor) for other in others):
+            return NotImplemented
+        return _number(func, self, *others)
+
+    return forward
+
+
+def _reflected(func: Callable[..., Any]) -> Callable[..., Any]:
+    def reflected(self: Counter, other: Any) -> Any:
+        return func(other, self.tensor) if isinstance(other, Tensor) else _number(func, other, self)
+
+    return reflected
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _func = getattr(operator, _name)
+    setattr(Counter, f"__{_name}__", _forward(_func))
+    setattr(Counter, f"__r{_name}__", _reflected(_func))
+for _name in ("neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Counter, f"__{_name}__", _forward(getattr(operator, _name)))
+
+
+def tensors_in(values: Any) -> Any:
+    """The values, with the tensors of counters among them."""
+    leaves, spec = pytree.flatten(values)
+    return pytree.unflatten(
+        [leaf.tensor if isinstance(leaf, Counter) else leaf for leaf in leaves], spec
+    )
+
+
+class Subscripted(TorchFunctionMode):
+    """Inside, tensors take counters as subscripts: ``x[i]``, ``x[0, i + 1]``."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
+            x, subscript = args
+            several = subscript if isinstance(subscript, tuple) else (subscript,)
+            if any(isinstance(each, Counter) for each in several):
+                return picked(x, several)
+        return func(*args, **(kwargs or {}))
+
+
+def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
+    """Where there is a counter the only element along the dimension is left, and taken."""
+    dim = 0
+    plain: list[Any] = []
+    for place, each in enumerate(subscript):
+        if isinstance(each, Counter):
+            size = x.size(dim)
+            index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
+            x = x.index_select(dim, index.reshape(1))
+        plain.append(0 if isinstance(each, Counter) else each)
+        if each is ...:
+            dim = x.dim() - sum(_dims(other, place) for other in subscript[place + 1 :])
+        else:
+            dim += _dims(each, place)
+    return x[tuple(plain)]
+
+
+def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+    """``x[subscript] = value``, as torch's: the value in x's dtype, and broadcast."""
+    if any(map(is_advanced, subscript)):
+        _put_among(x, subscript, value)
+        return
+    plain = tuple(slice(None) if isinstance(each, Counter) else each for each in subscript)
+    for place, each in enumerate(plain):
+        _dims(each, place)
+    rows = x[plain]
+    indices: list[Tensor | None] = [None] * rows.dim()
+    dim = 0
+    for place, each in enumerate(subscript):
+        if isinstance(each, Counter):
+            indices[dim] = each.tensor.long()
+        if each is ...:
+            dim = rows.dim() - sum(type(other) is not int for other in subscript[place + 1 :])
+        else:
+            dim += type(each) is not int
+    if not isinstance(value, Tensor):
+        value = rows.new_full((), value)
+    dims = sum(index is None for index in indices)
+    while value.dim() > dims and value.shape[0] == 1:
+        value = value.squeeze(0)
+    _INDEX_PUT(rows, indices, value.to(rows.dtype))
+
+
+def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+    """``x[subscript] = value`` where masks or lists stand beside counters: a row at a time."""
+    place = next((i for i, each in enumerate(subscript) if isinstance(each, Counter)), None)
+    if place is None:
+        x[subscript] = value
+        return
+    before, after = subscript[:place], subscript[place + 1 :]
+    if any(each is ... for each in before):
+        dim = x.dim() - 1 - sum(_dims(each, place) for each in after)
+    else:
+        dim = sum(_dims(each, place) for each in before)
+    size, index = x.size(dim), subscript[place].tensor
+    index = torch.where(index < 0, index + size, index).long().reshape(1)
+    row = x.index_select(dim, index)
+    _put_among(row, (*before, 0, *after), value)
+    _INDEX_PUT(x, [*[None] * dim, index], row)
+
+
+def is_advanced(each: Any) -> bool:
+    """Whether it picks several places, so that what it gives is a copy."""
+    return isinstance(each, (list, Tensor))
+
+
+def _dims(each: Any, place: int) -> int:
+    """How many dimensions of the tensor a subscript is for."""
+    if each is None or each is ...:
+        return 0
+    if isinstance(each, Counter) or type(each) in (int, slice):
+        return 1
+    if is_advanced(each):
+        index = each if isinstance(each, Tensor) else torch.tensor(each)
+        return index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
+    raise IndexError(
+        f"torchlayers: subscript {place} stands beside an integer that has no value yet: use "
+        "torch.index_select for this one"
+    )

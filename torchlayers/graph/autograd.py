@@ -1,0 +1,292 @@
+"""A differentiated graph as an operator that autograd and the function transforms can take.
+
+Two autograd Functions: Forward runs f, and its backward is Backward, which runs df. Both say
+how they are batched (run on batched values) and pushed forward (run the graph under jvp).
+
+NOTE [Higher orders]
+df reads captures, which are functions of f's inputs. So the derivative of Backward has two
+parts, and the one through the captures would need a cotangent for every temporary in Forward.
+Backward takes its captures for constants instead. Where it is asked for its own derivative, it
+gives that of ``cotangents, inputs -> vjp of f``, operator by operator. That is right to every
+order, also where df has operators without derivative (autograd has other formulas where more
+orders follow), and costs one more run of f only from the second order on.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import Function, forward_ad
+
+from torchlayers.core import tracing_state
+from torchlayers.core.device import RandomState
+from torchlayers.graph.forward_backward import Halves
+from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.jvp import jvp
+
+Tensors = tuple[Tensor, ...]
+
+
+def call(gradient: Halves, inputs: Sequence[Any]) -> list[Any]:
+    """f's real outputs, with autograd attached."""
+    if _sees_operators():
+        return list(gradient.run_f(inputs)[: gradient.real_outputs])
+    run = _Run(gradient, inputs)
+    given = Forward.apply(run, *run.inputs.tensors(inputs))  # type: ignore[no-untyped-call]
+    outputs = run.outputs.fill(given)[: gradient.real_outputs]
+    differentiable = set(gradient.differentiable_outputs)
+    return [
+        output.detach() if isinstance(output, Tensor) and i not in differentiable else output
+        for i, output in enumerate(outputs)
+    ]
+
+
+def _sees_operators() -> bool:
+    """Whether f is better run operator by operator.
+
+    A compiler differentiates those as it does all others; functionalize refuses autograd
+    Functions, and autograd sees the operators through it; and where nothing is differentiated
+    or transformed, there is nothing to attach.
+    """
+    if tracing_state.is_tracing():
+        return True
+    # torch.func's layers and ours, which are mirrored there.
+    layers: list[Any] = _functorch.get_interpreter_stack() or []
+    if not layers:
+        return not torch.is_grad_enabled() and forward_ad._current_level < 0
+    return any(layer.key() == _functorch.TransformType.Functionalize for layer in layers)
+
+
+class _Layout:
+    """Which of some values are tensors. Functions take and return those; the rest is kept here."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
+        self._others = [None if isinstance(value, Tensor) else value for value in values]
+
+    def tensors(self, values: Sequence[Any]) -> Tensors:
+        return tuple(values[i] for i in self.places)
+
+    def fill(self, tensors: Sequence[Any], places: Sequence[int] | None = None) -> list[Any]:
+        """All the values, with these tensors at their places, or at some of them."""
+        values = list(self._others)
+        for i, tensor in zip(self.places if places is None else places, tensors, strict=True):
+            values[i] = tensor
+        return values
+
+
+def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
+    """The outputs, with views for those that are inputs, or there twice.
+
+    An autograd Function can't save an input that it returns.
+    """
+    seen = {id(tensor) for tensor in inputs}
+    found = []
+    for tensor in outputs:
+        found.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return tuple(found)
+
+
+class _Run:
+    """One call of a gradient: what both Functions need to know beside tensors."""
+
+    inputs: _Layout
+    outputs: _Layout  # known when f has run
+    gradients: _Layout  # known when df has run
+
+    def __init__(self, gradient: Halves, inputs: Sequence[Any]) -> None:
+        self.gradient = gradient
+        self.inputs = _Layout(inputs)
+        self._random = RandomState() if gradient.draws_random_numbers else None
+
+    def f_again(self, tensors: Sequence[Tensor]) -> Tensors:
+        """f once more in the same call: what it drew then, it draws now."""
+        with nullcontext() if self._random is None else self._random.restored():
+            return self.f(tensors)
+
+    def f(self, tensors: Sequence[Tensor]) -> Tensors:
+        outputs = self.gradient.run_f(self.inputs.fill(tensors))
+        self.outputs = _Layout(outputs)
+        return _distinct(self.outputs.tensors(outputs), tensors)
+
+    def temporaries(self) -> list[int]:
+        """The captured outputs of f that are tensors."""
+        tensors = set(self.outputs.places)
+        return [i for i in self.gradient.captured_outputs if i in tensors]
+
+    def df(
+        self, cotangents: Sequence[Tensor], inputs: Sequence[Tensor], temporaries: Sequence[Tensor]
+    ) -> Tensors:
+        captures = self.gradient.captures(
+            self.inputs.fill(inputs), self.outputs.fill(temporaries, self.temporaries())
+        )
+        gradients = self.gradient.pull_back(cotangents, captures)
+        self.gradients = _Layout(gradients)
+        given = [*cotangents, *inputs, *temporaries]
+        return _distinct(self.gradients.tensors(gradients), given)
+
+    def real_cotangents(self, cotangents: Sequence[Tensor | None], like: list[Any]) -> list[Tensor]:
+        """Those of the differentiable outputs; a missing one is zero."""
+        by_output = dict(zip(self.outputs.places, cotangents, strict=True))
+        found = []
+        for i, (shape, dtype, device) in zip(
+            self.gradient.differentiable_outputs, like, strict=True
+        ):
+            cotangent = by_output[i]
+            if cotangent is None:
+                cotangent = torch.zeros(shape, dtype=dtype, device=device)
+            found.append(cotangent)
+        return found
+
+
+class Forward(Function):
+    """``run, *input tensors -> f's output tensors``"""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(run: _Run, *inputs: Tensor) -> Tensors:
+        return run.f(inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        run, *tensors = inputs
+        by_output = dict(zip(run.outputs.places, output, strict=True))
+        ctx.run = run
+        ctx.like = [
+            (by_output[i].shape, by_output[i].dtype, by_output[i].device)
+            for i in run.gradient.differentiable_outputs
+        ]
+        ctx.set_materialize_grads(False)
+        kept = (*tensors, *(by_output[i] for i in run.temporaries()))
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)  # what vmap keeps beside them holds for both
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
+        run = ctx.run
+        given = run.real_cotangents(cotangents, ctx.like)
+        values = (run, *given, *ctx.saved_tensors)
+        if torch.is_grad_enabled():  # someone may differentiate this
+            gradients = Backward.apply(*values)  # type: ignore[no-untyped-call]
+        else:
+            gradients = Backward.forward(*values)
+        by_input = dict(zip(run.gradient.output_vjps, run.gradients.fill(gradients), strict=True))
+        return None, *(by_input.get(i) for i in run.inputs.places)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        run = ctx.run
+        inputs = ctx.saved_tensors[: len(run.inputs.places)]
+        # Autograd asks for a tangent of every floating-point output, temporaries too.
+        return tuple(
+            tangent if tangent.is_floating_point() or tangent.is_complex() else None
+            for tangent in _push(run.f_again, inputs, tangents)
+        )
+
+
+class Backward(Function):
+    """``run, *cotangents, *input tensors, *temporaries -> df's output tensors``"""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(run: _Run, *tensors: Tensor) -> Tensors:
+        return run.df(*_split(run, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        run, *tensors = inputs
+        cotangents, primals, _ = _split(run, tensors)
+        ctx.run = run
+        ctx.save_for_backward(*cotangents, *primals)
+        ctx.save_for_forward(*cotangents, *primals)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
+        kept = ctx.saved_tensors
+        wanted = [i for i, tensor in enumerate(kept) if ctx.needs_input_grad[1 + i]]
+        gradients: list[Any] = [None] * (len(ctx.needs_input_grad) - 1)
+        _, pull_back = vjp(
+            _of_some(_from_inputs(ctx.run), kept, wanted), *(kept[i] for i in wanted)
+        )
+        for i, gradient in zip(wanted, pull_back(cotangents), strict=True):
+            gradients[i] = gradient
+        return None, *gradients
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
+        kept = ctx.saved_tensors
+        return _push(_from_inputs(ctx.run), kept, tangents[: len(kept)])
+
+
+def _split(run: _Run, tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
+    cotangents = len(run.gradient.differentiable_outputs)
+    primals = cotangents + len(run.inputs.places)
+    return tensors[:cotangents], tensors[cotangents:primals], tensors[primals:]
+
+
+def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
+    """What df computes, of f's inputs and cotangents alone. NOTE [Higher orders]."""
+    gradient = run.gradient
+    outputs = [run.outputs.places.index(i) for i in gradient.differentiable_outputs]
+    returned = [gradient.output_vjps[i] for i in run.gradients.places]
+    wanted = [run.inputs.places.index(i) for i in returned]
+
+    def compute(tensors: Sequence[Tensor]) -> Tensors:
+        cotangents, inputs, _ = _split(run, tensors)
+
+        def of_wanted(*some: Tensor) -> Tensors:
+            found = _of_some(run.f_again, inputs, wanted)(*some)
+            return tuple(found[i] for i in outputs)
+
+        _, pull_back = vjp(of_wanted, *(inputs[i] for i in wanted))
+        return tuple(pull_back(tuple(cotangents)))
+
+    return compute
+
+
+def _of_some(
+    function: Callable[[Sequence[Tensor]], Tensors], values: Sequence[Tensor], places: Sequence[int]
+) -> Callable[..., Tensors]:
+    """The function of the values at these places, the others held."""
+
+    def of_some(*some: Tensor) -> Tensors:
+        all_values = list(values)
+        for i, value in zip(places, some, strict=True):
+            all_values[i] = value
+        return function(all_values)
+
+    return of_some
+
+
+def _without_tangent(primal: Tensor) -> Tensor:
+    if not _functorch.is_batchedtensor(primal):
+        return forward_ad.unpack_dual(primal).primal  # type: ignore[no-untyped-call,no-any-return]
+    # vmap has no rule for unpacking.
+    dim, level = _functorch.maybe_get_bdim(primal), _functorch.maybe_get_level(primal)
+    inner = _without_tangent(_functorch.get_unwrapped(primal))
+    return _functorch._add_batch_dim(inner, dim, level)
+
+
+def _push(
+    function: Callable[[Sequence[Tensor]], Tensors],
+    primals: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
+) -> Tensors:
+    """The output tangents, where some inputs have none."""
+    moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+    # Autograd turns forward AD off in here, for all levels. It has to stay on for those below
+    # this one; of this one, the primals' own tangents are in the way.
+    with forward_ad._set_fwd_grad_enabled(True):
+        points = [_without_tangent(primal) for primal in primals]
+        _, pushed = jvp(
+            _of_some(function, points, moving),
+            tuple(points[i].contiguous() for i in moving),  # an expanded one can't have a tangent
+            tuple(tangents[i] for i in moving),
+        )
+        return tuple(pushed)

@@ -1,0 +1,365 @@
+"""Step 3 for FX: the reverse graph, written below the operators it is the gradient of.
+
+One graph holds both, so that choosing what to save, the next step, can look at them together.
+Values are of three kinds: the original's (primal); helpers, which the gradients compute of
+primal values alone, such as the cosine in the gradient of a sine; and those that depend on
+cotangents.
+"""
+
+import operator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from torchlayers.core import pytree
+from torchlayers.graph.errors import GraphError
+from torchlayers.graph.fx.normalize import Program, is_view, value
+from torchlayers.graph.fx.vjp_rules import Call, Rule, Rules, hashable
+from torchlayers.graph.node_location import where
+
+aten = torch.ops.aten
+
+# Torch's formula for this operator reads an argument as the operator leaves it. Without writes it
+# is left as it was, and what it would have become is a result.
+_WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
+
+# Operators that have a derivative elsewhere and can't have one here, and what to do instead.
+_REFUSED: dict[Any, str] = {
+    torch.ops.higher_order.while_loop: (
+        "how often it runs is known only when it does, and so is how much there is to save. Write "
+        "a loop whose count Python knows, which unrolls, or torch's scan."
+    ),
+    aten.mkldnn_rnn_layer.default: (
+        "it keeps what its derivative needs only where autograd is on, which it is not while the "
+        "forward graph runs. Use torch.export, which takes it apart."
+    ),
+}
+
+# Gradients are taken of values, so what autograd cuts its own saved values off with can go.
+_NO_OPERATION = (aten.detach.default, aten.alias.default)
+
+
+@dataclass
+class Joint:
+    """A program and its reverse in one graph.
+
+    Attributes:
+        graph: the operators, then the reverse ones; its output node is gone.
+        inputs: the program's inputs.
+        outputs: its outputs, flat; some may be constants.
+        cotangents: for each output that has one, its place and the placeholder.
+        gradients: for each input that has one, its place and what computes it.
+        primal: the program's own nodes.
+        reverse: the nodes that depend on cotangents.
+    """
+
+    graph: fx.Graph
+    inputs: list[Node]
+    outputs: list[Any]
+    cotangents: list[tuple[int, Node]] = field(default_factory=list)
+    gradients: list[tuple[int, Node]] = field(default_factory=list)
+    primal: set[Node] = field(default_factory=set)
+    reverse: set[Node] = field(default_factory=set)
+
+    def needed(self) -> list[Node]:
+        """What the gradients are computed of, in the graph's order."""
+        found = reached(node for _, node in self.gradients)
+        return [node for node in self.graph.nodes if node in found]
+
+
+def reached(ends: Iterable[Node]) -> set[Node]:
+    """The nodes, and all that they are computed of."""
+    found: set[Node] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+    return found
+
+
+def is_random(node: Node) -> bool:
+    return _draws(node.target)
+
+
+def _draws(target: Any) -> bool:
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
+    """Adds the gradients of the wanted inputs to the program's graph.
+
+    Raises:
+        GraphError: a node on the way can't be differentiated, or none is on the way.
+    """
+    return _Reverse(program, wanted).joint
+
+
+class _Reverse:
+    def __init__(self, program: Program, wanted: Sequence[int]) -> None:
+        graph = program.graph
+        self.rules = Rules(program.root, program.mode)
+        self.root, self.mode = program.root, program.mode
+        self.emit = _Emitter(graph)
+        last = next(iter(reversed(graph.nodes)))
+        outputs = list(last.args[0])
+        graph.erase_node(last)
+        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        self.joint = Joint(graph, inputs, outputs, primal=set(graph.nodes))
+        self.reverse = self.joint.reverse
+        # An input that has each symbolic size, so that no other tensor is saved for it.
+        self.sizes = {
+            str(size): (node, dim)
+            for node in reversed(inputs)
+            if isinstance(val := value(node), Tensor)
+            for dim, size in enumerate(val.shape)
+            if not isinstance(size, int)
+        }
+        self.cotangents: dict[Node, Node] = {}
+        self.calls: dict[Node, Call] = {}
+        operators = [node for node in graph.nodes if node.op == "call_function"]
+        needs = self._find_needs(operators, {inputs[i] for i in wanted})
+        self._seed(needs)
+        for node in reversed(operators):
+            if node in self.calls:
+                self._pull_back(node, needs)
+        for i in wanted:
+            if inputs[i] in self.cotangents:
+                self.joint.gradients.append((i, self.cotangents[inputs[i]]))
+
+    def _find_needs(self, operators: list[Node], needs: set[Node]) -> set[Node]:
+        """The values that depend on the wanted inputs in a way that has a derivative."""
+        for node in operators:
+            if not any(argument in needs for argument in node.all_input_nodes):
+                continue
+            if node.target is operator.getitem:
+                continue  # found with the node that made it
+            if not any(isinstance(leaf, Tensor) for leaf in pytree.leaves(value(node))):
+                continue
+            if node.target in _REFUSED:
+                raise GraphError(
+                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: "
+                    f"{_REFUSED[node.target]}"
+                )
+            call = Call(node, self.root, needs)
+            flags = self.rules.differentiable_outputs(call)
+            if not any(flags):
+                continue
+            self.calls[node] = call
+            by_path = dict(zip([p for p, _ in _leaves_of(value(node))], flags, strict=True))
+            if by_path.get(()):
+                needs.add(node)
+            needs.update(taken for taken, path in _taken(node) if by_path.get(path))
+        return needs
+
+    def _seed(self, needs: set[Node]) -> None:
+        """One cotangent for each output that has a derivative."""
+        for place, output in enumerate(self.joint.outputs):
+            if not isinstance(output, Node) or output not in needs:
+                continue
+            cotangent = self.joint.graph.placeholder(f"grad_{output.name}")
+            with self.mode:
+                cotangent.meta["val"] = torch.empty(
+                    value(output).shape, dtype=value(output).dtype, device=value(output).device
+                )
+            self.joint.cotangents.append((place, cotangent))
+            self.reverse.add(cotangent)
+            self._add(output, cotangent, output)
+        if not self.joint.cotangents:
+            raise GraphError(
+                "torchlayers: differentiate: no output of the graph depends on its inputs in a "
+                "way that has a derivative. Choose other argnums, or check that what it computes "
+                "is floating-point and not detached."
+            )
+
+    def _pull_back(self, node: Node, needs: set[Node]) -> None:
+        """Adds node's contribution to the cotangents of its inputs."""
+        call = self.calls[node]
+        flags = self.rules.differentiable_outputs(call)
+        arrived = _Arrived(self, node)
+        given = [
+            arrived.at(path) if flag else None
+            for (path, _), flag in zip(_leaves_of(value(node)), flags, strict=True)
+        ]
+        if not any(given):
+            return
+        rule = self.rules.rule(call, [t.meta["val"] if t else None for t in given])
+        gradients = self._write(node, call, rule, [t for t in given if t])
+        for argument, gradient in zip(call.inputs, gradients, strict=True):
+            if gradient is not None and argument in needs:
+                self._add(argument, gradient, node)
+
+    def _write(self, node: Node, call: Call, rule: Rule, cotangents: Sequence[Node]) -> list[Any]:
+        """Writes a rule's steps into the graph, and returns the gradients of node's inputs."""
+        known: dict[Node, Any] = dict(zip(rule.primals, call.inputs, strict=True))
+        known.update(zip(rule.cotangents, cotangents, strict=True))
+        used = {n for step in rule.steps for n in step.all_input_nodes}
+        used.update(g for g in rule.gradients if isinstance(g, Node))
+        for (path, _), output in zip(_leaves_of(value(node)), rule.outputs, strict=True):
+            if output in used and output not in known:
+                known[output] = self._output_at(node, path)
+        for argument, path in _WRITTEN.get(node.target, ()):
+            place = call.inputs.index(node.all_input_nodes[argument])
+            known[rule.primals[place]] = self._output_at(node, path)
+        for step in rule.steps:
+            if step.op == "get_attr":
+                known[step] = self._attribute(rule, step, node)
+            elif step.target in _NO_OPERATION:
+                known[step] = known[step.all_input_nodes[0]]
+            else:
+                known[step] = self._step(step, known, node)
+        return [known.get(g, g) if isinstance(g, Node) else g for g in rule.gradients]
+
+    def _step(self, step: Node, known: dict[Node, Any], source: Node) -> Node:
+        if step.target is aten.sym_size.int and str(value(step)) in self.sizes:
+            args: Any = self.sizes[str(value(step))]
+        else:
+            args = fx.node.map_arg(step.args, lambda n: known[n])
+        kwargs = fx.node.map_arg(step.kwargs, lambda n: known[n])
+        return self._operator(step.target, args, kwargs, value(step), source)
+
+    def _operator(self, target: Any, args: Any, kwargs: Any, val: Any, source: Node) -> Node:
+        if target is aten.t.default and args[0].target is aten.t.default:
+            before: Node = args[0].all_input_nodes[0]
+            return before
+        node = self.emit(target, args, kwargs)
+        if "val" not in node.meta:
+            node.meta["val"] = val
+            node.meta["gradient_of"] = source.name
+            if "stack_trace" in source.meta:
+                node.meta["stack_trace"] = source.meta["stack_trace"]
+        if any(argument in self.reverse for argument in node.all_input_nodes):
+            self.reverse.add(node)
+        return node
+
+    def _output_at(self, node: Node, path: tuple[int, ...]) -> Node:
+        """One of a node's results; the original may have had no use for it."""
+        found = node
+        for i in path:
+            taken = next(
+                (n for n in found.users if n.target is operator.getitem and n.args[1] == i), None
+            )
+            if taken is None:
+                with self.joint.graph.inserting_after(found):
+                    taken = self.joint.graph.call_function(operator.getitem, (found, i))
+                taken.meta.update({k: v for k, v in found.meta.items() if k != "val"})
+                taken.meta["val"] = value(found)[i]
+                self.joint.primal.add(taken)
+            found = taken
+        return found
+
+    def _attribute(self, rule: Rule, step: Node, node: Node) -> Node:
+        """A branch of a control-flow operator's backward, or a constant, moved to our module."""
+        moved = getattr(rule.module, str(step.target))
+        if isinstance(moved, FakeTensor):
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, can't be differentiated: its gradient "
+                "is computed of a constant that depends on values."
+            )
+        if isinstance(moved, Tensor):
+            name = f"constant_{len(self.root._buffers)}"
+            self.root.register_buffer(name, moved)
+        else:
+            name = f"branch_{len(self.root._modules)}"
+            self.root.add_module(name, moved)
+        found = self.joint.graph.get_attr(name)
+        found.meta.update(step.meta)
+        self.joint.primal.add(found)
+        return found
+
+    def _add(self, argument: Node, gradient: Node, source: Node) -> None:
+        if argument not in self.cotangents:
+            self.cotangents[argument] = gradient
+            return
+        before = self.cotangents[argument]
+        total = before.meta["val"]
+        if total.stride() != gradient.meta["val"].stride():
+            with self.mode:
+                total = torch.add(total, gradient.meta["val"])
+        self.cotangents[argument] = self._operator(
+            aten.add.Tensor, (before, gradient), {}, total, source
+        )
+
+
+class _Arrived:
+    """The cotangents that have arrived for a node's results."""
+
+    def __init__(self, reverse: _Reverse, node: Node) -> None:
+        self.reverse = reverse
+        self.node = node
+        self.by_path: dict[tuple[int, ...], list[Node]] = {}
+        if node in reverse.cotangents:
+            self.by_path[()] = [node]
+        for taken, path in _taken(node):
+            if taken in reverse.cotangents:
+                self.by_path.setdefault(path, []).append(taken)
+
+    def at(self, path: tuple[int, ...]) -> Node | None:
+        nodes = self.by_path.get(path, [])
+        for other in nodes[1:]:  # the same result, taken twice
+            self.reverse._add(nodes[0], self.reverse.cotangents[other], self.node)
+        return self.reverse.cotangents[nodes[0]] if nodes else None
+
+
+class _Emitter:
+    """Writes an operator once, however many gradients ask for it."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.written: dict[Any, Node] = {}
+        given_away = _given_away(graph)
+        for node in list(graph.nodes):
+            if node.op != "call_function" or is_random(node):
+                continue
+            first = self.written.setdefault((node.target, hashable((node.args, node.kwargs))), node)
+            if first is not node and node not in given_away:  # the program computes it twice
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+
+    def __call__(self, target: Any, args: Any, kwargs: Any) -> Node:
+        key = object() if _draws(target) else (target, hashable((args, kwargs)))
+        if key not in self.written:
+            packet = getattr(target, "overloadpacket", target)
+            name = getattr(packet, "__name__", None)
+            self.written[key] = self.graph.create_node(
+                "call_function", target, args, kwargs, name=name
+            )
+        return self.written[key]
+
+
+def _given_away(graph: fx.Graph) -> set[Node]:
+    """The results, and what they are views of: the caller may write to each of them."""
+    found: set[Node] = set()
+    for node in next(iter(reversed(graph.nodes))).all_input_nodes:
+        while node not in found:
+            found.add(node)
+            if not is_view(node) and node.target is not operator.getitem:
+                break
+            node = node.all_input_nodes[0]
+    return found
+
+
+def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """A node's results, each with the getitems that lead to it."""
+    if isinstance(val, (tuple, list)):
+        for i, item in enumerate(val):
+            yield from _leaves_of(item, (*path, i))
+    else:
+        yield path, val
+
+
+def _taken(node: Node, path: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
+    """The getitems of a node's results."""
+    for user in node.users:
+        if user.target is operator.getitem and user.args[0] is node:
+            index: Any = user.args[1]
+            here = (*path, index)
+            yield user, here
+            yield from _taken(user, here)

@@ -1,0 +1,319 @@
+"""Step 0 for FX, where a graph can't be taken as it is: it is recorded anew on fake tensors.
+
+Parameters and buffers become inputs, composite operators are decomposed, and in-place
+operators are replaced; what they do to buffers becomes an output.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator
+from torch.func import functionalize
+from torch.fx import GraphModule, Node
+from torch.fx.traceback import preserve_node_meta
+
+from torchlayers.core import pytree
+from torchlayers.core.torch_versions import make_fx
+from torchlayers.graph.errors import GraphError
+from torchlayers.graph.fx.arguments import places
+from torchlayers.graph.fx.normalize import (
+    Program,
+    State,
+    copy_body,
+    copy_placeholders,
+    fresh,
+    is_view,
+    lift_attributes,
+    mode_of,
+    plain,
+    structure_of,
+    subgraphs_of,
+    writes,
+)
+from torchlayers.graph.node_location import where
+from torchlayers.modules.functional_call import functional_call
+
+aten = torch.ops.aten
+
+
+class Retrace:
+    """Records a graph anew, operator by operator, on fake tensors."""
+
+    def __init__(
+        self,
+        module: GraphModule,
+        example_inputs: Sequence[Any] | None,
+        argnums: int | Sequence[int] | None,
+    ) -> None:
+        self.module = module
+        self.signature = inspect.signature(module.forward)
+        self.structure: pytree.TreeSpec | None = None
+        self.flat = isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen)
+        self.leaves = self._arguments(example_inputs)
+        self.argnums = places(argnums, len(self.leaves))
+        self.names, self.state = _used_state(module)
+        self.mode = mode_of(self.leaves)
+        self.result: pytree.TreeSpec | None = None
+
+    def _arguments(self, example_inputs: Sequence[Any] | None) -> list[Any]:
+        if example_inputs is not None:
+            try:
+                bound = self.signature.bind(*example_inputs)
+            except TypeError as error:
+                raise GraphError(
+                    f"torchlayers: differentiate: example_inputs are not the arguments of a call "
+                    f"of the graph: {error}."
+                ) from None
+            bound.apply_defaults()
+            leaves, self.structure = pytree.flatten(tuple(bound.arguments.values()))
+            return leaves
+        placeholders = [n for n in self.module.graph.nodes if n.op == "placeholder"]
+        for node in placeholders:
+            if "val" not in node.meta:
+                raise GraphError(
+                    f"torchlayers: differentiate: the graph has to be traced anew, and does not "
+                    f"say what its input `{node.name}` is. Pass example_inputs, the arguments of "
+                    "one call."
+                )
+        return [node.meta["val"] for node in placeholders]
+
+    def program(self) -> Program:
+        try:
+            recorded = self._trace(self._replay, requires_grad=True)
+        except GraphError:  # inputs that require gradients refuse to be written to
+            recorded = self._trace(self._replay, requires_grad=False)
+        _check_writes(recorded.graph, self._input_names()[: len(self.leaves)])
+        if any(writes(node) for node in recorded.graph.nodes):
+            # In a graph without writes every value has one definition.
+            recorded = self._trace(functionalize(fx.Interpreter(recorded).run), requires_grad=False)
+        recorded.graph.eliminate_dead_code()
+        graph = fx.Graph()
+        copied: dict[Node, Any] = {}
+        copy_placeholders(recorded.graph, graph, copied, self._input_names())
+        constants = lift_attributes(recorded, graph, copied)
+        updated = _take_updates(recorded.graph)
+        leaves = list(plain(copy_body(recorded.graph, graph, copied)))
+        assert self.result is not None
+        state = [*self.state, *constants]
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        updates: list[tuple[State, int]] = []
+        written: list[tuple[int, int]] = []
+        for target, new in updated:
+            place = placeholders.index(copied[target])
+            if place < len(self.leaves):
+                written.append((place, len(leaves)))
+            else:
+                updates.append((state[place - len(self.leaves)], len(leaves)))
+            leaves.append(copied[new])
+        graph.output(tuple(leaves))
+        return Program(
+            graph=graph,
+            root=subgraphs_of(recorded),
+            mode=self.mode,
+            signature=self.signature,
+            arguments=len(self.leaves),
+            expected=self.leaves,
+            structure=self.structure or structure_of(self.module, self.signature),
+            result=self.result,
+            state=state,
+            updates=updates,
+            written=written,
+        )
+
+    def _input_names(self) -> list[str]:
+        names = [str(n.target) for n in self.module.graph.nodes if n.op == "placeholder"]
+        if len(names) != len(self.leaves):
+            names = [f"arg{i}" for i in range(len(self.leaves))]
+        return [*names, *(state.name for state in self.state)]
+
+    def _replay(self, *values: Any) -> list[Any]:
+        arguments = list(values[: len(self.leaves)])
+        if not self.flat and self.structure is not None:
+            arguments = _positional(self.signature, pytree.unflatten(arguments, self.structure))
+        tensors = values[len(self.leaves) :]
+        attributes = {name: tensors[place] for name, place in self.names.items()}
+        with torch.enable_grad():
+            output = _Replay(self.module, attributes).run(*arguments, enable_io_processing=False)
+        leaves, self.result = pytree.flatten(plain(self.module.graph.process_outputs(output)))
+        return leaves
+
+    def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
+        inputs = [
+            fresh(leaf, self.mode, requires_grad and (self.argnums is None or i in self.argnums))
+            for i, leaf in enumerate(self.leaves)
+        ]
+        for state in self.state:
+            tensor = state.read()
+            inputs.append(fresh(tensor, self.mode, requires_grad and tensor.requires_grad))
+        try:
+            # Python's dispatcher has the batch norm whose schema says what it writes.
+            with self.mode, preserve_node_meta(), enable_python_dispatcher():
+                return make_fx(function, _allow_non_fake_inputs=True)(*inputs)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise GraphError(
+                f"torchlayers: differentiate: the graph can't be traced anew: {_first_line(error)}"
+            ) from error
+
+
+class _Replay(fx.Interpreter):
+    """Runs the graph on parameters, buffers and constants that are given."""
+
+    def __init__(self, module: GraphModule, attributes: dict[str, Tensor]) -> None:
+        super().__init__(module)
+        self.attributes = attributes
+
+    def run_node(self, node: Node) -> Any:
+        # Autograd would make another loop of this one. Whether it has to be differentiated is
+        # known later.
+        is_loop = node.target is torch.ops.higher_order.while_loop
+        try:
+            with torch.no_grad() if is_loop else nullcontext():
+                result = super().run_node(node)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, can't be traced: {_first_line(error)}"
+            ) from error
+        if torch.is_grad_enabled() and not _is_no_grad_region(node):
+            return result
+        # What no_grad cuts has to stay cut in a graph, which has no grad mode.
+        return pytree.map_leaves(_cut, result)
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target in self.attributes:
+            return self.attributes[target]
+        return super().get_attr(target, args, kwargs)
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        prefix = f"{target}."
+        inside = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self.attributes.items()
+            if name.startswith(prefix)
+        }
+        return functional_call(self.fetch_attr(target), inside, args, kwargs, tie_weights=False)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _is_no_grad_region(node: Node) -> bool:
+    """Whether the node is how torch.export writes ``with torch.no_grad()``."""
+    return (
+        isinstance(node.target, HigherOrderOperator)
+        and str(node.target) == "wrap_with_set_grad_enabled"
+        and node.args[0] is False
+    )
+
+
+def _cut(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _used_state(module: GraphModule) -> tuple[dict[str, int], list[State]]:
+    """Where each parameter, buffer or constant that the graph uses is among the state."""
+    names: dict[str, int] = {}
+    state: list[State] = []
+    by_tensor: dict[int, int] = {}
+    for node in module.graph.nodes:
+        for name in _names_used(module, node):
+            found = State(module, name)
+            tensor = found.read()
+            if not isinstance(tensor, Tensor):
+                continue
+            if id(tensor) not in by_tensor:
+                by_tensor[id(tensor)] = len(state)
+                state.append(found)
+            names[name] = by_tensor[id(tensor)]
+    return names, state
+
+
+def _names_used(module: GraphModule, node: Node) -> list[str]:
+    if node.op == "get_attr":
+        return [str(node.target)]
+    if node.op != "call_module":
+        return []
+    inside = module.get_submodule(str(node.target))
+    tensors = [
+        *inside.named_parameters(remove_duplicate=False),
+        *inside.named_buffers(remove_duplicate=False),
+    ]
+    return [f"{node.target}.{name}" for name, _ in tensors]
+
+
+def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
+    """Refuses writes that functionalize makes something else of, without a word."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    names = dict(zip(inputs, arguments, strict=False))  # the state comes after them
+    for node in filter(writes, graph.nodes):
+        changed, rest = _memory_of(node)
+        if rest is not None and (changed in names or _is_read_after(rest, node)):
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, writes past autograd to the memory of "
+                f"`{names.get(changed, changed.name)}`, through which gradients flow. Return the "
+                "new value instead."
+            )
+        if changed in names and torch.Tag.inplace_view in node.target.tags:
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, changes the shape of the graph's "
+                f"argument `{names[changed]}` in place. Return the new shape instead."
+            )
+
+
+def _memory_of(write: Node) -> tuple[Any, list[Node] | None]:
+    """The node that made what is written to; and where that is detached first, the views from
+    that node to the detached one, the last first."""
+    changed: Any = write.args[0]
+    path: list[Node] | None = None
+    while isinstance(changed, Node) and is_view(changed):
+        path = [] if changed.target is aten.detach.default else path
+        if path is not None:
+            path.append(changed)
+        changed = changed.args[0]
+    return changed, path and [*path, changed]
+
+
+def _is_read_after(path: list[Node], write: Node) -> bool:
+    """Whether what shares memory with a detached tensor is used when that has been written to."""
+    detached, *others = path
+    if others[-1].op == "placeholder":
+        return False  # state
+    return any(
+        user > write for node in others for user in node.users if user not in (detached, *others)
+    )
+
+
+def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
+    """Takes the writes to inputs, which are all at the end, out of the graph."""
+    updates = []
+    for node in reversed(graph.nodes):
+        if node.target is aten.copy_.default and node.args[0].op == "placeholder":
+            updates.append((node.args[0], node.args[1]))
+            node.replace_all_uses_with(node.args[1])
+            graph.erase_node(node)
+        elif writes(node):
+            raise GraphError(
+                f"torchlayers: differentiate: {where(node)}, writes to a value in place, and "
+                "can't be made to do without. Use the operator that returns a new one."
+            )
+    return updates[::-1]
+
+
+def _positional(signature: inspect.Signature, values: Sequence[Any]) -> list[Any]:
+    """The bound arguments as the interpreter takes them: those of ``*args`` one by one."""
+    found: list[Any] = []
+    for parameter, given in zip(signature.parameters.values(), values, strict=True):
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            found.extend(given)
+        else:
+            found.append(given)
+    return found

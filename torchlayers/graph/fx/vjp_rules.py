@@ -1,0 +1,283 @@
+"""Steps 1 and 2 for FX: which nodes are differentiable, and the gradient of a node.
+
+The rules are torch's: the operator runs alone, on fake tensors, under autograd, and make_fx
+records its backward. What that gives for an operator on tensors of given shapes is kept, so
+that a long graph of few kinds of operator costs few recordings.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import decomposition_table
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core import pytree, torch_func
+from torchlayers.core.torch_versions import make_fx
+from torchlayers.graph.errors import GraphError
+from torchlayers.graph.fx.normalize import fresh
+from torchlayers.graph.node_location import where
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Rule:
+    """The vjp of one operator, as a graph.
+
+    Attributes:
+        graph: computes the operator and its backward.
+        primals: the placeholders of the operator's inputs.
+        cotangents: those of the outputs' cotangents.
+        outputs: what computes the operator's outputs, one a leaf.
+        gradients: what computes the gradient of each primal; None where there is none.
+        steps: the nodes that the gradients need, besides the above, in order.
+        module: holds the subgraphs that steps refer to.
+    """
+
+    graph: fx.Graph
+    primals: list[Node]
+    cotangents: list[Node]
+    outputs: list[Any]
+    gradients: list[Any]
+    steps: list[Node]
+    module: GraphModule
+
+
+class Rules:
+    """The rules of the operators of one graph, each recorded once."""
+
+    def __init__(self, root: torch.nn.Module, mode: FakeTensorMode) -> None:
+        self._root = root
+        self._mode = mode
+        self._differentiable: dict[Any, tuple[bool, ...]] = {}
+        self._rules: dict[Any, Rule] = {}
+
+    def differentiable_outputs(self, call: "Call") -> tuple[bool, ...]:
+        """Of each leaf of the node's result: whether gradients flow back from it."""
+        if call.key not in self._differentiable:
+            with self._mode, torch.enable_grad():
+                try:
+                    with call.known_outputs(self._mode):
+                        outputs = pytree.leaves(call.run(call.fresh(self._mode)))
+                except Exception as error:
+                    if call.decompose(error):
+                        return self.differentiable_outputs(call)
+                    raise call.refusal(error) from error
+            self._differentiable[call.key] = tuple(
+                isinstance(leaf, Tensor) and leaf.requires_grad for leaf in outputs
+            )
+        return self._differentiable[call.key]
+
+    def rule(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
+        """The vjp for cotangents like these, one a leaf of the node's result; None is zero."""
+        key = (call.key, tuple(map(_describe, cotangents)))
+        if key not in self._rules:
+            try:
+                self._rules[key] = self._record(call, cotangents, self._mode)
+            except Exception as error:
+                if not isinstance(error, DynamicOutputShapeException):
+                    if call.decompose(error):
+                        return self.rule(call, cotangents)
+                    raise call.refusal(error) from error
+                self._rules[key] = self._record_with_symbols(call, cotangents)
+        return self._rules[key]
+
+    def _record_with_symbols(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
+        """Where a shape inside the rule depends on values, a symbol stands for it."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while
+
+        try:
+            return self._record(call, cotangents, FakeTensorMode(shape_env=ShapeEnv()))
+        except Exception as error:
+            raise call.refusal(error) from error
+
+    def _record(
+        self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
+    ) -> Rule:
+        primals = call.fresh(mode)
+        given = [fresh(t, mode) for t in cotangents if t is not None]
+        wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
+        counts: list[int] = []
+
+        def vjp(primals: list[Any], given: list[Tensor]) -> tuple[list[Any], list[Any]]:
+            with torch.enable_grad():
+                outputs = pytree.leaves(call.run(primals))
+            pulled = [o for o, t in zip(outputs, cotangents, strict=True) if t is not None]
+            gradients = torch.autograd.grad(
+                pulled, [primals[i] for i in wanted], given, allow_unused=True
+            )
+            counts.append(len(outputs))
+            return outputs, list(gradients)
+
+        known = call.known_outputs(mode)
+        with mode, known:
+            recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
+            if any(_writes(node) for node in recorded.graph.nodes):
+                without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
+                recorded = make_fx(without_writes, _allow_non_fake_inputs=True)(primals, given)
+            _unify(recorded, known)
+        placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
+        leaves = pytree.leaves(_result(recorded.graph))
+        gradients: list[Any] = [None] * len(primals)
+        for i, gradient in zip(wanted, leaves[counts[0] :], strict=True):
+            gradients[i] = gradient
+        outputs = leaves[: counts[0]]
+        return Rule(
+            graph=recorded.graph,
+            primals=placeholders[: len(primals)],
+            cotangents=placeholders[len(primals) :],
+            outputs=outputs,
+            gradients=gradients,
+            steps=_needed(recorded.graph, gradients, {*outputs, *placeholders}),
+            module=recorded,
+        )
+
+
+class Call:
+    """One node's operator and arguments, with what is known of them."""
+
+    def __init__(self, node: Node, root: torch.nn.Module, needs: set[Node]) -> None:
+        self.node = node
+        self.inputs: list[Node] = []
+        self._leaves, self._spec = pytree.flatten((node.args, node.kwargs))
+        for i, leaf in enumerate(self._leaves):
+            if not isinstance(leaf, Node):
+                continue
+            if leaf.op == "get_attr":
+                self._leaves[i] = getattr(root, str(leaf.target))  # a subgraph
+            elif leaf not in self.inputs:
+                self.inputs.append(leaf)
+        self._needs = [node in needs for node in self.inputs]
+
+        def describe(argument: Node) -> Any:
+            if argument not in self.inputs:
+                return id(getattr(root, str(argument.target)))
+            return (
+                self.inputs.index(argument),
+                _describe(argument.meta["val"]),
+                argument in needs,
+            )
+
+        self._function: Any = node.target
+        self._error: Exception | None = None
+        self.key = node.target, False, hashable((node.args, node.kwargs), describe)
+
+    def fresh(self, mode: FakeTensorMode) -> list[Any]:
+        """New fake inputs, that require gradients where gradients are needed."""
+        return [
+            fresh(node.meta["val"], mode, need)
+            for node, need in zip(self.inputs, self._needs, strict=True)
+        ]
+
+    def known_outputs(self, mode: FakeTensorMode) -> AbstractContextManager[Any]:
+        """Inside, an operator whose shapes depend on values has those its node records."""
+        target = self.node.target
+        if not isinstance(target, OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
+            return nullcontext()
+        return _Known(target, pytree.map_leaves(lambda v: fresh(v, mode), self.node.meta["val"]))
+
+    def refusal(self, error: Exception) -> GraphError:
+        """What went wrong, with the operator itself rather than with what it was made into."""
+        reason = str(self._error or error).strip().splitlines()
+        return GraphError(
+            f"torchlayers: differentiate: {where(self.node)}, can't be differentiated: "
+            f"{reason[0] if reason else type(error).__name__}"
+        )
+
+    def run(self, inputs: Sequence[Any]) -> Any:
+        given = dict(zip(self.inputs, inputs, strict=True))
+        leaves = [given[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
+        args, kwargs = pytree.unflatten(leaves, self._spec)
+        return self._function(*args, **kwargs)
+
+    def decompose(self, error: Exception) -> bool:
+        """Makes other operators of one that has no derivative, as backwards' own often have none.
+
+        Returns False where that is done already, or can't be.
+        """
+        target, decomposed, arguments = self.key
+        if decomposed or target not in decomposition_table:
+            return False
+        self._error = error
+        self._function = decomposition_table[target]
+        self.key = target, True, arguments
+        return True
+
+
+class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gives an operator the results that its node records. make_fx takes them for constants."""
+
+    def __init__(self, target: OpOverload, results: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.target = target
+        self.results = results
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        return self.results if func is self.target else func(*args, **(kwargs or {}))
+
+
+def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
+    """One node for each of the results that were given."""
+    first: dict[int, Node] = {}
+    if not isinstance(known, _Known):
+        return
+    for node in recorded.graph.nodes:
+        if node.op == "get_attr":
+            kept = first.setdefault(id(getattr(recorded, str(node.target))), node)
+            if kept is not node:
+                node.replace_all_uses_with(kept)
+
+
+def requires_grad(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Any:
+    """A node's arguments as a key, with a description for each node among them."""
+    if isinstance(argument, Node):
+        return describe(argument)
+    if isinstance(argument, (tuple, list)):
+        return tuple([hashable(item, describe) for item in argument])
+    if isinstance(argument, dict):
+        return tuple([(key, hashable(item, describe)) for key, item in argument.items()])
+    return type(argument), str(argument)  # 1 and True are equal, and not the same argument
+
+
+def _describe(value: Any) -> Any:
+    """What a rule depends on of a value."""
+    if isinstance(value, Tensor):
+        layout = (*value.shape, *value.stride())
+        if not all(type(size) is int for size in layout):
+            layout = tuple(map(str, layout))
+        return layout, value.dtype, value.device
+    return str(value)
+
+
+def _writes(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
+
+
+def _result(graph: fx.Graph) -> Any:
+    return next(iter(reversed(graph.nodes))).args[0]
+
+
+def _needed(graph: fx.Graph, gradients: Sequence[Any], given: set[Any]) -> list[Node]:
+    """The nodes that compute the gradients, in order, those given left out."""
+    needed = set()
+    waiting = [node for node in gradients if isinstance(node, Node)]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed and node not in given:
+            needed.add(node)
+            waiting.extend(node.all_input_nodes)
+    return [node for node in graph.nodes if node in needed]

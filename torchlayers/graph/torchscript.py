@@ -1,0 +1,160 @@
+"""TorchScript graphs: differentiate_script. The pass itself is C++, in csrc/graph/."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from torchlayers import _C
+from torchlayers.graph.errors import GraphError
+from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.gradient import Gradient
+from torchlayers.graph.torchscript_values import Arguments, assemble
+
+# A ScriptFunction, ScriptModule, ScriptMethod or torch._C.Graph: torch gives no type for them all.
+Script = Any
+
+
+def differentiate_script(
+    fn_or_graph: Script,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    argnums: int | Sequence[int] | None = None,
+) -> Gradient:
+    """The forward and the backward graph of a scripted or traced function or module.
+
+    The graph that is given is left as it is. A module's parameters and buffers become the last
+    inputs of ``f``; what else it reads of the module, as ``training``, is taken as it is now.
+    Buffers that it writes to are returned by ``f`` after the original's outputs, and updated by
+    forward and by calls.
+
+    Args:
+        fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a method of
+            such a module, or a ``torch._C.Graph``, whose types are taken at their word: shapes
+            and dtypes that they tell, and what requires grad. Where they say that no input
+            does, as those of a trace of plain tensors do, that is not taken at its word.
+        example_inputs: the arguments of one call. They say which tensors are of integers, and
+            so not differentiated by, and how many tensors a list of them holds; a function that
+            takes such a list can't be differentiated without. Shapes are not taken from them.
+        argnums: which inputs to differentiate by, tuples and lists flattened. Default: every
+            tensor whose type does not rule it out. Parameters that require gradients are always
+            differentiated by.
+    Returns:
+        A :class:`Gradient` whose ``f`` and ``df`` are ``torch._C.Graph``.
+    Raises:
+        GraphError: the graph can't be differentiated: the error says which node, from which
+            source line, and why. Or argnums names an input that is not there or no tensor.
+    Example:
+        >>> import torchlayers.graph.torchscript as script
+        >>> gradient = script.differentiate_script(torch.jit.trace(torch.exp, torch.zeros(2)))
+        >>> outputs, captures = gradient.forward(torch.zeros(2))
+        >>> gradient.backward(captures, torch.ones(2))
+        (tensor([1., 1.]),)
+
+    Source: torch/csrc/jit/runtime/autodiff.cpp.
+    """
+    prepared, arguments = _prepare(fn_or_graph, example_inputs, argnums)
+    parts = _C.differentiate_graph(prepared.graph, False)
+    f = _C.GraphProgram(parts.f)
+    df = _C.GraphProgram(parts.df)
+    halves = Halves(
+        parts.f,
+        parts.df,
+        real_outputs=parts.f_real_outputs,
+        input_vjps=parts.df_input_vjps,
+        output_vjps=parts.df_output_vjps,
+        captured_inputs=parts.df_input_captured_inputs,
+        captured_outputs=parts.df_input_captured_outputs,
+        run_f=f.run,
+        run_df=df.run,
+    )
+    return Gradient(
+        halves,
+        flatten=arguments.flatten,
+        unflatten=lambda outputs, args, kwargs: _returned(prepared, outputs),
+    )
+
+
+def _returned(prepared: _C.PreparedGraph, outputs: Sequence[Any]) -> Any:
+    """What the original returns. Updates the buffers that it would update."""
+    values = iter(outputs)
+    result = assemble(prepared.output, values)
+    for i in prepared.written:
+        # As batch_norm does, past the version counter: what saved it does not read it.
+        prepared.bound[i].data.copy_(next(values))
+    return result
+
+
+def steps(
+    fn_or_graph: Script,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    argnums: int | Sequence[int] | None = None,
+) -> dict[str, str]:
+    """The forward graph and the reverse one after each step of differentiate_script, printed.
+
+    Args:
+        fn_or_graph, example_inputs, argnums: as differentiate_script's.
+    Returns:
+        The steps' names, in order, and what the graphs look like after each.
+    Raises:
+        GraphError: as differentiate_script.
+    Example:
+        >>> import torchlayers.graph.torchscript as script
+        >>> list(script.steps(torch.jit.trace(torch.exp, torch.zeros(2))))
+        ['prepared', 'reversed', 'constants lifted', 'sizes placed', 'dead code removed', 'lifted']
+    """
+    prepared, _ = _prepare(fn_or_graph, example_inputs, argnums)
+    return dict(_C.differentiate_graph(prepared.graph, True).steps)
+
+
+def _prepare(
+    fn_or_graph: Script,
+    example_inputs: Sequence[Any] | None,
+    argnums: int | Sequence[int] | None,
+) -> tuple[_C.PreparedGraph, Arguments]:
+    """The graph that is differentiated, and how it is called."""
+    schema: Any = None
+    module: Any = None
+    if isinstance(fn_or_graph, torch._C.Graph):
+        graph = fn_or_graph
+    elif isinstance(fn_or_graph, torch.jit.ScriptFunction):
+        graph, schema = fn_or_graph.graph, fn_or_graph.schema
+    else:
+        method = (
+            fn_or_graph._c._get_method("forward")
+            if isinstance(fn_or_graph, torch.jit.ScriptModule)
+            else fn_or_graph
+        )
+        graph, schema, module = method.graph, method.schema, method.owner
+    arguments = Arguments(graph, schema)
+    examples = None if example_inputs is None else arguments.bind(*example_inputs)
+    # A raw graph's types are part of what it says; a function's are those of the call traced.
+    keep_types = isinstance(fn_or_graph, torch._C.Graph)
+    prepared = _C.prepare_graph(graph, module, keep_types, examples)
+    arguments.structures = prepared.inputs
+    arguments.bound = prepared.bound
+    arguments.written = prepared.written
+    if argnums is not None:
+        _select(prepared, argnums)
+    return prepared, arguments
+
+
+def _select(prepared: _C.PreparedGraph, argnums: int | Sequence[int]) -> None:
+    """Marks the inputs that are differentiated by."""
+    inputs = list(prepared.graph.inputs())
+    own = len(inputs) - len(prepared.bound)
+    selected = [False] * own
+    for argnum in [argnums] if isinstance(argnums, int) else argnums:
+        if not -own <= argnum < own:
+            raise GraphError(
+                f"torchlayers: differentiate: argnums names input {argnum}, and the graph has "
+                f"{own}, tuples and lists flattened. Count from 0."
+            )
+        if not _C.may_require_grad(inputs[argnum % own]):
+            raise GraphError(
+                f"torchlayers: differentiate: input {argnum} is not a floating-point tensor, or "
+                "the graph's types say that it requires no grad. Leave it out of argnums."
+            )
+        selected[argnum % own] = True
+    _C.set_inputs_requiring_grad(prepared.graph, selected)

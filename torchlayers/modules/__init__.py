@@ -1,0 +1,13 @@
+"""What is not about the dispatcher is torch's own, re-exported: replacing batch norms,
+looking inside a wrapped tensor, and einops' rearrange."""
+
+from torch.func import debug_unwrap as debug_unwrap
+from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
+
+from torchlayers.core.torch_versions import rearrange as rearrange
+
+__all__ = [
+    "debug_unwrap",
+    "rearrange",
+    "replace_all_batch_norm_modules_",
+]

@@ -1,0 +1,80 @@
+"""Backward hooks inside transforms: those of modules, and what stands for one on a tensor.
+
+csrc/python/tensor_hooks.cpp puts hooks on tensors.
+
+torch.nn.Module puts its backward hooks on a node that it makes if a tensor that goes into the
+module, or comes out, requires grad. Inside vmap, jvp, or a grad that does not differentiate by it,
+a tensor does not, and still a level further out may record it. So inside our layers the node is
+made by csrc/layers/module_hook.h, at the highest level that records any of the tensors; and a hook
+that is inside a vmap is called in it. NOTE [Hooks under vmap].
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import BackwardHook, RemovableHandle
+
+from torchlayers import _C
+from torchlayers.core import tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import current_stack
+
+_torchs_node: Any = BackwardHook._apply_on_tensors
+_torchs_hooks: Any = nn.Module._get_backward_hooks
+
+
+class Handle(RemovableHandle):
+    """torch's, whose attributes C++ can set at once."""
+
+    __slots__ = ("extra_dict_ref", "hooks_dict_ref", "id")
+
+
+class _Node(NamedTuple):
+    """What BackwardHook asks of a node."""
+
+    node: Any
+    placed: Callable[[Any], Any]
+
+    def register_hook(self, hook: Any) -> None:
+        self.node.register_hook(self.placed(hook))
+
+
+def _is_ours() -> bool:
+    return not tracing_state.is_tracing() and _C.any_layer()
+
+
+def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> Any:
+    """As torch's: args behind a node that `set_hooks` is called with; and which are tensors."""
+    if not _is_ours():
+        return _torchs_node(self, set_hooks, args)
+    places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
+    found = None
+    if torch.is_grad_enabled():
+        found = _C.behind_node_of_hooks([args[i] for i in places])
+    if found is None:
+        return args, None
+    tensors, recorded, placed = found
+    set_hooks(_Node(recorded.grad_fn, placed))
+    results = [*args]
+    for i, tensor in zip(places, tensors, strict=True):
+        results[i] = tensor
+    return tuple(results) if type(args) is tuple else type(args)(*results), places
+
+
+def _backward_hooks(self: nn.Module) -> Any:
+    full, not_full = _torchs_hooks(self)
+    if not_full and _is_ours():
+        *outer, top = current_stack()
+        if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):
+            raise TransformError(
+                f"torchlayers: {top.kind} (level {top.level}) can't call the hooks that "
+                f"register_backward_hook has put on {type(self).__name__}: they go to the node of "
+                "its result, which is further out. Use register_full_backward_hook."
+            )
+    return full, not_full
+
+
+BackwardHook._apply_on_tensors = _behind_one_node  # type: ignore[method-assign]
+nn.Module._get_backward_hooks = _backward_hooks  # type: ignore[method-assign]

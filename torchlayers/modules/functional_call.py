@@ -1,0 +1,319 @@
+"""A module called with given tensors in the place of its parameters and buffers."""
+
+import difflib
+import itertools
+import types
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NoReturn
+
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from torchlayers import _C
+from torchlayers.core import torch_func, tracing_state
+from torchlayers.core.errors import location
+from torchlayers.remat import torch_checkpoint
+
+Named = dict[str, Tensor]
+# The place of an attribute: a dict, the key in it, and what to put there.
+Setting = list[Any]
+
+_RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_ABSENT = object()
+
+torch_checkpoint.follow_checkpoints()
+
+
+def functional_call(
+    module: nn.Module,
+    parameter_and_buffer_dicts: Named | Sequence[Named],
+    args: Any = None,
+    kwargs: dict[str, Any] | None = None,
+    *,
+    tie_weights: bool = True,
+    strict: bool = False,
+) -> Any:
+    """Calls the module with given tensors in the place of its own: ``module(*args, **kwargs)``.
+
+    The module has its own tensors back when the call ends, however it ends. What it assigns to
+    a buffer or parameter meanwhile (``self.seen = self.seen + 1``) is found in the dict that was
+    given. Where the module returns a generator, each of its steps has the given tensors.
+
+    Two threads can't call one module at once with tensors of their own: the second gets an
+    error. A plain call, ``module(x)``, on another thread meanwhile may meet the tensors given
+    here: nothing of ours runs in it. There ``functional_call(module, {}, (x,))`` is refused.
+
+    Args:
+        module: any nn.Module, but for jitted ones and nn.DataParallel.
+        parameter_and_buffer_dicts: tensors by the names of ``named_parameters()`` and
+            ``named_buffers()``, of any shape; or a tuple of such dicts, without a name in common.
+            What is not named stays as it is. A plain tensor attribute may be named too. The
+            tensor that a parametrization computes is replaced by its name
+            (``"linear.weight"``), without the parametrization; what it is computed from by
+            ``"linear.parametrizations.weight.original"``.
+        args: positional arguments; what is no tuple is the only one.
+        kwargs: keyword arguments.
+        tie_weights: tensors that are one in the module are replaced together.
+        strict: all the module's parameters and buffers must be named, and nothing else.
+    Returns:
+        What the module returns.
+    Raises:
+        ValueError: tied tensors, or one that stands in two places, are given different values; a
+            name is in two dicts.
+        TypeError: what is given is no tensor, or is to replace what is none.
+        AttributeError: a name leads through a submodule that is not there.
+        RuntimeError: with strict, a name is missing or unexpected; another thread is calling the
+            module; it is jitted.
+    Example:
+        >>> net = torch.nn.Linear(2, 1)
+        >>> x, given = torch.ones(3, 2), {"weight": torch.ones(1, 2), "bias": torch.ones(1)}
+        >>> functional_call(net, given, (x,)).flatten()
+        tensor([3., 3., 3.])
+        >>> torchlayers.grad(lambda given: functional_call(net, given, (x,)).sum())(given)
+        {'weight': tensor([[3., 3.]]), 'bias': tensor([3.])}
+
+    Source: the interface is torch.func's.
+    """
+    if tracing_state.is_tracing():
+        return torch_func.functional_call(
+            module,
+            parameter_and_buffer_dicts,
+            args,
+            kwargs,
+            tie_weights=tie_weights,
+            strict=strict,
+        )
+    return _C.call_module(module, parameter_and_buffer_dicts, args, kwargs, tie_weights, strict, ())
+
+
+# What C++ leaves to Python, where the arguments or what is returned are not the usual ones
+
+
+def as_one(dicts: Named | Sequence[Named]) -> Named:
+    if isinstance(dicts, dict):
+        return dicts
+    if not isinstance(dicts, Sequence):
+        raise ValueError(
+            "torchlayers: functional_call: Expected parameter_and_buffer_dicts to be a dict, or "
+            f"a list/tuple of dicts, got {type(dicts).__name__}."
+        )
+    together: Named = {}
+    for each in dicts:
+        if not isinstance(each, dict):
+            raise ValueError(
+                "torchlayers: functional_call: Expected all elements of "
+                f"parameter_and_buffer_dicts to be dictionaries, got {type(each).__name__}."
+            )
+        if repeated := [name for name in each if name in together]:
+            raise ValueError(
+                f"torchlayers: functional_call: {repeated} appeared in multiple dictionaries; "
+                "leave one value for each name."
+            )
+        together.update(each)
+    return together
+
+
+def as_keywords(kwargs: Any) -> dict[str, Any]:
+    if isinstance(kwargs, Mapping):
+        return dict(kwargs)
+    raise TypeError(
+        "torchlayers: functional_call: kwargs must be a dict of keyword arguments, or None; got "
+        f"{type(kwargs).__name__}."
+    )
+
+
+def resumed(
+    result: Any,
+    module: nn.Module,
+    given: Named,
+    tie_weights: bool,
+    settings: tuple[Any, ...],
+    run: Callable[..., Any] = _C.run_module,
+) -> Any:
+    """What the module returned and runs on after the call: a generator, each of its steps with the
+    given tensors. Nothing else can be told when it does."""
+    if isinstance(result, types.GeneratorType):
+        return _steps(
+            result, lambda step, *sent: run(module, step, given, sent, None, tie_weights, settings)
+        )
+    if isinstance(result, types.CoroutineType):
+        result.close()
+    raise TypeError(
+        f"torchlayers: functional_call: {type(module).__name__} returns a "
+        f"{type(result).__name__}, which would run when its tensors are the module's own "
+        "again. Make the forward an ordinary function, or a generator."
+    )
+
+
+def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
+    """The generator, each of its steps by run(step, value)."""
+    step, sent = generator.send, None
+    while True:
+        try:
+            result = run(step, sent)
+        except StopIteration as stop:
+            return stop.value
+        try:
+            sent = yield result
+            step = generator.send
+        except GeneratorExit:
+            run(generator.close)
+            raise
+        except BaseException as error:
+            step, sent = generator.throw, error
+
+
+# Names that the module does not have
+
+
+def refuse_names(module: nn.Module, unexpected: list[str], missing: list[str]) -> NoReturn:
+    """Raises what strict refuses."""
+    lines = [
+        f"\n\t{kind} key(s): {', '.join(map(repr, names))}."
+        for kind, names in (("Unexpected", unexpected), ("Missing", missing))
+        if names
+    ]
+    raise RuntimeError(
+        f"torchlayers: functional_call: strict, and the names are not those of the "
+        f"{type(module).__name__}.{''.join(lines)}{_meant(module, unexpected)}{location()}"
+    )
+
+
+def _owner(module: nn.Module, name: str) -> Any:
+    """What holds the tensor of this name."""
+    path = name.split(".")[:-1]
+    owner: Any = module
+    for i, child in enumerate(path):
+        try:
+            owner = getattr(owner, child)
+        except AttributeError as error:
+            within = f"its {'.'.join(path[:i])!r} ({type(owner).__name__})" if i else "it"
+            raise AttributeError(
+                f"torchlayers: functional_call: the {type(module).__name__} has no tensor "
+                f"{name!r}: {within} has nothing called {child!r}."
+                f"{_meant(module, [name])}{location()}"
+            ) from error
+    return owner
+
+
+def _meant(module: nn.Module, names: list[str]) -> str:
+    """`` Did you mean 'layer.weight'?``, where the module has names like these."""
+    tensors = itertools.chain(module.named_parameters(), module.named_buffers())
+    own = [name for name, _ in tensors]
+    near = [
+        *dict.fromkeys(found for name in names for found in difflib.get_close_matches(name, own, 1))
+    ]
+    return f" Did you mean {' and '.join(map(repr, near))}?" if near else ""
+
+
+# What is neither a parameter nor a buffer
+
+
+class _Instead(nn.Module):
+    """In the place of a parametrization, gives what was given."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.__dict__["tensor"] = tensor  # no parameter of it, if it is one
+
+    def forward(self) -> Tensor:
+        tensor: Tensor = vars(self)["tensor"]
+        return tensor
+
+
+def call_with_attributes(
+    module: nn.Module,
+    given: Named,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    settings: tuple[Any, ...],
+) -> Any:
+    """_C.call_module, for names of plain attributes too: strict has looked at the names."""
+    result = _run_with_attributes(module, module, given, args, kwargs, tie_weights, settings)
+    if not isinstance(result, _RUN_ON_LATER):
+        return result
+    return resumed(result, module, given, tie_weights, settings, _run_with_attributes)
+
+
+def _run_with_attributes(
+    module: nn.Module,
+    func: Callable[..., Any],
+    given: Named,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    tie_weights: bool,
+    settings: tuple[Any, ...],
+) -> Any:
+    names = _C.unplanned_names(module, given)
+    planned = {name: value for name, value in given.items() if name not in names}
+    own: dict[str, Setting] = {}
+    with ExitStack() as stack:
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(
+                    "torchlayers: functional_call: tensors are given by names, and one key is of "
+                    f"type {type(name).__name__}: {name!r}."
+                )
+            value, owner, key = given[name], _owner(module, name), name.rpartition(".")[2]
+            _check(owner, key, name, value)
+            if place := _place(owner, key, value):
+                own[name] = place
+            else:
+                stack.enter_context(_assigned(owner, key, name, given))
+        try:
+            return _C.run_module(
+                module, func, planned, args, kwargs, tie_weights, (*settings, *own.values())
+            )
+        finally:
+            given.update(planned)
+            for name, (_, _, now) in own.items():
+                if isinstance(now, Tensor):
+                    given[name] = now
+
+
+def _check(owner: Any, key: str, name: str, value: Any) -> None:
+    if not isinstance(owner, nn.Module):
+        raise TypeError(
+            f"torchlayers: functional_call: {name!r} is of a {type(owner).__name__}, which is not "
+            "an instance of torch.nn.Module."
+        )
+    for tensor in (value, getattr(owner, key, None)):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"torchlayers: functional_call: {name!r} must be a tensor, and in its place stand "
+                f"one: {type(tensor).__name__} is not an instance of torch.Tensor."
+            )
+
+
+def _place(owner: nn.Module, key: str, value: Any) -> Setting | None:
+    """Where Python finds the attribute; nothing if only assigning to it says."""
+    if parametrize.is_parametrized(owner, key):
+        return [owner.parametrizations._modules, key, _Instead(value)]  # type: ignore[union-attr]
+    is_property = hasattr(getattr(type(owner), key, None), "__set__")  # or a slot
+    if is_property or type(owner).__setattr__ is not nn.Module.__setattr__:
+        return None
+    return [vars(owner), key, value]
+
+
+@contextmanager
+def _assigned(owner: nn.Module, key: str, name: str, given: Named) -> Any:
+    tensors = next((held for held in (owner._parameters, owner._buffers) if key in held), None)
+
+    def assign(value: Any) -> None:
+        if tensors is not None:  # a script module's
+            tensors[key] = value
+        else:
+            setattr(owner, key, value)
+
+    before = getattr(owner, key, _ABSENT)
+    assign(given[name])
+    try:
+        yield
+    finally:
+        given[name] = getattr(owner, key, given[name])
+        if before is _ABSENT:
+            delattr(owner, key)
+        else:
+            assign(before)

@@ -1,0 +1,352 @@
+"""What stands in for torch's random operators where a layer draws by a key.
+
+See NOTE [Drawing by a key] in csrc/layers/draws.h. A function here takes the key of the draw, and
+then the operator's own arguments. It runs on the layer, so that a batched key gives a batched
+result, and is made of operators that every layer below knows.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import random
+from torchlayers.core.device import HOST
+from torchlayers.core.errors import TransformError, location
+from torchlayers.random.arguments import broadcast
+from torchlayers.random.discrete import counts
+
+Draw = Callable[..., Any]
+
+
+def find(
+    name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any], who: str
+) -> Draw | None:
+    """What draws by a key for ``name.overload``, or None where with these it draws nothing."""
+    if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+        raise TransformError(
+            f"torchlayers: {who} draws by a key, and {name} was given a generator of its own. "
+            f"Leave the generator out, or draw outside.{location()}"
+        )
+    whole = f"{name}.{overload}" if overload else name
+    if function := _DRAWS.get(whole) or _written_out(name, overload):
+        return function
+    if draws_nothing(name, overload, args, kwargs):
+        return None
+    raise TransformError(
+        f"torchlayers: {who} can't draw by a key for {whole}, which has no form by keys. Draw with "
+        "an operator that has one (torch.rand, randn, randint, bernoulli, multinomial, dropout, "
+        f"…) or with torchlayers.random.{location()}"
+    )
+
+
+def _written_out(name: str, overload: str) -> Draw | None:
+    """Of an overload that writes to out=, by the one that does not."""
+    base = overload.removesuffix("out").removesuffix("_")
+    draw = _DRAWS.get(f"{name}.{base}" if base else name)
+    if not overload.endswith("out") or draw is None:
+        return None
+
+    def written(key: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> Tensor:
+        return out.copy_(draw(key, *args, **kwargs))
+
+    return written
+
+
+def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether dropout is off: attention and recurrent networks count as random all the same."""
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    schema = getattr(packet, overload or "default")._schema
+    given = {argument.name: argument.default_value for argument in schema.arguments}
+    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    given |= dict(zip(names, args, strict=False)) | kwargs
+    if name == "aten::_fused_sdp_choice":  # only says which kernel is to be called
+        return True
+    return (
+        given.get("dropout_p", given.get("dropout")) == 0
+        or given.get("train", given.get("training")) is False
+    )
+
+
+# Numbers of any dtype
+
+
+def _on(key: Tensor, device: torch.device | None) -> Tensor:
+    return key if device is None or key.device == device else key.to(device)
+
+
+def _floats(
+    numbers: Callable[..., Tensor], key: Tensor, size: Sequence[int], dtype: torch.dtype | None
+) -> Tensor:
+    dtype = dtype or torch.get_default_dtype()
+    if not dtype.is_complex:
+        return numbers(key, size, dtype)
+    return torch.view_as_complex(numbers(key, (*size, 2), dtype.to_real()))
+
+
+def _uniform(key: Tensor, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    return _floats(random.uniform, key, size, dtype)
+
+
+def _normal(key: Tensor, size: Sequence[int], dtype: torch.dtype | None) -> Tensor:
+    numbers = _floats(random.normal, key, size, dtype)
+    return numbers * math.sqrt(0.5) if numbers.is_complex() else numbers
+
+
+def _integers(
+    key: Tensor, size: Sequence[int], low: Any, high: Any, dtype: torch.dtype | None
+) -> Tensor:
+    return random.randint(key, size, low, high).to(dtype or torch.int64)
+
+
+def _exponential(key: Tensor, size: Sequence[int], dtype: torch.dtype, lambd: float) -> Tensor:
+    return random.exponential(key, size, dtype) / lambd
+
+
+def _geometric(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: float) -> Tensor:
+    """The trials up to the first that succeeds."""
+    real = dtype if dtype.is_floating_point else torch.float32
+    if p == 1:
+        return torch.ones(size, dtype=dtype, device=key.device)
+    trials = random.exponential(key, size, real) / -math.log1p(-p)
+    return trials.ceil().clamp(min=1).to(dtype)
+
+
+def _whole(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Each of the integers from zero on that the dtype has."""
+    if dtype == torch.bool:
+        end = 2
+    elif dtype.is_floating_point:
+        end = 2 ** round(1 - math.log2(torch.finfo(dtype).eps))
+    else:
+        end = min(torch.iinfo(dtype).max + 1, 2**63 - 1)
+    return random.randint(key, size, 0, end).to(dtype)
+
+
+def _from(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, low: int, high: int | None
+) -> Tensor:
+    if high is None:
+        high = 2**63 - 1 if dtype == torch.int64 else torch.iinfo(dtype).max + 1
+    return random.randint(key, size, low, high).to(dtype)
+
+
+# The operators
+
+
+def _made(numbers: Draw) -> Draw:
+    """Of a size: rand(size), randint(low, high, size)."""
+
+    def draw(
+        key: Tensor,
+        *args: Any,
+        dtype: torch.dtype | None = None,
+        layout: torch.layout | None = None,
+        device: torch.device | None = None,
+        pin_memory: bool | None = None,
+    ) -> Tensor:
+        if layout not in (None, torch.strided):
+            raise TransformError(
+                f"torchlayers: random numbers by a key are strided tensors, not {layout}."
+            )
+        return numbers(_on(key, device or HOST), *args, dtype=dtype)  # type: ignore[no-any-return]
+
+    return draw
+
+
+def _made_like(numbers: Draw) -> Draw:
+    """Like a tensor: rand_like(x), randint_like(x, low, high)."""
+
+    def draw(
+        key: Tensor,
+        x: Tensor,
+        *args: Any,
+        dtype: torch.dtype | None = None,
+        device: torch.device | None = None,
+        memory_format: torch.memory_format | None = None,
+        **options: Any,
+    ) -> Tensor:
+        draw = _made(lambda key, dtype: numbers(key, *args, x.shape, dtype=dtype))
+        return draw(key, dtype=dtype or x.dtype, device=device or x.device, **options)  # type: ignore[no-any-return]
+
+    return draw
+
+
+def _randperm(key: Tensor, n: int, dtype: torch.dtype | None) -> Tensor:
+    return random.permutation(key, n).to(dtype or torch.int64)
+
+
+def _of(numbers: Draw) -> Draw:
+    """As many as a tensor has, in a new one: exponential(x, lambd)."""
+
+    def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return numbers(_on(key, x.device), x.shape, x.dtype, *args, **kwargs)  # type: ignore[no-any-return]
+
+    return draw
+
+
+def _into(numbers: Draw) -> Draw:
+    """Written into the tensor: exponential_(x, lambd)."""
+
+    def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.copy_(_of(numbers)(key, x, *args, **kwargs))
+
+    return draw
+
+
+def _uniform_between(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, low: float = 0.0, high: float = 1.0
+) -> Tensor:
+    return random.uniform(key, size, dtype, low, high)
+
+
+def _normal_around(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, mean: float = 0.0, std: float = 1.0
+) -> Tensor:
+    return _normal(key, size, dtype) * std + mean
+
+
+def _log_normal(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, mean: float = 1.0, std: float = 2.0
+) -> Tensor:
+    return (random.normal(key, size, dtype) * std + mean).exp()
+
+
+def _cauchy(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, median: float = 0.0, sigma: float = 1.0
+) -> Tensor:
+    return random.cauchy(key, size, dtype) * sigma + median
+
+
+def _true_as(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: Any = 0.5) -> Tensor:
+    return random.bernoulli(key, p, size).to(dtype)
+
+
+def _normal_of(key: Tensor, mean: Any, std: Any = 1.0) -> Tensor:
+    like = mean if isinstance(mean, Tensor) else std
+    shapes = [each.shape for each in (mean, std) if isinstance(each, Tensor)]
+    numbers = _normal(_on(key, like.device), broadcast(shapes), like.dtype)
+    return numbers.mul(std).add(mean)
+
+
+def _normal_of_size(
+    key: Tensor, mean: float, std: float, size: Sequence[int], dtype: torch.dtype | None = None
+) -> Tensor:
+    return _normal(key, size, dtype) * std + mean
+
+
+def _multinomial(
+    key: Tensor, weights: Tensor, num_samples: int, replacement: bool = False
+) -> Tensor:
+    key, logits = _on(key, weights.device), weights.log()
+    if not replacement:
+        numbers = logits + random.gumbel(key, logits.shape, logits.dtype)
+        return numbers.topk(num_samples, dim=-1).indices
+    *outer, _ = weights.shape
+    return random.categorical(key, logits.unsqueeze(-2), shape=(*outer, num_samples))
+
+
+def _dropout(key: Tensor, x: Tensor, p: float, train: bool | None = True) -> tuple[Tensor, Tensor]:
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    mask = random.bernoulli(_on(key, x.device), 1 - p, x.shape)
+    return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+
+
+def _leaky(
+    key: Tensor,
+    x: Tensor,
+    noise: Tensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: None = None,
+) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    slopes = random.uniform(_on(key, x.device), x.shape, x.dtype, lower, upper)
+    slopes = torch.where(x <= 0, slopes, torch.ones_like(slopes))
+    noise.copy_(slopes)
+    return x * slopes
+
+
+def _gamma(key: Tensor, alpha: Tensor, generator: None = None) -> Tensor:
+    return random.gamma(_on(key, alpha.device), alpha)
+
+
+def _dirichlet(key: Tensor, alpha: Tensor, generator: None = None) -> Tensor:
+    return random.dirichlet(_on(key, alpha.device), alpha)
+
+
+def _poisson(key: Tensor, rate: Tensor, generator: None = None) -> Tensor:
+    return counts("poisson", _on(key, rate.device), rate.shape, rate=rate).to(rate.dtype)
+
+
+def _binomial(key: Tensor, count: Tensor, prob: Tensor, generator: None = None) -> Tensor:
+    size = broadcast([count.shape, prob.shape])
+    numbers = counts("binomial", _on(key, count.device), size, count=count, prob=prob)
+    return numbers.to(count.dtype)
+
+
+def _in_place(name: str) -> str:
+    base, _, overload = name.partition(".")
+    return f"{base}_.{overload}" if overload else f"{base}_"
+
+
+def _functional(name: str) -> str:
+    return "normal_functional" if name == "normal" else name
+
+
+_OF_TENSORS: dict[str, Draw] = {
+    "uniform": _uniform_between,
+    "normal": _normal_around,
+    "log_normal": _log_normal,
+    "cauchy": _cauchy,
+    "exponential": lambda key, size, dtype, lambd=1.0: _exponential(key, size, dtype, lambd),
+    "geometric": _geometric,
+    "random": _whole,
+    "random.to": lambda key, size, dtype, high: _from(key, size, dtype, 0, high),
+    "random.from": lambda key, size, dtype, low, high=None: _from(key, size, dtype, low, high),
+}
+
+_NAMED: dict[str, Draw] = {
+    "rand": _made(_uniform),
+    "randn": _made(_normal),
+    "randint": _made(lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)),
+    "randint.low": _made(
+        lambda key, low, high, size, dtype: _integers(key, size, low, high, dtype)
+    ),
+    "randperm": _made(lambda key, n, dtype: random.permutation(key, n).to(dtype or torch.int64)),
+    "normal.float_float": _made(_normal_of_size),
+    "rand_like": _made_like(_uniform),
+    "randn_like": _made_like(_normal),
+    "randint_like": _made_like(lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)),
+    "randint_like.Tensor": _made_like(
+        lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)
+    ),
+    "randint_like.low_dtype": _made_like(
+        lambda key, low, high, size, dtype: _integers(key, size, low, high, dtype)
+    ),
+    **{_functional(name): _of(draw) for name, draw in _OF_TENSORS.items()},
+    **{_in_place(name): _into(draw) for name, draw in _OF_TENSORS.items()},
+    "bernoulli_.float": _into(_true_as),
+    "bernoulli_.Tensor": _into(_true_as),
+    "bernoulli.p": _of(_true_as),
+    "bernoulli.Tensor": _of(_true_as),
+    "bernoulli": lambda key, p: random.bernoulli(_on(key, p.device), p, p.shape).to(p.dtype),
+    "normal.Tensor_float": _normal_of,
+    "normal.float_Tensor": _normal_of,
+    "normal.Tensor_Tensor": _normal_of,
+    "multinomial": _multinomial,
+    "native_dropout": _dropout,
+    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p to be kept
+    "rrelu_with_noise": _leaky,
+    "_standard_gamma": _gamma,
+    "_sample_dirichlet": _dirichlet,
+    "poisson": _poisson,
+    "binomial": _binomial,
+}
+_DRAWS = {f"aten::{name}": draw for name, draw in _NAMED.items()}

@@ -1,0 +1,111 @@
+"""A function whose random numbers somebody outside of it draws, or learns."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core.errors import DataDependentError
+from torchlayers.random.aten_samplers import draws_nothing
+
+OnTensors = Callable[[Sequence[Tensor]], list[Tensor]]
+
+# Operators whose results are constant to torch's derivatives, by their names without a "_".
+_CONSTANT = {
+    *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
+    *("uniform", "normal", "normal_functional", "log_normal", "cauchy", "exponential"),
+    *("geometric", "random", "bernoulli", "binomial", "poisson", "multinomial"),
+}
+
+
+class _Thread(threading.local):
+    outside: "tuple[Outside, ...]" = ()  # whose functions run, the innermost last
+
+
+_thread = _Thread()
+
+
+class Outside:
+    """What a function draws, which it is told, or which is noted.
+
+    Args:
+        given: what it is told.
+    """
+
+    def __init__(self, given: Sequence[Tensor] | None = None) -> None:
+        self._given = None if given is None else iter(given)
+        self.noted: list[Tensor] = []
+
+    def call(self, func: OnTensors, tensors: Sequence[Tensor]) -> list[Tensor]:
+        before = _thread.outside
+        with _C.drawn_outside_entry(self._draw):
+            _thread.outside = (*before, self)
+            try:
+                return func(tensors)
+            finally:
+                _thread.outside = before
+
+    def numbers(self, draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
+        """So many tensors, told or drawn now."""
+        if self._given is not None:
+            return [next(self._given).clone() for _ in range(count)]
+        with aside():
+            drawn = draw()
+        self.noted += [x.clone() for x in drawn]  # the function may write to what it draws
+        return drawn
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside, it draws, and nobody notes what."""
+        before = self._given, self.noted
+        self._given, self.noted = None, []
+        try:
+            yield
+        finally:
+            self._given, self.noted = before
+
+    def _draw(self, name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator's results, below the function's layer; None where it draws nothing."""
+        operator = getattr(_packet(name), overload or "default")
+        if (name.removeprefix("aten::").rstrip("_")) in _CONSTANT:
+            written = kwargs.get("out", args[0] if operator._schema.is_mutable else None)
+            (drawn,) = self.numbers(lambda: [operator(*args, **kwargs)], 1)
+            return drawn if written is None or written is drawn else written.copy_(drawn)
+        if draws_nothing(name, overload, args, kwargs):
+            return None
+        if name == "aten::native_dropout":
+            x, p, *_ = args
+            (mask,) = self.numbers(lambda: [operator(*args, **kwargs)[1]], 1)
+            return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
+        raise DataDependentError(
+            f"torchlayers: compile: {name} draws random numbers on which its derivative depends."
+        )
+
+
+def _packet(name: str) -> Any:
+    namespace, _, base = name.partition("::")
+    return getattr(getattr(torch.ops, namespace), base)
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """Inside, functions draw, and nobody notes what: they run for their shapes alone."""
+    with ExitStack() as stack:
+        for each in _thread.outside:
+            stack.enter_context(each.aside())
+        yield
+
+
+def in_function_around(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
+    """What a loop draws, all steps together, by the function that it is in, if there is one."""
+    if not _thread.outside:
+        return draw()
+    if (top := _C.top()) is None or top[0] != "drawn outside":
+        raise DataDependentError(
+            "torchlayers: compile: a loop that draws, in a vmap in another loop's body."
+        )
+    return _thread.outside[-1].numbers(draw, count)

@@ -1,0 +1,173 @@
+"""seeded: torch's random operators draw by a key.
+
+A layer is entered that wraps nothing. A random operator that arrives at it is not called: what it
+would give is made by a key of its own (aten_samplers.py). Everything else goes on to the layers
+below.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.random.arguments import check_key
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["recomputation", "seeded"]
+
+
+def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
+    """The function, with torch.rand, dropout and the like drawing by a key.
+
+    The n-th random operator that runs inside draws by the key with n folded in, and torch's own
+    generator is left alone: so a call gives the same numbers each time. It holds on the calling
+    thread, until the call returns or raises. Where it is nested, the inner key counts. Under
+    vmap, or with a key that is batched, each sample draws by its own key.
+    ``torchlayers.vmap(..., randomness="keyed")`` does the same with a key for each sample.
+
+    Args:
+        func: any function, or a module.
+        key: a key.
+    Returns:
+        A function with func's arguments and results.
+    Raises:
+        TransformError: the key is none; it runs inside torch.compile; a random operator was called
+            that has no form by keys, or with a generator of its own.
+    Example:
+        >>> noisy = seeded(lambda x: x + torch.randn(3), torchlayers.random.key(0))
+        >>> torch.equal(noisy(torch.zeros(3)), noisy(torch.zeros(3)))
+        True
+        >>> apply, params, buffers = torchlayers.functional(torch.nn.Dropout())
+        >>> output, _ = seeded(apply, torchlayers.random.key(1))(params, buffers, torch.ones(4))
+
+    Source: flax.linen's rngs, which modules draw by, are the nearest to it.
+    """
+    check_key("seeded", key)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tracing_state.is_tracing():
+            raise TransformError(
+                "torchlayers: random.seeded does not work in torch.compile. Draw by keys there "
+                "(torchlayers.random.normal), or compile the function inside."
+            )
+        with _C.seeded_entry(key):
+            return func(*args, **kwargs)
+
+    return transformed(func, wrapper)
+
+
+def recomputation() -> tuple[Any, Any]:
+    """Contexts in which torch.utils.checkpoint draws the same numbers when it recomputes.
+
+    torch's generator is set back for the recomputation by checkpoint itself. What is drawn inside
+    :func:`seeded` or a keyed vmap goes on counting, and is set back by these.
+
+    Returns:
+        Two contexts: for the function, and for its recomputation.
+    Example:
+        >>> from torch.utils.checkpoint import checkpoint
+        >>> def f(x):
+        ...     return checkpoint(
+        ...         torch.nn.functional.dropout, x, use_reentrant=False, context_fn=recomputation
+        ...     ).sum()
+        >>> x = torch.ones(4, requires_grad=True)
+        >>> seeded(f, torchlayers.random.key(0))(x).backward()
+
+    Source: the context_fn of torch.utils.checkpoint.checkpoint.
+    """
+    first = _First()
+    return first, _Again(first)
+
+
+class Draws:
+    """How many there have been where this was made, by the keys of the layers there."""
+
+    def __init__(self) -> None:
+        draws, self._key = _C.draws()
+        self._layers = [number for number, _ in draws]
+        self._counts = [count for _, count in draws]
+
+    def are_over(self) -> bool:
+        """Whether there have been others since."""
+        return [count for _, count in _C.draws()[0]] != self._counts
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, those that follow are drawn once more; afterwards those that follow now."""
+        found, _ = _C.draws()
+        counts = [count for _, count in found]
+        with contextlib.ExitStack() as stack:
+            stack.callback(_C.set_draws, counts)
+            if [number for number, _ in found[: len(self._layers)]] == self._layers:
+                _C.set_draws(self._counts)
+            elif self._key is not None:  # seeded has returned, and a graph of its is run backward
+                stack.enter_context(_C.seeded_entry(self._key))
+                _C.set_draws([*counts, self._counts[-1]])
+            else:
+                raise TransformError(
+                    "torchlayers: the vmap whose samples draw by keys has returned, and what was "
+                    "drawn inside can't be drawn again. Run the backward inside that vmap."
+                )
+            yield
+
+
+class Apart:
+    """Draws of control flow, whose number depends on the branch or the trips.
+
+    What a sample draws is not to depend on what the other samples do: each branch, and a loop,
+    draws by numbers of its own, and what follows them goes on as if there had been one draw.
+    """
+
+    def __init__(self) -> None:
+        self._counts = [count for _, count in _C.draws()[0]]
+        self._starts = [_scattered(count) for count in self._counts]
+
+    def start(self) -> None:
+        """Before each branch, and before a loop."""
+        if self._counts:
+            _C.set_draws(self._starts)
+
+    def __enter__(self) -> "Self":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._counts:
+            _C.set_draws([count + 1 for count in self._counts])
+
+
+def _scattered(count: int) -> int:
+    """Far from where any other count is taken to: splitmix64, Steele et al. (2014), section 4."""
+    word = 2**64 - 1
+    mixed = (count + 1) * 0x9E3779B97F4A7C15 & word
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & word
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & word
+    return (mixed ^ mixed >> 31) >> 2
+
+
+class _First:
+    draws: Draws | None
+
+    def __enter__(self) -> None:
+        self.draws = Draws()
+
+    def __exit__(self, *error: object) -> None:
+        if self.draws is not None and not self.draws.are_over():
+            self.draws = None
+
+
+class _Again(contextlib.ExitStack):
+    def __init__(self, first: _First) -> None:
+        super().__init__()
+        self._first = first
+
+    def __enter__(self) -> Any:
+        if self._first.draws is not None:
+            self.enter_context(self._first.draws.again())
+        return super().__enter__()

@@ -1,0 +1,82 @@
+"""What to hold of a tape, and what to compute again, so that no more than a budget is held."""
+
+from collections.abc import Sequence, Set
+
+from torchlayers import _C
+from torchlayers.core.errors import MemoryBudgetError
+from torchlayers.remat.budget.stages import Outline, Stages
+
+
+class Plan:
+    """For all tapes of this outline.
+
+    Args:
+        budget: in bytes, or a fraction of what would be held without one.
+    """
+
+    def __init__(
+        self, api: str, name: str, outline: Outline, costs: Sequence[float], budget: int | float
+    ) -> None:
+        self.outline = outline
+        self.costs = costs
+        self.stages = stages = Stages(outline, costs)
+        saved = stages.saved()
+        pinned = stages.bytes(stages.pinned)
+        everything = pinned + stages.bytes(saved)
+        self.budget = int(budget * everything) if isinstance(budget, float) else budget
+        self.chain: _C.ChainPlan | None = None
+        self.at_first = saved
+        self.first_stage = {n: self.stage_of(i) for n, i in stages.first_use.items()}
+        if everything <= self.budget:
+            return
+        self.room = self.budget - pinned
+        self.chain = _C.ChainPlan(
+            [
+                (
+                    stage.forward,
+                    stage.saving,
+                    stage.passing,
+                    stage.saved,
+                    [(way.kept, way.running, way.again) for way in stage.ways],
+                )
+                for stage in stages.stages
+            ],
+            stages.between,
+            max(self.room, 0),
+        )
+        if self.room < self.chain.least:
+            least = min(pinned + self.chain.least, everything)
+            raise MemoryBudgetError(
+                f"torchlayers: {api}: memory_budget={budget!r} allows {self.budget} of the "
+                f"{everything} bytes that {name} would keep for its gradient, and the least that "
+                f"can be done with is {least}.",
+                least,
+            )
+        self.at_first = self.wanted(0, len(stages.stages) - 1, self.room)
+
+    def stage_of(self, operator: int) -> int:
+        return max(self.stages.stage_of(operator), 0)
+
+    def begins(self, stage: int, there: Set[int]) -> int:
+        """The latest stage, up to this one, whose boundary is there."""
+        while stage and not self.stages.stages[stage].boundary <= there:
+            stage -= 1
+        return stage
+
+    def wanted(self, first: int, last: int, room: int) -> set[int]:
+        """What is held once these stages have run and the last one is to be reversed."""
+        assert self.chain is not None
+        stages = self.stages.stages
+        wanted: set[int] = set()
+        s = first
+        while (choice := self.chain.first(s, last, room)) != 0:
+            if choice > 0:
+                room -= self.stages.between[s][choice - s - 1]
+                s = choice
+                wanted |= stages[s].boundary
+            else:
+                way = stages[s].ways[-1 - choice]
+                room -= way.kept
+                wanted |= way.keeps
+                s += 1
+        return wanted | stages[last].saves

@@ -1,0 +1,312 @@
+"""One call of a function within a memory budget, and its saved tensors when they are asked for."""
+
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers._C import alias_of
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.fx.recomputation import is_recording
+from torchlayers.remat.budget.plan import Plan
+from torchlayers.remat.budget.stages import Outline
+from torchlayers.remat.budget.tape import (
+    Operator,
+    Read,
+    State,
+    Tape,
+    again,
+    at_the_bottom,
+)
+from torchlayers.remat.checkpoint import AdoptedHooks
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_level_on_top: Any = _torch._C._functorch.maybe_current_level
+
+_PLANS = 16  # that are kept for a function
+_plans: "weakref.WeakKeyDictionary[Any, dict[Any, Plan]]" = weakref.WeakKeyDictionary()
+
+
+def budgeted(
+    api: str, func: Callable[..., Any], memory_budget: int | float | None
+) -> Callable[..., Any]:
+    """The function, which keeps no more than that for its gradient. It is called in a layer."""
+    if memory_budget is None:
+        return func
+    _check(api, memory_budget)
+    plans = _plans_of(func)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tracing_state.is_tracing() or not torch.is_grad_enabled() or is_recording() or _fake():
+            return func(*args, **kwargs)
+        key = repr(memory_budget), _level_on_top(), _signature(args, kwargs)  # 1 is not 1.0
+        region = _Region(api, func, memory_budget, plans.get(key))
+        result = region.run(args, kwargs)
+        if key not in plans and len(plans) >= _PLANS:
+            plans.pop(next(iter(plans)), None)
+        assert region.plan is not None
+        plans[key] = region.plan
+        return result
+
+    return transformed(func, wrapper)
+
+
+def _check(api: str, budget: Any) -> None:
+    is_number = isinstance(budget, (int, float)) and not isinstance(budget, bool)
+    if is_number and 0 < budget <= (1 if isinstance(budget, float) else budget):
+        return
+    raise TransformError(
+        f"torchlayers: {api}: memory_budget must be a number of bytes, an int greater than 0, or a "
+        "fraction of what is kept without it, a float greater than 0 and at most 1.0, got "
+        f"{budget!r}."
+    )
+
+
+def _plans_of(func: Any) -> dict[Any, Plan]:
+    try:
+        return _plans.setdefault(func, {})
+    except TypeError:  # it has no weak references, or no hash
+        return {}
+
+
+def _signature(args: Any, kwargs: Any) -> Any:
+    leaves = pytree.leaves((args, kwargs))
+    return tuple((x.shape, x.dtype) for x in leaves if isinstance(x, Tensor))
+
+
+def _fake() -> bool:
+    """Whether tensors without data stand in for others."""
+    key = _torch._C._TorchDispatchModeKey.FAKE
+    return _torch._C._get_dispatch_mode(key) is not None
+
+
+class _Saved(NamedTuple):
+    """A tensor that a level has saved: what its numbers are and what is around them."""
+
+    region: "_Region"
+    shell: _C.Shell
+    numbers: list[Read | Tensor]
+    operator: int  # for whose sake it was saved
+
+
+class _Region:
+    def __init__(
+        self,
+        api: str,
+        func: Callable[..., Any],
+        budget: int | float,
+        expected: Plan | None,
+    ) -> None:
+        self.api, self.func, self.budget = api, func, budget
+        self.depth = _level_on_top() or 0
+        self.expected = expected
+        self.plan: Plan | None = None
+        self.tape: Tape | None = Tape(self._made, self._wrote, weighs=expected is None)
+        self.states = self.tape.states
+        self.compared = 0  # operators that are as expected
+        self.packs: list[tuple[int, int]] = []
+        self.for_next: list[tuple[list[Any], int]] = []  # saved for the next operator's sake
+        self.held: set[int] = set()
+        self.holds_all = expected is None and isinstance(budget, int)
+        self.stage = -1
+        self.lock = threading.RLock()
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        assert self.tape is not None
+        try:
+            with AdoptedHooks(self._pack, _unpack), self.tape:
+                result = self.func(*args, **kwargs)
+            self._finish()
+        finally:
+            self.tape = None  # which knows this region
+        return result
+
+    # While the function runs
+
+    def _made(self, state: State, tensor: Tensor) -> None:
+        if self._is_as_expected():
+            assert self.expected is not None
+            holds = state.number in self.expected.at_first
+        else:
+            holds = self.holds_all
+        if not holds or not state.bytes:
+            return
+        state.hold(alias_of(tensor))
+        self.held.add(state.number)
+        if self.holds_all and self._bytes(self.held) > self.budget:
+            self.holds_all = False
+            self._let_go(self.held)
+
+    def _wrote(self, old: State, new: State) -> None:
+        """What an operator is given to fill is saved as it has filled it."""
+        assert self.tape is not None
+        index = len(self.tape.outline)
+        for places, operator in self.for_next:
+            for i, place in enumerate(places):
+                if operator == index and isinstance(place, Read) and place.state is old:
+                    places[i] = Read(new, place.looks)
+                    self.packs.append((new.number, index))
+
+    def _is_as_expected(self) -> bool:
+        if self.expected is None:
+            return False
+        assert self.tape is not None
+        outline, expected = self.tape.outline, self.expected.outline.calls
+        new = slice(self.compared, len(outline))
+        if outline[new] == expected[new]:
+            self.compared = len(outline)
+            return True
+        self._expect_nothing()
+        return False
+
+    def _expect_nothing(self) -> None:
+        """From now on costs are told anew; those of operators that are over are as expected."""
+        assert self.tape is not None and self.expected is not None
+        count, costs = len(self.tape.outline), self.expected.costs
+        self.tape.costs = [*costs[:count], *[1.0] * (count - len(costs))]
+        self.tape.weighs = True
+        self.expected = None
+
+    def _pack(self, tensor: Tensor) -> Any:
+        if (_level_on_top() or 0) > self.depth or self.tape is None:
+            return _C.without_graphs(tensor)
+        self.tape.settle()
+        shell, numbers = _C.taken_apart(tensor)
+        numbers[-1] = _C.holder_of(tensor)  # which shares its version
+        places: list[Read | Tensor] = []
+        index = len(self.tape.outline) - _C.packs_result()
+        for number in numbers:
+            read = self.tape.read(number)
+            if read is None:
+                places.append(_C.without_graphs(number))
+                continue
+            places.append(read)
+            read.state.is_read = True
+            self.packs.append((read.state.number, index))
+        if self.for_next and self.for_next[-1][1] != index:
+            self.for_next.clear()
+        if index == len(self.tape.outline):
+            self.for_next.append((places, index))
+        return _Saved(self, shell, places, index)
+
+    def _finish(self) -> None:
+        assert self.tape is not None
+        self.for_next.clear()
+        self.tape.settle()
+        outline = Outline(self.tape.outline, self.packs)
+        expected = self.expected if self._is_as_expected() else None
+        if expected is not None and expected.outline == outline:
+            self.plan = expected
+        else:
+            if self.expected is not None:
+                self._expect_nothing()
+            name = pytree.name_of(self.func)
+            self.plan = Plan(self.api, name, outline, self.tape.costs, self.budget)
+        self.expected = None
+        self._let_go(self.held - set(self.plan.at_first))
+        for state in self.states:
+            if state.number not in self.plan.first_stage:  # nobody will ask for it
+                state.operator = state.base = None
+
+    # In a reverse pass
+
+    def tensors(self, saved: _Saved) -> list[Tensor]:
+        with self.lock:
+            if self.plan is not None:
+                self._reach(self.plan.stage_of(saved.operator))
+            missing = {
+                place.state.number
+                for place in saved.numbers
+                if isinstance(place, Read) and not place.state.is_there()
+            }
+            if missing:
+                with at_the_bottom():
+                    self._compute(missing)
+            tensors = [
+                place.state.tensor(place.looks) if isinstance(place, Read) else place
+                for place in saved.numbers
+            ]
+            if self.plan is None:  # in the middle of the function
+                self._let_go(missing)
+            return tensors
+
+    def _reach(self, stage: int) -> None:
+        """The stages after this one have been reversed."""
+        if stage == self.stage:
+            return
+        self.stage = stage
+        assert self.plan is not None
+        first = self.plan.first_stage
+        self._let_go([number for number in self.held if first.get(number, stage) > stage])
+
+    def _compute(self, missing: set[int]) -> None:
+        plan = self.plan
+        if plan is None:
+            self._make(missing)
+            return
+        there = {number for number in self.held if self.states[number].is_there()}
+        if plan.chain is None:
+            wanted = {*plan.at_first}
+        else:
+            room = plan.room - self._bytes(there)
+            wanted = plan.wanted(plan.begins(self.stage, there), self.stage, room)
+        self._make(wanted | missing)
+
+    def _make(self, wanted: set[int]) -> None:
+        """Computes what is wanted of what is held, and holds it."""
+        found: dict[int, Operator] = {}
+        waiting = [self.states[number] for number in wanted]
+        while waiting:
+            state = waiting.pop()
+            operator = state.operator
+            if operator is None or operator.place in found or state.is_there():
+                state.is_there()  # raises for what is lost
+                continue
+            found[operator.place] = operator
+            waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, Read)]
+        left: Counter[int] = Counter()
+        for operator in found.values():
+            left.update(_reads(operator))
+        made: set[int] = set()
+        for _, operator in sorted(found.items()):
+            reads = set(_reads(operator))
+            left.subtract(_reads(operator))
+            over = {n for n in reads & made if not left[n] and n not in wanted}
+            results = again(operator, over)
+            for number, tensor in results:
+                if self.states[number].operator is operator and not self.states[number].is_there():
+                    self.states[number].hold(tensor)
+                    made.add(number)
+            del results, tensor
+            made_now = {number for number, _ in operator.makes}
+            idle = {n for n in made_now & made if not left[n] and n not in wanted}
+            for number in over | idle:
+                self.states[number].let_go()
+                made.discard(number)
+        self.held |= wanted & made
+
+    def _let_go(self, numbers: Iterable[int]) -> None:
+        numbers = [*numbers]
+        for number in numbers:
+            self.states[number].let_go()
+        self.held.difference_update(numbers)
+
+    def _bytes(self, numbers: Iterable[int]) -> int:
+        return sum(self.states[number].bytes for number in numbers)
+
+
+def _reads(operator: Operator) -> list[int]:
+    return [leaf.state.number for leaf in operator.leaves if isinstance(leaf, Read)]
+
+
+def _unpack(packed: _Saved | Tensor) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    return packed.shell.around(packed.region.tensors(packed))

@@ -1,0 +1,378 @@
+"""The operators that a function calls at the bottom of the stack, and what they read and make."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from torchlayers._C import Looks, alias_of, memory_of
+from torchlayers.core import pytree
+from torchlayers.core.errors import RecomputationError
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class State:
+    """What a piece of memory holds from one write to the next.
+
+    Attributes:
+        base: a tensor of that memory; None where it is not held, and its operator has to run.
+        operator: that makes it, from its own reads; None for what can't be made again: what comes
+            from outside, random numbers, and what nobody saw being made.
+        is_outside: its memory is not the function's own.
+    """
+
+    __slots__ = ("base", "bytes", "is_outside", "is_read", "looks", "number", "operator", "version")
+
+    def __init__(self, number: int, size: int, operator: "Operator | None") -> None:
+        self.number = number
+        self.bytes = size
+        self.operator = operator
+        self.base: Tensor | None = None
+        self.looks: Looks | None = None
+        self.version = 0
+        self.is_outside = False
+        self.is_read = False
+
+    def hold(self, tensor: Tensor) -> None:
+        self.base, self.looks, self.version = tensor, Looks(tensor), _version(tensor)
+
+    def let_go(self) -> None:
+        if self.operator is not None:
+            self.base = None
+
+    def is_there(self) -> bool:
+        """Whether it is held, as it was."""
+        if self.base is None:
+            return False
+        if _version(self.base) == self.version:
+            return True
+        if self.operator is None:
+            raise RecomputationError(
+                "torchlayers: memory_budget: a tensor that the function has read or made, of shape "
+                f"{tuple(self.base.shape)} and {self.base.dtype}, has been written to since, and "
+                "is needed for its gradient. Use the out-of-place operator, or write to a clone."
+            )
+        self.base = None
+        return False
+
+    def tensor(self, looks: Looks) -> Tensor:
+        if self.base is None:
+            raise RecomputationError(
+                "torchlayers: memory_budget: an operator has drawn random numbers into a tensor "
+                "that was saved for its gradient already (rrelu under vmap), and these can't be "
+                "had again. Use torchlayers.checkpoint, or leave memory_budget out."
+            )
+        return self.base if looks == self.looks else looks.seen(self.base)
+
+
+class Read(NamedTuple):
+    """A tensor that an operator was called with."""
+
+    state: State
+    looks: Looks
+
+
+class Operator(NamedTuple):
+    """One call, the `place`-th. `makes` are the states that it has made, by number, each with the
+    place of its tensor: among the results' leaves, or, of what it has written to, -1 - that among
+    the arguments' leaves.
+    """
+
+    place: int
+    func: Any
+    leaves: list[Any]  # a Read for a tensor
+    spec: Any  # how the arguments are made of these
+    makes: list[tuple[int, int]]
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def at_the_bottom() -> Iterator[None]:
+    """Below the layers, where nobody records and no cast is made."""
+    none = _torch._C
+    layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
+    with layers, none.DisableTorchFunction(), casts, torch.no_grad():
+        yield
+
+
+class _Kind(NamedTuple):
+    is_view: bool
+    written: tuple[tuple[int, str], ...]  # the arguments that it writes to
+    may_repeat: bool
+
+
+# Not said by the schemas of older batch norms.
+_STATISTICS = {"running_mean", "running_var"}
+
+
+@functools.cache
+def _kind(op: Any) -> _Kind:
+    schema = getattr(op, "_schema", None)
+    if schema is None:  # an operator of functions
+        return _Kind(False, (), False)
+    written = tuple(
+        (i, argument.name)
+        for i, argument in enumerate(schema.arguments)
+        if (argument.alias_info is not None and argument.alias_info.is_write)
+        or argument.name in _STATISTICS
+    )
+    is_view = (
+        not written
+        and len(schema.returns) > 0
+        and all(result.alias_info is not None for result in schema.returns)
+    )
+    repeats = torch.Tag.nondeterministic_seeded not in op.tags and "c10d" not in op.namespace
+    return _Kind(is_view, written, repeats)
+
+
+def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    """The arguments as a list with all tensors among them in it, and how they are made of that.
+
+    As a rule no argument holds tensors, and none has to be looked into.
+    """
+    leaves = [*args, *kwargs.values()] if kwargs else [*args]
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is dict or (
+            (kind is list or kind is tuple) and any(isinstance(each, Tensor) for each in leaf)
+        ):
+            return _flattened_deeply(args, kwargs)
+    return leaves, (len(args), tuple(kwargs))
+
+
+def _flattened_deeply(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+    return pytree.flatten((args, kwargs))
+
+
+def _unflattened(leaves: list[Any], spec: Any) -> Any:
+    if not isinstance(spec, tuple):
+        return pytree.unflatten(leaves, spec)
+    count, names = spec
+    return leaves[:count], dict(zip(names, leaves[count:], strict=True))
+
+
+def _results(result: Any) -> Any:
+    return (result,) if isinstance(result, Tensor) else pytree.leaves(result)
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes operators while it is on.
+
+    Args:
+        made: called with each state that an operator has made and could make again, and a tensor of
+            it, for whoever wants to hold it.
+        wrote: called with a state that the operator under way has written to, and what came of it.
+        weighs: whether costs are told.
+    """
+
+    def __init__(
+        self,
+        made: Callable[[State, Tensor], None],
+        wrote: Callable[[State, State], None],
+        weighs: bool,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.made = made
+        self.wrote = wrote
+        self.weighs = weighs
+        self.states: list[State] = []
+        self.outline: list[Any] = []  # what tells one tape from another, an operator's each
+        self.costs: list[float] = []
+        self._now: dict[int, State] = {}  # by the address of the memory, as long as it is there
+        self._watched: dict[int, Any] = {}
+        self._just_written: list[State] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        kind = _kind(func)
+        if kind.is_view:
+            return func(*args, **kwargs)
+        self.settle()
+        flatten = _flattened if isinstance(func, OpOverload) else _flattened_deeply
+        leaves, spec = flatten(args, kwargs)
+        reads: list[Any] = [
+            self.read(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        ]
+        written = self._written(kind, args, kwargs, leaves) if kind.written else []
+        may_repeat = kind.may_repeat and None not in [
+            read for read, leaf in zip(reads, leaves, strict=True) if isinstance(leaf, Tensor)
+        ]
+        for i in written:
+            if reads[i] is not None and not self._protect(reads[i].state):
+                may_repeat = False
+        result = func(*args, **kwargs)
+        operator = Operator(len(self.outline), func, reads, spec, [])
+        for i in written:
+            if reads[i] is not None:
+                self._wrote(operator, leaves[i], reads[i].state, may_repeat, i)
+        for i, leaf in enumerate(_results(result)):
+            address = memory_of(leaf) if isinstance(leaf, Tensor) else 0
+            if address and address not in self._now:
+                self._made(operator, leaf, may_repeat, i)
+        for read in reads:
+            if isinstance(read, Read):
+                read.state.is_read = True
+        numbers = tuple(read.state.number for read in reads if isinstance(read, Read))
+        made = tuple((number, self.states[number].bytes) for number, _ in operator.makes)
+        self.outline.append((func, numbers, made, may_repeat))
+        if self.weighs:
+            self.costs.append(_cost(func, args, kwargs, result))
+        return result
+
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._watched.clear()  # whose callbacks know this tape
+        self._now.clear()
+
+    def settle(self) -> None:
+        """A write counts as a version once its operator has left the layers."""
+        while self._just_written:
+            state = self._just_written.pop()
+            if state.base is not None:
+                state.version = _version(state.base)
+
+    def read(self, tensor: Tensor) -> Read | None:
+        """The state that the tensor's memory is in; None where memory can't be told."""
+        address = memory_of(tensor)
+        if address == 0:
+            return None
+        state = self._now.get(address)
+        if state is None:
+            state = self._new(tensor, None)
+            state.is_outside = True
+            state.bytes = 0
+            state.hold(alias_of(tensor))
+            self._now[address] = state
+        return Read(state, Looks(tensor))
+
+    def _new(self, tensor: Tensor, operator: Operator | None) -> State:
+        state = State(len(self.states), tensor.untyped_storage().nbytes(), operator)
+        self.states.append(state)
+        return state
+
+    def _made(self, operator: Operator, tensor: Tensor, may_repeat: bool, place: int) -> None:
+        storage = tensor.untyped_storage()
+        address = memory_of(tensor)
+        state = self._new(tensor, operator if may_repeat else None)
+        self._now[address] = state
+        self._watched[address] = weakref.ref(storage, functools.partial(self._gone, address))
+        self._keep(state, tensor)
+        operator.makes.append((state.number, place))
+
+    def _keep(self, state: State, tensor: Tensor) -> None:
+        if state.operator is None:
+            state.hold(alias_of(tensor))
+        else:
+            self.made(state, tensor)
+
+    def _gone(self, address: int, reference: Any) -> None:
+        if self._watched.get(address) is reference:
+            del self._watched[address], self._now[address]
+
+    def _written(
+        self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+    ) -> list[int]:
+        """The places of the tensors that are written to, among the leaves."""
+        targets = {
+            id(leaf)
+            for i, name in kind.written
+            for leaf in pytree.leaves(args[i] if i < len(args) else kwargs.get(name))
+            if isinstance(leaf, Tensor)
+        }
+        return [i for i, leaf in enumerate(leaves) if id(leaf) in targets]
+
+    def _protect(self, state: State) -> bool:
+        """Before its memory is written to. Returns whether it can be had in spite of that."""
+        if state.operator is not None:
+            state.let_go()
+        elif state.base is not None and (state.is_outside or state.is_read):
+            base = state.base
+            state.hold(Looks(base).seen(_cloned(base)))
+        else:  # random numbers that nobody has read
+            state.base = None
+            return False
+        return True
+
+    def _wrote(
+        self, operator: Operator, tensor: Tensor, old: State, may_repeat: bool, place: int
+    ) -> None:
+        address = memory_of(tensor)
+        if self._now.get(address) is not old:
+            return  # of two tensors with one memory, the other
+        state = self._new(tensor, operator if may_repeat and not old.is_outside else None)
+        self._now[address] = state
+        if old.is_outside:
+            state.is_outside = True
+            state.bytes = 0
+        self._keep(state, tensor)
+        self._just_written.append(state)
+        self.wrote(old, state)
+        operator.makes.append((state.number, -1 - place))
+
+
+def _cloned(base: Tensor) -> Tensor:
+    """A tensor of a copy of all its memory."""
+    with at_the_bottom():
+        return Looks.at_all_of(base).seen(base).clone()
+
+
+def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]:
+    """Runs an operator once more, at the bottom; gives the states that it makes, by number.
+
+    Args:
+        overwritten: the states that nobody wants any more: it may write to them.
+    """
+    written = {operator.leaves[-1 - place].state.number for _, place in operator.makes if place < 0}
+    copies: dict[int, Tensor] = {}
+    leaves = []
+    for leaf in operator.leaves:
+        if isinstance(leaf, Read):
+            state = leaf.state
+            assert state.base is not None
+            if state.number in written and state.number not in overwritten:
+                if state.number not in copies:
+                    copies[state.number] = _cloned(state.base)
+                leaf = leaf.looks.seen(copies[state.number])
+            else:
+                leaf = state.tensor(leaf.looks)
+        leaves.append(leaf)
+    args, kwargs = _unflattened(leaves, operator.spec)
+    results = _results(operator.func(*args, **kwargs))
+    return [
+        (number, results[place] if place >= 0 else leaves[-1 - place])
+        for number, place in operator.makes
+    ]
+
+
+# What an operator costs besides what it reads, writes and multiplies, in bytes moved.
+_CALL = 1 << 14
+_FLOPS_A_BYTE = 8
+
+
+def _cost(func: Any, args: Any, kwargs: Any, result: Any) -> float:
+    moved = sum(
+        leaf.numel() * leaf.element_size()
+        for leaf in pytree.leaves((args, kwargs, result))
+        if isinstance(leaf, Tensor) and memory_of(leaf)
+    )
+    counted = flop_registry.get(getattr(func, "overloadpacket", None))
+    flops = counted(*args, **kwargs, out_val=result) if counted is not None else 0
+    return float(_CALL + moved + flops / _FLOPS_A_BYTE)
+
+
+def is_product(func: Any) -> bool:
+    """Whether it is expensive beyond its memory."""
+    return getattr(func, "overloadpacket", None) in flop_registry

@@ -1,0 +1,183 @@
+"""checkpoint: what a function saves for its gradient is computed again when it is asked for.
+
+While the function runs, each level that records it gives the tensors that it saves to a pair of
+saved-tensor hooks, which keep a place for each and no tensor. The reverse pass of a level asks for
+the first of them, the function runs once more, on the stack of layers that it ran on (NOTE [Where
+a hook runs] in csrc/core/earlier_stack.h), and the places of that level are filled.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from torchlayers import _C
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import CallError, RecomputationError, location
+from torchlayers.core.layer_stack import transformed
+from torchlayers.fx.recomputation import may_recompute
+from torchlayers.remat.ambient_state import Surroundings
+from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
+from torchlayers.remat.saved_by_policy import Giving, Keeping
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+__all__ = ["checkpoint"]
+
+
+def checkpoint(
+    func: Callable[P, R], policy: Policy | None = None, *args: NoReturn, **options: NoReturn
+) -> Callable[P, R]:
+    """The function, whose saved tensors are computed again in the backward.
+
+    It may be nested, inside a transform and around one, under every nest of transforms; it draws
+    the same random numbers again, in the same autocast mode. It has to compute the same from the
+    same arguments each time, and may read captured tensors.
+
+    Args:
+        func: takes and returns tensors and pytrees of tensors.
+        policy: what is kept all the same, operator by operator
+            (:mod:`torchlayers.checkpoint_policies`); None keeps the arguments alone.
+        args, options: none. torch's checkpoint takes func's arguments there, which is an error
+            here.
+    Returns:
+        A function with func's arguments and results.
+    Raises:
+        CallError: it was called as torch.utils.checkpoint.checkpoint is.
+        RecomputationError: func did something else when it was recomputed, or one of its arguments
+            has been written to since.
+    Example:
+        >>> layer = checkpoint(lambda x: x.sin().exp())
+        >>> torchlayers.grad(lambda x: layer(layer(x)).sum())(torch.zeros(2))
+        tensor([1.2534, 1.2534])
+
+    Source: jax.checkpoint; Griewank and Walther, "Evaluating Derivatives" (2008), chapter 12.
+    """
+
+    if args or options or not (policy is None or callable(policy)):
+        _refuse_call(func, (policy, *args), options)
+
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if tracing_state.is_tracing():  # torch.func's transforms refuse hooks there
+            return func(*args, **kwargs)
+        if policy is everything_saveable or not torch.is_grad_enabled() or not may_recompute():
+            return func(*args, **kwargs)
+        return _Call(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
+
+    return transformed(func, wrapper)
+
+
+def _refuse_call(
+    func: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]
+) -> NoReturn:
+    what = [type(value).__name__ for value in given if value is not None]
+    what += [f"{name}={value!r}" for name, value in options.items()]
+    name = pytree.name_of(func)
+    raise CallError(
+        f"torchlayers: checkpoint: got {', '.join(what)} beside the function. It takes a function, "
+        "and perhaps a policy, and returns a function: write "
+        f"torchlayers.checkpoint({name})(x), where torch's is checkpoint({name}, x)."
+        f"{location()}"
+    )
+
+
+class AllThere(BaseException):
+    """All that was asked for has been recomputed. An `except Exception` does not stop it."""
+
+
+class _Call:
+    """One call of a checkpointed function, whose saved tensors csrc/python/checkpoint.cpp has."""
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        policy: Policy | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.func = func
+        self.leaves, self.spec = pytree.flatten((args, kwargs))
+        self.surroundings = Surroundings()
+        self.keeping = (
+            Keeping(policy) if policy is not None and policy is not nothing_saveable else None
+        )
+        self.inputs = _Inputs(self.leaves)
+
+    def run(self) -> Any:
+        args, kwargs = pytree.unflatten(self.leaves, self.spec)
+        del self.leaves  # which `inputs` may have packed
+        with _C.Region(self).on(), self.keeping or nullcontext():
+            result = self.func(*args, **kwargs)
+        self.surroundings.forget_unused()
+        return result
+
+    def recompute(self, filling: _C.Filling) -> None:
+        args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
+        giving = nullcontext() if self.keeping is None else Giving(self.keeping.results)
+        try:
+            with self.surroundings.again(), torch.enable_grad(), filling.on(), giving:
+                self.func(*args, **kwargs)
+        except AllThere:
+            return
+        if filling.is_complete:  # NOTE [Saved before it is drawn]
+            return
+        raise RecomputationError(
+            f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved "
+            f"{filling.saved_at_first} tensors for its gradient, and {filling.saved_again} when "
+            "it was recomputed. It has to do the same each time."
+        )
+
+    def refuse_other(self, at_first: Any, again: Any) -> None:
+        raise RecomputationError(
+            f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved a tensor "
+            f"{_in_words(at_first)} for its gradient, and {_in_words(again)} when it was "
+            "recomputed. It has to do the same each time."
+        )
+
+
+class AdoptedHooks(saved_tensors_hooks):
+    """Hooks that have been put on their stack by the time that the block begins."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        _C.adopt_saved_hooks()
+
+
+class _Inputs:
+    """The arguments until they are needed again: as a region or hooks around this one keep them."""
+
+    def __init__(self, leaves: list[Any]) -> None:
+        is_packed = _torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        self.versions = [leaf._version if _has_version(leaf) else 0 for leaf in leaves]
+        if not is_packed:
+            self.leaves = leaves
+            return
+        self.leaves = [
+            _C.SavedByHooks(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        ]
+
+    def read(self, func: Callable[..., Any]) -> list[Any]:
+        for leaf, version in zip(self.leaves, self.versions, strict=True):
+            if _has_version(leaf) and leaf._version != version:
+                raise RecomputationError(
+                    f"torchlayers: checkpoint: an argument of {pytree.name_of(func)} has been "
+                    "written to since, and is needed for its gradient. Use the out-of-place "
+                    "operator, or write to a clone."
+                )
+        saved = _C.SavedByHooks
+        return [leaf.unpack() if isinstance(leaf, saved) else leaf for leaf in self.leaves]
+
+
+def _has_version(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.is_inference()
+
+
+def _in_words(looks: Any) -> str:
+    shape, dtype, device = looks
+    return f"of shape {tuple(shape)} and {dtype} on {device}"

@@ -1,0 +1,171 @@
+"""Results that a checkpointed function's policy keeps, and gives to the recomputation."""
+
+import functools
+import weakref
+from collections import defaultdict
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.device import HOST, is_on_host
+from torchlayers.core.errors import RecomputationError
+from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
+
+_torch: Any = torch  # what it keeps for its own use has no types
+
+
+class Result:
+    """One operator's result, if it is kept."""
+
+    def __init__(self) -> None:
+        self.leaves: list[Any] | None = None
+        self.spec: Any = None
+        self.devices: list[torch.device | None] = []
+        self.versions: list[int] = []
+
+    def keep(self, value: Any, how: Choice) -> None:
+        leaves, self.spec = pytree.flatten(value)
+        self.devices = [leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves]
+        self.leaves = [_kept(leaf, how) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.versions = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in self.leaves]
+
+    def given(self, op: Any) -> Any:
+        assert self.leaves is not None
+        given = []
+        for leaf, device, version in zip(self.leaves, self.devices, self.versions, strict=True):
+            if isinstance(leaf, Tensor):
+                if leaf._version != version:
+                    raise RecomputationError(
+                        f"torchlayers: checkpoint: its policy keeps a result of {op}, which has "
+                        "been written to since. Write to a clone, or let it be recomputed."
+                    )
+                leaf = _alias(leaf.to(device))
+            given.append(leaf)
+        return pytree.unflatten(given, self.spec)
+
+
+def _kept(tensor: Tensor, how: Choice) -> Tensor:
+    return tensor.to(HOST) if how is Choice.OFFLOAD and not is_on_host(tensor) else _alias(tensor)
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """Another tensor with its memory and its version, which autograd knows nothing of."""
+    with _torch._C._SetExcludeDispatchKeyGuard(_torch._C.DispatchKey.ADInplaceOrView, False):
+        return tensor.detach()
+
+
+@functools.cache
+def _may_be_kept(op: Any) -> bool:
+    """Not what shares memory with its arguments or writes there, nor what draws random numbers.
+
+    Those drawn after it would be others. Nor is a tensor asked where it is in each recomputation.
+    """
+    schema = op._schema
+    return (
+        op.namespace != "prim"
+        and not schema.is_mutable
+        and not any(result.alias_info for result in schema.returns)
+        and torch.Tag.nondeterministic_seeded not in op.tags
+    )
+
+
+class _Made:
+    """What an operator has returned, as long as it is there."""
+
+    def __init__(self, value: Any, result: Result) -> None:
+        leaves, self.spec = pytree.flatten(value)
+        self.leaves = [weakref.ref(x) if isinstance(x, Tensor) else lambda x=x: x for x in leaves]
+        self.result = result
+
+    def is_there(self) -> bool:
+        return all(leaf() is not None for leaf in self.leaves)
+
+    def value(self) -> Any:
+        return pytree.unflatten([leaf() for leaf in self.leaves], self.spec)
+
+
+class Keeping(TakesNames):
+    """While the function runs: asks the policy, operator by operator."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.policy = policy
+        self.results: dict[Any, list[Result]] = defaultdict(list)
+        self._of_memory: dict[int | None, _Made] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        value = func(*args, **kwargs)
+        if not _may_be_kept(func):
+            if func._schema.is_mutable:
+                self._forget_written(func, args, kwargs)
+            return value
+        result = Result()
+        self.results[func].append(result)
+        how = choice(self.policy(func, *args, **kwargs))
+        if how is not Choice.RECOMPUTE:
+            result.keep(value, how)
+        made = _Made(value, result)
+        for leaf in pytree.leaves(value):
+            if isinstance(leaf, Tensor) and (memory := _memory(leaf)) is not None:
+                self._of_memory[memory] = made
+        return value
+
+    def _forget_written(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A rule may write to a result that it has made. It is recomputed with the write then."""
+        for i, argument in enumerate(op._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            for leaf in pytree.leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
+                made = self._of_memory.get(_memory(leaf)) if isinstance(leaf, Tensor) else None
+                if made is not None:
+                    made.result.leaves = None
+
+    def name(self, value: Tensor, name: str) -> None:
+        memory = _memory(_C.holder_of(value))
+        answer = self.policy(checkpoint_name, value, name)
+        how = choice(answer)
+        made = self._of_memory.get(memory) if memory is not None else None
+        if made is None:
+            return
+        if answer is Choice.RECOMPUTE:
+            made.result.leaves = None
+        elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_there():
+            with _torch._C._DisableFuncTorch():  # at the bottom, as where it was made
+                made.result.keep(made.value(), how)
+
+
+class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is recomputed: gives what was kept, in the order of the operators."""
+
+    def __init__(self, results: dict[Any, list[Result]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.results = {op: iter(those) for op, those in results.items()}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if _may_be_kept(func):
+            result = next(self.results.get(func, iter(())), None)
+            if result is None:
+                raise RecomputationError(
+                    f"torchlayers: checkpoint: the function called {func} more often when it was "
+                    "recomputed than at first. It has to do the same each time."
+                )
+            if result.leaves is not None:
+                return result.given(func)
+        return func(*args, **(kwargs or {}))
+
+
+def _memory(tensor: Tensor) -> int | None:
+    try:
+        memory: int = tensor.untyped_storage()._cdata
+        return memory
+    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
+        return None

@@ -1,0 +1,47 @@
+"""What an operator is made of, where torch has no forward-mode formula for it.
+
+jvp asks here last of all: first come the rules in csrc/rules/, then torch's own formulas.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchlayers.transforms.decompositions import attention, collectives, transformer
+
+Decomposition = Callable[..., Any]
+
+
+def find(name: str, overload: str) -> Decomposition | None:
+    """The decomposition of the operator ``name.overload`` ("aten::cdist", ""), or None."""
+    namespace, _, base = name.partition("::")
+    if namespace == "prims":
+        # Its kernel is written with torch's operators.
+        return getattr(torch.ops.prims, base).default.impl_aten  # type: ignore[no-any-return]
+    return _OURS.get(name) or _of_torch().get((name, overload))
+
+
+@functools.cache
+def _of_torch() -> dict[tuple[str, str], Decomposition]:
+    return {
+        (op._schema.name, op._schema.overload_name): function
+        for op, function in torch._decomp.decomposition_table.items()
+        if isinstance(op, torch._ops.OpOverload)
+    }
+
+
+_OURS: dict[str, Decomposition] = {
+    "aten::_native_multi_head_attention": transformer.multi_head_attention,
+    "aten::_transformer_encoder_layer_fwd": transformer.encoder_layer,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": attention.flash_for_cpu,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": attention.flash_for_cpu_backward,
+    "aten::_scaled_dot_product_flash_attention": attention.flash,
+    "aten::_scaled_dot_product_flash_attention_backward": attention.flash_backward,
+    "aten::_scaled_dot_product_efficient_attention": attention.efficient,
+    "aten::_scaled_dot_product_efficient_attention_backward": attention.efficient_backward,
+    "aten::_scaled_dot_product_cudnn_attention": attention.cudnn,
+    "aten::_scaled_dot_product_cudnn_attention_backward": attention.cudnn_backward,
+    **collectives.DECOMPOSITIONS,
+}

@@ -1,0 +1,113 @@
+"""Removing mutations, and views: functionalize.
+
+A functionalize layer is entered; the arguments are wrapped in functional tensors, which
+record what is written to them; the function runs; and what it wrote to its arguments is
+copied back to them at the end.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from torchlayers import _C
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.transforms import patched_torch_func
+
+_torch: Any = torch  # what it keeps for its own use has no types
+_functorch: Any = _torch._C._functorch
+
+
+def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """The same function without in-place operators inside.
+
+    Each in-place operator on a tensor made inside is replaced by its out-of-place form. What
+    func writes to its arguments is copied to them after it has run. Traced by ``make_fx``, the
+    result is a graph without side effects.
+
+    Args:
+        func: takes tensors and pytrees of tensors; returns any pytree.
+        remove: "mutations", or "mutations_and_views" to replace views by copies as well
+            (``view`` becomes ``view_copy``).
+    Returns:
+        A function with func's arguments and results.
+    Raises:
+        TransformError: remove is neither of the two.
+        RuntimeError: functionalize directly inside functionalize, no other transform between.
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> def f(x):
+        ...     y = x + 1
+        ...     y.mul_(2)
+        ...     return y
+        >>> graph = make_fx(functionalize(f))(torch.ones(2)).graph
+        >>> [str(node.target) for node in graph.nodes if node.op == "call_function"]
+        ['aten.add.Tensor', 'aten.mul.Tensor']
+
+    Source: torch.func.functionalize.
+    """
+    if remove not in ("mutations", "mutations_and_views"):
+        raise TransformError(
+            "torchlayers: functionalize: remove must be 'mutations' or 'mutations_and_views', got "
+            f"{remove!r}."
+        )
+    keeps_views = remove == "mutations"
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tracing_state.is_tracing() or tracing_state.is_exporting():
+            return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
+        patched_torch_func.replaced(patched_torch_func.FUNCTIONALIZE)  # none can be, but refused
+        with _C.functionalize_entry(keeps_views) as level:
+            wrapped = pytree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
+            with tracing_state.run_eagerly():
+                outputs = func(*wrapped[0], **wrapped[1])
+            outputs = pytree.map_tensors(lambda leaf: _returned(leaf, level, keeps_views), outputs)
+            _copy_back((args, kwargs), wrapped)
+        return outputs
+
+    return transformed(func, wrapper)
+
+
+# On a functional tensor that requires_grad_() gave another value, which shares the first's memory
+# (local_gradients.py).
+LEAF = "_torchlayers_leaf"
+
+
+def functional(tensor: Tensor, level: int) -> Tensor:
+    """The tensor as a functionalize layer of this level tracks it."""
+    _C.check_from_outside(tensor)
+    wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
+    _C.add_front_key(wrapped)  # NOTE [Escaped] in csrc/values/escaped.h
+    return wrapped
+
+
+def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
+    """The value that a functional tensor of this level has by now."""
+    if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:
+        return tensor  # made outside, perhaps in a functionalize there, and only passed through
+    _torch._sync(tensor)
+    value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
+    return value
+
+
+def _returned(output: Tensor, level: int, keeps_views: bool) -> Tensor:
+    """An output's value, of its class: one of the user's that overrides functions."""
+    value = unwrapped(output, level, keeps_views)
+    is_plain = value is output or type(output) in (Tensor, Parameter)
+    return value if is_plain else value.as_subclass(type(output))
+
+
+def _copy_back(originals: Any, wrapped: Any) -> None:
+    """What func wrote to its arguments, written to them."""
+    for original, functional in zip(pytree.leaves(originals), pytree.leaves(wrapped), strict=True):
+        if isinstance(original, Tensor):
+            _torch._sync(functional)
+            if hasattr(functional, LEAF) and _C.share_memory(
+                original, _torch._from_functional_tensor(functional)
+            ):
+                continue
+            _functorch._propagate_functional_input_mutation(original, functional)

@@ -1,0 +1,138 @@
+"""Hessian-vector products, forward over reverse."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torchlayers import _C
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.errors import StructureError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.distributed.mesh import Spread
+from torchlayers.transforms.grad import Grad, grad
+from torchlayers.transforms.jvp import Jvp, jvp
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def hvp(
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: Any,
+    *,
+    argnums: Argnums | None = None,
+    has_aux: bool = False,
+    mesh: "DeviceMesh | None" = None,
+) -> Any:
+    """Hessian-vector product: the derivative of func's gradient along the tangents.
+
+    It costs a few times func's gradient, however many elements the primals have, and never
+    makes the Hessian.
+
+    Args:
+        func: takes the primals; returns a real tensor without dimensions, or ``(that, aux)``
+            with has_aux.
+        primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
+        tangents: the vector, of the primals' structure, shapes and dtypes; with argnums, of
+            that of the gradients.
+        argnums: which primals to differentiate by, as for :func:`grad`; None for all of them.
+        has_aux: func returns a second value, which is passed through.
+        mesh: func is summed over the ranks of a DeviceMesh of one dimension, which have its terms,
+            each of its own data: the product is that with the sum's Hessian, for one collective.
+            Primals and tangents are the same on all ranks; an aux is each one's own.
+    Returns:
+        The Hessian of func at the primals times the tangents: a tuple of the primals'
+        structure, shapes and dtypes; with argnums, of the gradients' that :func:`grad` gives;
+        with has_aux ``(that, aux)``.
+    Raises:
+        What :func:`grad` and :func:`jvp` raise.
+    Example:
+        >>> hvp(lambda x: (x**3).sum(), (torch.tensor([1.0, 2.0]),), (torch.tensor([1.0, 0.0]),))
+        (tensor([6., 0.]),)
+        >>> hvp(lambda x, y: x * x * y, (torch.tensor(1.0), torch.tensor(2.0)), torch.tensor(1.0),
+        ...     argnums=0)
+        tensor(4.)
+
+    Source: Pearlmutter, "Fast exact multiplication by the Hessian" (1994).
+    """
+    if not isinstance(primals, tuple):
+        raise StructureError(
+            "torchlayers: hvp: primals must be a tuple, so that func(*primals) can be called; "
+            f"got {type(primals).__name__}. For one argument write (x,)."
+        )
+    if mesh is not None:
+        return _over_ranks(mesh, func, primals, tangents, argnums, has_aux)
+    if argnums is None:
+        everything = tuple(range(len(primals)))
+        return _product(_gradient(func, everything, has_aux), primals, tangents, has_aux)
+    if not are_numbers(argnums):
+        return by_names("hvp", partial(_by_some, tangents, has_aux), func, argnums)(*primals)
+    return _by_some(tangents, has_aux, func, argnums)(*primals)
+
+
+def _over_ranks(
+    mesh: "DeviceMesh",
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: Any,
+    argnums: Argnums | None,
+    has_aux: bool,
+) -> Any:
+    spread = Spread(f"hvp({pytree.name_of(func)}, mesh=...)", mesh, "local", "never")
+
+    def own_term(primals: tuple[Any, ...], tangents: Any) -> Any:
+        return hvp(func, primals, tangents, argnums=argnums, has_aux=has_aux)
+
+    result = spread.call(own_term, (primals, tangents), captures_alike=False)
+    product, *aux = result if has_aux else (result,)
+    leaves, spec = pytree.flatten(product)
+    total = pytree.unflatten(spread.summed(leaves), spec)
+    return (total, *aux) if has_aux else total
+
+
+def _by_some(
+    tangents: Any, has_aux: bool, func: Callable[..., Any], argnums: int | tuple[int, ...]
+) -> Callable[..., Any]:
+    """The product as a function of the primals."""
+
+    def product(*primals: Any) -> Any:
+        places = pytree.positions("hvp", argnums, len(primals))
+
+        def gradient(*chosen: Any) -> Any:
+            args = [*primals]
+            for place, value in zip(places, chosen, strict=True):
+                args[place] = value
+            return _gradient(func, argnums, has_aux)(*args)
+
+        along = (tangents,) if isinstance(argnums, int) else tangents
+        return _product(gradient, pytree.pick(primals, places), along, has_aux)
+
+    return product
+
+
+def _gradient(
+    func: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
+) -> Callable[..., Any]:
+    """grad, whose errors name hvp."""
+    if tracing_state.is_tracing():
+        return grad(func, argnums, has_aux)
+    given = Grad("hvp", func, argnums, has_aux)
+
+    def gradient(*args: Any) -> Any:
+        gradients, _, aux = _C.call_grad(given, args, {})
+        return (gradients, aux) if has_aux else gradients
+
+    return transformed(func, gradient)
+
+
+def _product(
+    gradient: Callable[..., Any], primals: tuple[Any, ...], tangents: Any, has_aux: bool
+) -> Any:
+    """jvp of the gradient; its errors name hvp."""
+    if tracing_state.is_tracing():
+        _, product, *rest = jvp(gradient, primals, tangents, has_aux=has_aux)
+        return (product, *rest) if has_aux else product
+    _, product, aux = Jvp("hvp", gradient, None, has_aux).push(primals, tangents)
+    return (product, aux) if has_aux else product

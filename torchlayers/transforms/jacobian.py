@@ -1,0 +1,436 @@
+"""Jacobians and Hessians: jacrev, jacfwd and hessian.
+
+A Jacobian is a vjp for every element of the output (jacrev) or a jvp for every element of
+the input (jacfwd), all of them at once under vmap. The cotangents, or tangents, are the rows
+of an identity matrix, which is cut where one tensor ends and the next begins:
+
+    outputs of 2 and 1 elements:   1 0 | 0     a chunk of rows is built at a time
+                                   0 1 | 0
+                                   0 0 | 1
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.errors import DtypeError, NotTensorError, StructureError, instead
+from torchlayers.core.layer_stack import transformed
+from torchlayers.distributed.mesh import Check, Out, Spread
+from torchlayers.remat.budget import budgeted
+from torchlayers.transforms import chunking, jvp_by_double_vjp
+from torchlayers.transforms.chunking import ChunkSize
+from torchlayers.transforms.grad import Grad, by_argnums
+from torchlayers.transforms.jacobian_basis import (
+    as_only_row,
+    at_their_places,
+    identity_rows,
+    joined_columns,
+    joined_rows,
+    own_parts,
+    run,
+    split_by_output,
+    split_columns,
+)
+from torchlayers.transforms.jvp import Jvp
+from torchlayers.transforms.vmap_dims import Vmap
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+def jacrev(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: ChunkSize = None,
+    memory_budget: int | float | None = None,
+    progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
+    _preallocate_and_copy: bool = False,
+    _api: str = "jacrev",
+) -> Callable[..., Any]:
+    """Jacobian by reverse mode: the cheaper one where func has fewer outputs than inputs.
+
+    Args:
+        func: takes tensors and pytrees of tensors; returns a tensor or a pytree of tensors,
+            or ``(that, aux)`` with has_aux. All of them real.
+        argnums: which positional arguments to differentiate by, counted as Python counts; or
+            which entries of one that is a dict: :func:`torchlayers.names`.
+        has_aux: func returns a second value, which is passed through.
+        chunk_size: how many rows of the Jacobian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows. With 1, the rows
+            are computed in a plain loop, without vmap and its limits.
+        memory_budget: how much func may keep, as for :func:`torchlayers.grad`; with "auto", the
+            bytes that one chunk may take at its peak, rows already computed not counted. None is
+            half of what is free on the device then.
+        progress: show a progress bar over the chunks (needs tqdm).
+        mesh: spreads the rows over the ranks of a DeviceMesh of one dimension, which call it with
+            the same arguments: each has its part of an output's first dimension, as torch.chunk
+            cuts. The row of an output without dimensions is computed by all.
+        out, check: with mesh, as for :func:`torchlayers.vmap`.
+    Returns:
+        A function with func's arguments. For one output of shape O and one chosen argument of
+        shape I the Jacobian has shape ``(*O, *I)``; for pytrees, func's structure with the
+        argument's structure in each leaf, and a tuple of those where argnums is one. With
+        has_aux ``(jacobian, aux)``.
+    Raises:
+        DtypeError: an input or output is complex.
+        TypeError: chunk_size is neither an int, nor None, nor "auto".
+        ValueError: chunk_size or memory_budget is not positive.
+        OutputError, NotTensorError, ArgnumsError: as for :func:`torchlayers.grad`.
+    Example:
+        >>> jacrev(torch.sin)(torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+
+    Source: torch.func.jacrev.
+    """
+    of_func, memory_budget = chunking.budgets(_api, chunk_size, memory_budget)
+    if not are_numbers(argnums):
+        transform = partial(
+            jacrev,
+            has_aux=has_aux,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget or of_func,
+            progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
+            _preallocate_and_copy=_preallocate_and_copy,
+            _api=_api,
+        )
+        return by_names(_api, transform, func, argnums)
+    given = Grad(_api, budgeted(_api, func, of_func), argnums, has_aux)
+    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
+
+    def traced(*args: Any) -> Any:
+        tracing_state.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress, mesh=mesh)
+        theirs = torch_func.jacrev(
+            func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
+        )
+        return theirs(*args)
+
+    def jacobian_at(*args: Any) -> Any:
+        recorded, output, aux = _C.call_vjp(given, args, True)
+        outputs, output_spec = pytree.flatten(output)
+        places = pytree.positions(_api, argnums, len(args))
+        primals, primal_spec = pytree.flatten(pytree.pick(args, places))
+        _refuse_complex(_api, "output", tuple(outputs))
+
+        def shaped(by_output: list[list[Tensor]]) -> Any:
+            """The Jacobian, from its leaves by the primals for each output."""
+            rows = [
+                by_argnums(pytree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
+            ]
+            jacobian = pytree.unflatten(rows, output_spec)
+            return (jacobian, aux) if has_aux else jacobian
+
+        def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
+            return _C.call_vjp_of_leaves(recorded, cotangents, torch.is_grad_enabled())
+
+        if not progress and spread is None and len(outputs) == 1 and outputs[0].numel() == 1:
+            row = pull_one([torch.ones_like(outputs[0])])
+            return shaped([[as_only_row(leaf, outputs[0]) for leaf in row]])
+
+        def pull(start: int, size: int) -> list[Tensor]:
+            if not size:
+                return [primal.new_zeros(0, *primal.shape) for primal in primals]
+            blocks = identity_rows(outputs, start, size)
+            basis = tuple(block for block in blocks if block is not None)
+
+            def pull_rows(*rows: Tensor) -> list[Tensor]:
+                return pull_one(at_their_places(rows, blocks))
+
+            if size == 1:
+                row = pull_rows(*(block.squeeze(0) for block in basis))
+                return [leaf.unsqueeze(0) for leaf in row]
+            pulled: list[Tensor] = _C.call_vmap(Vmap(pull_rows, 0, 0, "error"), basis, {})
+            return pulled
+
+        if spread is not None:
+            parts = own_parts(spread, pull, outputs, chunk_size, memory_budget, progress, _api)
+            return shaped(
+                [
+                    [
+                        joined_rows(spread, rows, output, primal)
+                        for rows, primal in zip(part, primals, strict=True)
+                    ]
+                    for part, output in zip(parts, outputs, strict=True)
+                ]
+            )
+
+        if _preallocate_and_copy and chunk_size is not None:
+            rows = sum(leaf.numel() for leaf in outputs)
+            whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
+
+            def work(start: int, size: int) -> list[Tensor]:
+                for into, part in zip(whole, pull(start, size), strict=True):
+                    into[start : start + size].copy_(part)
+                return []
+        else:
+            whole, work = [], pull
+
+        parts = run(work, outputs, chunk_size, memory_budget, progress, _api)
+        whole = whole or chunking.joined(parts, torch.cat)
+        return shaped(split_by_output(whole, outputs, primals))
+
+    return _transformed(_api, func, jacobian_at, traced, spread)
+
+
+def jacfwd(
+    func: Callable[..., Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    *,
+    randomness: str = "error",
+    chunk_size: ChunkSize = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
+    _api: str = "jacfwd",
+) -> Callable[..., Any]:
+    """Jacobian by forward mode: the cheaper one where func has fewer inputs than outputs.
+
+    Args:
+        func, argnums, has_aux: as for :func:`jacrev`; argnums may be None for all arguments.
+        randomness: what random operators do, as for :func:`torchlayers.vmap`.
+        chunk_size: how many columns of the Jacobian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows.
+        memory_budget: with "auto", as for :func:`jacrev`.
+        progress: as for :func:`jacrev`.
+        mesh, out, check: as for :func:`jacrev`; spread are the columns, by an argument's first
+            dimension.
+    Returns:
+        What :func:`jacrev` returns.
+    Raises:
+        DtypeError: an input or output is complex.
+        TypeError: chunk_size is neither an int, nor None, nor "auto".
+        ValueError: chunk_size or memory_budget is not positive.
+        NotTensorError: a chosen argument holds something else than tensors.
+        OutputError, ArgnumsError: as for :func:`jacrev`.
+    Example:
+        >>> jacfwd(torch.sin)(torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+
+    Source: torch.func.jacfwd.
+    """
+    chunking.check_chunk_size(_api, chunk_size, memory_budget)
+    if argnums is not None and not are_numbers(argnums):
+        transform = partial(
+            jacfwd,
+            has_aux=has_aux,
+            randomness=randomness,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
+            _api=_api,
+        )
+        return by_names(_api, transform, func, argnums)
+    given = Jvp(_api, func, argnums, has_aux)
+    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
+
+    def traced(*args: Any) -> Any:
+        tracing_state.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
+        places = tuple(range(len(args))) if argnums is None else argnums
+        return jvp_by_double_vjp.jacfwd(func, places, has_aux, randomness)(*args)
+
+    def jacobian_at(*args: Any) -> Any:
+        everything = tuple(range(len(args)))
+        places = everything if argnums is None else pytree.positions(_api, argnums, len(args))
+        primals, primal_spec = pytree.flatten(pytree.pick(args, places))
+        _require_tensors(_api, primals, args, argnums)
+        total = sum(leaf.numel() for leaf in primals)
+        seen: dict[str, Any] = {}
+
+        def push_one(
+            inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
+        ) -> tuple[Tensor, ...]:
+            tangents = at_their_places(columns, blocks)
+            output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
+            _refuse_complex(_api, "output", output)
+            leaves, seen["spec"] = pytree.flatten(output_tangents)
+            # aux is the same for every column, and may hold other things than tensors.
+            seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
+            return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
+
+        def work(start: int, size: int) -> list[Tensor]:
+            blocks = identity_rows(primals, start, size)
+            basis = tuple(block for block in blocks if block is not None)
+            inputs = args
+            if spread is not None or (chunk_size is None and start + size < total):
+                # What the function writes to its arguments, it writes in the last run alone.
+                inputs = pytree.map_tensors(torch.clone, args)
+            push = partial(push_one, inputs, blocks)
+            pushed = _C.call_vmap(Vmap(push, 0, 0, randomness), basis, {})
+            count = seen["spec"].num_leaves
+            leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
+            seen["aux"] = [
+                next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]
+            ]
+            return leaves
+
+        if spread is not None:
+            parts = own_parts(spread, work, primals, chunk_size, memory_budget, progress, _api)
+            by_output = [
+                [
+                    joined_columns(spread, part, primal)
+                    for part, primal in zip(of_output, primals, strict=True)
+                ]
+                for of_output in zip(*parts, strict=True)
+            ]
+        else:
+            at_once = randomness != "error"  # or each part would draw numbers of its own
+            parts = run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
+            whole = [column.movedim(0, -1) for column in chunking.joined(parts, torch.cat)]
+            by_output = [split_columns(columns_of, primals) for columns_of in whole]
+        single = isinstance(argnums, int)
+        jacobian = pytree.unflatten(
+            [
+                inner[0] if single else inner
+                for inner in (pytree.unflatten(row, primal_spec) for row in by_output)
+            ],
+            seen["spec"],
+        )
+        return (jacobian, pytree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return _transformed(_api, func, jacobian_at, traced, spread, randomness)
+
+
+def _transformed(
+    api: str,
+    func: Callable[..., Any],
+    jacobian_at: Callable[..., Any],
+    traced: Callable[..., Any],
+    spread: Spread | None,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The function that gives the Jacobian, by another way where torch.compile looks on."""
+
+    def wrapper(*args: Any) -> Any:
+        if tracing_state.is_tracing():
+            tracing_state.refuse_strict_export(api)
+            return traced(*args)
+        if tracing_state.is_exporting():
+            return tracing_state.exported(wrapper, *args)
+        _refuse_complex(api, "argument", args)
+        if spread is not None:
+            return spread.call(jacobian_at, args, randomness)
+        return jacobian_at(*args)
+
+    return transformed(func, wrapper)
+
+
+def hessian(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    chunk_size: ChunkSize = None,
+    memory_budget: int | float | None = None,
+    progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check = "first",
+) -> Callable[..., Any]:
+    """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
+
+    Args:
+        func, argnums: as for :func:`jacrev`.
+        chunk_size: how many columns of the Hessian at a time, to save memory: an int, None for
+            all at once, or "auto" for as many as the memory budget allows.
+        memory_budget, progress: as for :func:`jacrev`.
+        mesh, out, check: as for :func:`jacfwd`.
+    Returns:
+        A function with func's arguments. For an output of shape O and one chosen argument of
+        shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
+    Raises:
+        What :func:`jacfwd` and :func:`jacrev` raise.
+    Example:
+        >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
+        tensor([[ 6.,  0.],
+                [ 0., 12.]])
+
+    Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
+        Derivatives" (2008), chapter 5.
+    """
+    if not are_numbers(argnums):
+        transform = partial(
+            hessian,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            mesh=mesh,
+            out=out,
+            check=check,
+        )
+        return by_names("hessian", transform, func, argnums)
+    of_func, of_chunk = chunking.budgets("hessian", chunk_size, memory_budget)
+    forward_over_reverse = jacfwd(
+        jacrev(func, argnums, memory_budget=of_func, _api="hessian"),
+        argnums,
+        chunk_size=chunk_size,
+        memory_budget=of_chunk,
+        progress=progress,
+        mesh=mesh,
+        out=out,
+        check=check,
+        _api="hessian",
+    )
+
+    def wrapper(*args: Any) -> Any:
+        if tracing_state.is_tracing():
+            tracing_state.refuse_strict_export("hessian")
+            tracing_state.refuse("hessian", chunk_size=chunk_size, progress=progress, mesh=mesh)
+            gradient = torch_func.jacrev(func, argnums)
+            return jvp_by_double_vjp.jacfwd(gradient, argnums, False, "error")(*args)
+        return forward_over_reverse(*args)
+
+    return transformed(func, wrapper)
+
+
+def _over_ranks(api: str, func: Callable[..., Any]) -> str:
+    return f"{api}({pytree.name_of(func)}, mesh=...)"
+
+
+def _refuse_complex(api: str, side: str, values: Any) -> None:
+    for i, leaf in enumerate(pytree.flatten(values)[0]):
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            is_argument = side == "argument"
+            name = pytree.leaf_name(side, values, i) if is_argument else f"{side} {i}"
+            all_of_them = "inputs" if is_argument else "outputs"
+            raise DtypeError(
+                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex "
+                f"numbers ({leaf.dtype}) as {name}. Pass real and imaginary parts "
+                "(torch.view_as_real)."
+            )
+
+
+def _require_tensors(
+    api: str, leaves: list[Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None
+) -> None:
+    if not leaves:
+        raise StructureError(
+            f"torchlayers: {api}: the arguments hold no tensor to differentiate by."
+        )
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            places = None if argnums is None else pytree.positions(api, argnums, len(args))
+            raise NotTensorError(
+                f"torchlayers: {api}: {pytree.leaf_name('argument', args, i, places)} must be a "
+                f"tensor to differentiate by it, got {type(leaf).__name__} ({leaf!r}). Make it "
+                f"one, or {instead(api)}."
+            )

@@ -1,0 +1,175 @@
+"""The identity's rows that a Jacobian is pulled back or pushed from, and where its own go."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.distributed import dtensor
+from torchlayers.distributed.mesh import Spread
+from torchlayers.transforms import chunking
+from torchlayers.transforms.chunking import ChunkSize
+
+# So many rows are worth a run of the function, or a pass back through it, of their own.
+_ENOUGH = 256
+
+
+def run(
+    work: Callable[[int, int], list[Tensor]],
+    tensors: Sequence[Tensor],
+    chunk_size: ChunkSize,
+    memory_budget: int | None,
+    progress: bool,
+    api: str,
+    at_once: bool = False,
+) -> list[list[Tensor]]:
+    """work for all rows of the identity, as chunk_size says; without one, tensor by tensor."""
+    total = sum(leaf.numel() for leaf in tensors)
+    is_large = isinstance(total, int) and total >= 2 * _ENOUGH  # a symbol may be any size
+    if chunk_size is None and not progress and not at_once and is_large:
+        sizes = _by_tensor(tensors)
+        starts = itertools.accumulate(sizes, initial=0)
+        return [work(start, size) for start, size in zip(starts, sizes, strict=False)]
+    return chunking.run(work, total, chunk_size, memory_budget, tensors[0].device, progress, api)
+
+
+def own_parts(
+    spread: Spread,
+    work: Callable[[int, int], list[Tensor]],
+    tensors: Sequence[Tensor],
+    chunk_size: ChunkSize,
+    memory_budget: int | None,
+    progress: bool,
+    api: str,
+) -> list[list[Tensor]]:
+    """work for this rank's rows of the identity: for each tensor, those of its part of dim 0."""
+    parts = []
+    offset = 0
+    for leaf in tensors:
+        start, size = 0, leaf.numel()
+        if leaf.dim():
+            of_one = size // max(leaf.shape[0], 1)
+            start, size = (count * of_one for count in spread.part(leaf.shape[0]))
+        # Of no row there is the shape to know.
+        is_none = not size and leaf.numel() > 0
+        first = offset if is_none else offset + start
+        results = chunking.run(
+            partial(_from, first, work),
+            max(size, int(is_none)),
+            chunk_size,
+            memory_budget,
+            leaf.device,
+            progress,
+            api,
+        )
+        joined = chunking.joined(results, torch.cat)
+        parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
+        offset += leaf.numel()
+    return parts
+
+
+def _from(
+    first: int, work: Callable[[int, int], list[Tensor]], start: int, size: int
+) -> list[Tensor]:
+    return work(first + start, size)
+
+
+def joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
+    """An output's Jacobian by a primal, of which this rank has some rows."""
+    if not output.dim():
+        return spread.put_together(rows.view(primal.shape), None, 1)
+    own = spread.part(output.shape[0])[1]
+    return spread.put_together(
+        rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0]
+    )
+
+
+def joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
+    """The same, of which it has some columns, in front."""
+    dim = columns.dim() - 1
+    if not primal.dim():
+        return spread.put_together(columns.squeeze(0), None, 1)
+    own = spread.part(primal.shape[0])[1]
+    shape = *columns.shape[1:], own, *primal.shape[1:]
+    return spread.put_together(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
+
+
+def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:
+    """Numbers of rows that end where a tensor does, each large enough to be worth a run.
+
+    A run has no arithmetic for the tensors that it has no rows of.
+    """
+    sizes = [0]
+    for leaf in tensors:
+        if sizes[-1] >= _ENOUGH and leaf.numel():
+            sizes.append(0)
+        sizes[-1] += leaf.numel()
+    return sizes
+
+
+def identity_rows(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor | None]:
+    """Rows start to start + size of the identity, a block of columns a tensor, in its shape.
+
+    None for a block of zeros.
+    """
+    begins = itertools.accumulate((leaf.numel() for leaf in tensors), initial=0)
+    return [_block(leaf, start - begin, size) for leaf, begin in zip(tensors, begins, strict=False)]
+
+
+def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
+    """Rows of the identity whose columns are the leaf's elements; None where all are zero."""
+    columns = leaf.numel()
+    if size and not -size < start < columns:
+        return None
+    if start == 0:
+        block = torch.eye(size, columns, dtype=leaf.dtype, device=leaf.device)
+    else:
+        block = torch.zeros(size, columns, dtype=leaf.dtype, device=leaf.device)
+        block.diagonal(start).fill_(1)
+    if leaf.dim() != 1:
+        block = block.view(size, *leaf.shape)
+    return dtensor.placed_like(block, leaf) if dtensor.is_dtensor_below(leaf) else block
+
+
+def at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
+    remaining = iter(given)
+    return [None if block is None else next(remaining) for block in blocks]
+
+
+def as_only_row(gradient: Tensor, output: Tensor) -> Tensor:
+    """The Jacobian of an output of one element."""
+    return gradient.view(output.shape + gradient.shape) if output.dim() else gradient
+
+
+def split_by_output(
+    whole: list[Tensor], outputs: list[Tensor], primals: list[Tensor]
+) -> list[list[Tensor]]:
+    """For each output its Jacobian by each primal, from one stack of rows a primal."""
+    if len(outputs) == 1:
+        shape = outputs[0].shape
+        return [
+            [rows.view(shape + primal.shape) for rows, primal in zip(whole, primals, strict=True)]
+        ]
+    sizes = [leaf.numel() for leaf in outputs]
+    split = [torch.split(rows, sizes, dim=0) for rows in whole]
+    return [
+        [
+            rows[i].view(output.shape + primal.shape)
+            for rows, primal in zip(split, primals, strict=True)
+        ]
+        for i, output in enumerate(outputs)
+    ]
+
+
+def split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
+    """One output's Jacobian by each primal, from its columns in the last dimension."""
+    if len(primals) == 1 and primals[0].dim() == 1:
+        return [columns]
+    blocks = torch.split(columns, [leaf.numel() for leaf in primals], dim=-1)
+    return [
+        block.reshape(block.shape[:-1] + primal.shape)
+        for block, primal in zip(blocks, primals, strict=True)
+    ]

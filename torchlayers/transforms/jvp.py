@@ -1,0 +1,213 @@
+"""Forward mode: jvp.
+
+A jvp layer is entered; each primal is made a dual number of its tangent at the
+layer's level; the function runs on the duals, and its results are split again into
+values and tangents. csrc/python/call_jvp.cpp does it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
+from torchlayers.taps import with_tangents
+from torchlayers.transforms import jvp_by_double_vjp
+
+
+def jvp(
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    tangents: tuple[Any, ...],
+    *,
+    strict: bool = False,
+    has_aux: bool = False,
+    taps: Mapping[str, Any] | None = None,
+) -> Any:
+    """Jacobian-vector product: func's value, and its derivative along the tangents.
+
+    Args:
+        func: takes the primals; returns a tensor or a pytree of tensors, or
+            ``(that, aux)`` with has_aux.
+        primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
+        tangents: of the primals' structure, shapes and dtypes.
+        strict: refuse an output that does not depend on the primals, instead of giving it
+            a tangent of zeros.
+        has_aux: func returns a second value, which is passed through.
+        taps: tangents by the names of :func:`torchlayers.tap` and paths of modules, which the
+            values there have besides those that come from the primals.
+    Returns:
+        ``(output, output_tangents)``, both in the structure of func's output; with has_aux
+        ``(output, output_tangents, aux)``.
+    Raises:
+        StructureError: primals are not a tuple, or tangents are not like them; or a primal is
+            expanded, and its tangent is not.
+        NotTensorError: a primal or a tangent holds something else than tensors.
+        OutputError: func returned something else than tensors; or strict, and an output is
+            independent of the primals.
+        DtypeError: a primal or tangent is neither floating-point nor complex, or func can't
+            compute with their two dtypes.
+        TapError: func has no value of a name among taps, or two; or a tangent is not like its
+            value.
+    Example:
+        >>> jvp(torch.sin, (torch.tensor(0.0),), (torch.tensor(2.0),))
+        (tensor(0.), tensor(2.))
+
+    Source: torch.func.jvp; forward accumulation as in Griewank and Walther, "Evaluating
+        Derivatives" (2008), chapter 3.
+    """
+    if taps is not None:
+        func = with_tangents("jvp", func, taps)
+    if tracing_state.is_tracing():
+        tracing_state.copy_parameters_outside()
+        return jvp_by_double_vjp.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+    given = Jvp("jvp", func, None, has_aux, strict)
+    output, output_tangents, aux = given.push(primals, tangents)
+    return (output, output_tangents, aux) if has_aux else (output, output_tangents)
+
+
+class Jvp(NamedTuple):
+    """A function, and by what to differentiate it.
+
+    The call is C++, which reads the fields, and calls a method where something has to be refused.
+    """
+
+    api: str
+    func: Callable[..., Any]
+    argnums: int | tuple[int, ...] | None  # None for all arguments
+    has_aux: bool = False
+    strict: bool = False
+
+    def push(
+        self, primals: tuple[Any, ...], tangents: Any, are_leaves: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """The output, its tangents and aux.
+
+        The tangents are a tree like the tuple of the chosen primals, or the list of its leaves. Of
+        leaves some may be None: the user's pytrees, which may drop or refuse what is not there,
+        never see that.
+        """
+        if not isinstance(primals, tuple):
+            raise StructureError(
+                f"torchlayers: {self.api}: primals must be a tuple, so that func(*primals) can be "
+                f"called; got {type(primals).__name__}. For one argument write (x,)."
+            )
+        try:
+            return _C.call_jvp(self, primals, tangents, are_leaves)
+        except RuntimeError as error:
+            # torch's own, and no kind that the user made
+            if type(error) in (RuntimeError, NotImplementedError):
+                self._explain(error, primals, tangents)
+            raise
+
+    def refuse_tangents(
+        self, args: tuple[Any, ...], places: Sequence[int], tangents: Any, are_leaves: bool
+    ) -> None:
+        primals, spec = pytree.flatten(pytree.pick(args, places))
+        leaves, tangent_spec = pytree.flatten(tangents)
+        if not are_leaves and spec != tangent_spec:
+            raise StructureError(
+                f"torchlayers: {self.api}: tangents must have the structure of the primals: got "
+                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* stands for a "
+                "leaf)."
+            )
+        if not primals:
+            raise StructureError(f"torchlayers: {self.api}: primals must hold at least one tensor.")
+        for i, primal in enumerate(primals):
+            self._check_leaf("primal", args, places, i, primal)
+        for i, tangent in enumerate(leaves):
+            if are_leaves and tangent is None:
+                continue
+            self._check_leaf("tangent", args, places, i, tangent)
+        for i, (primal, tangent) in enumerate(zip(primals, leaves, strict=True)):
+            if tangent is not None and primal.shape != tangent.shape:
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('tangent', args, places, i)} has shape "
+                    f"{tuple(tangent.shape)}, its primal {tuple(primal.shape)}: they must be the "
+                    "same."
+                )
+
+    def refuse_outputs(self, outputs: list[Any]) -> None:
+        pytree.check_outputs(self.api, outputs)
+
+    def refuse_independent(self, i: int) -> NoReturn:
+        raise OutputError(
+            f"torchlayers: {self.api}: output {i} is independent of the primals, which strict=True "
+            "refuses. Without strict it has a tangent of zeros."
+        )
+
+    def _check_leaf(
+        self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int, leaf: Any
+    ) -> None:
+        is_primal = kind == "primal"
+        if not isinstance(leaf, Tensor):
+            advice = (
+                f"Make it one, or {instead(self.api)}."
+                if is_primal
+                else "Give zeros of its primal's shape (torch.zeros_like)."
+            )
+            raise NotTensorError(
+                f"torchlayers: {self.api}: {self._name(kind, args, places, i)} must be a tensor, "
+                f"got {type(leaf).__name__}. {advice}"
+            )
+        if not (leaf.is_floating_point() or leaf.is_complex()):
+            advice = (
+                f"Convert it, or {instead(self.api)}."
+                if is_primal
+                else "Convert it to its primal's dtype."
+            )
+            raise DtypeError(
+                f"torchlayers: {self.api}: {self._name(kind, args, places, i)} must be "
+                f"floating-point or complex, got {leaf.dtype}. {advice}"
+            )
+
+    def _explain(self, error: RuntimeError, args: tuple[Any, ...], tangents: Any) -> None:
+        """Raises what is wrong where torch failed because of a tangent unlike its primal.
+
+        Most operators take a tangent of another dtype, and some take one on another device. So
+        neither is refused before an operator fails.
+        """
+        text = str(error)
+        everything = tuple(range(len(args)))
+        places = (
+            everything
+            if self.argnums is None
+            else pytree.positions(self.api, self.argnums, len(args))
+        )
+        primals = pytree.leaves(pytree.pick(args, places))
+        for i, (primal, tangent) in enumerate(zip(primals, pytree.leaves(tangents), strict=True)):
+            name = self._name("tangent", args, places, i)
+            is_sparse = primal.layout is not torch.strided
+            if is_sparse and "Sparse" in text and not text.startswith("torchlayers: "):
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('primal', args, places, i)} has the "
+                    f"layout {primal.layout}, and torch keeps tangents of strided tensors alone "
+                    f"({text.partition(chr(10))[0]}). Pass its values, and make the sparse tensor "
+                    "of them inside (torch.sparse_coo_tensor)."
+                ) from error
+            if "written-to tensor" in text and 0 in primal.stride():
+                raise StructureError(
+                    f"torchlayers: {self.api}: {self._name('primal', args, places, i)} is "
+                    "expanded: its elements share memory, and those of its tangent don't. Pass its "
+                    "clone()."
+                ) from error
+            if tangent is None:
+                continue
+            if "device" in text and tangent.device != primal.device:
+                raise StructureError(
+                    f"torchlayers: {self.api}: {name} is on {tangent.device}, its primal on "
+                    f"{primal.device}: they must be on one device."
+                ) from error
+            if "type" in text and tangent.dtype != primal.dtype:
+                raise DtypeError(
+                    f"torchlayers: {self.api}: {name} is {tangent.dtype}, its primal "
+                    f"{primal.dtype}, and the function needs one dtype."
+                ) from error
+
+    def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:
+        """What errors call it: jvp and hvp take primals and tangents, others arguments."""
+        is_given = self.api in ("jvp", "hvp")
+        return pytree.leaf_name(kind if is_given else "argument", args, i, places)

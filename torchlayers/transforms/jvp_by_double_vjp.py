@@ -1,0 +1,83 @@
+"""jvp and jacfwd while Dynamo traces.
+
+NOTE [Forward mode in Dynamo]
+On Dynamo's fake tensors torch.func's forward mode ends in internal errors of torch in many nests of
+three (2.13): jvp(jvp(jvp)), vmap(jacfwd(grad)), hessian(jacfwd(grad)). Its reverse mode does not. A
+pullback is linear in the cotangents, so that its own pullback, at any point, pushes tangents
+forward; what the first one computes for no result is dropped by the compiler as dead. So inside
+another transform forward mode is reverse mode twice, and elsewhere it is torch.func's.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from torchlayers.core import torch_func, tracing_state
+
+_functorch: Any = torch._C._functorch
+
+
+def jvp(
+    func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool, has_aux: bool
+) -> Any:
+    """torch.func.jvp's result."""
+    if strict or not _is_inside():
+        return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+    tracing_state.refuse_strict_export("jvp inside another transform")
+    seen: dict[str, Any] = {}
+
+    def differentiable(*args: Any) -> Any:
+        """The outputs that have tangents; besides them all."""
+        output, aux = func(*args) if has_aux else (func(*args), ())
+        leaves, seen["spec"] = pytree.tree_flatten(output)
+        found = [leaf for leaf in leaves if _has_tangent(leaf)]
+        return found or [torch.zeros(())], (leaves, aux)  # vjp refuses a function of none
+
+    vjp: Any = torch_func.vjp  # typed as without aux
+    found, pull_back, (leaves, aux) = vjp(differentiable, *primals, has_aux=True)
+    zeros = [torch.zeros_like(leaf) for leaf in found]
+    _, push_forward = vjp(pull_back, zeros)
+    pushed = iter(push_forward(tangents)[0])
+    every = [next(pushed) if _has_tangent(leaf) else torch.zeros_like(leaf) for leaf in leaves]
+    result = (pytree.tree_unflatten(each, seen["spec"]) for each in (leaves, every))
+    return (*result, aux) if has_aux else (*result,)
+
+
+def jacfwd(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, randomness: str
+) -> Callable[..., Any]:
+    """torch.func.jacfwd's result."""
+
+    def jacobian_at(*args: Any) -> Any:
+        if randomness == "different" or not _is_inside():
+            return torch_func.jacfwd(func, argnums, has_aux, randomness=randomness)(*args)
+
+        def output_twice(*args: Any) -> Any:
+            output, aux = func(*args) if has_aux else (func(*args), ())
+            return output, (output, aux)
+
+        rows, (output, aux) = torch_func.jacrev(output_twice, argnums, has_aux=True)(*args)
+        # jacrev's are of the arguments' dtypes.
+        jacobian = pytree.tree_map(
+            lambda leaf, row: pytree.tree_map(lambda part: part.to(leaf.dtype), row), output, rows
+        )
+        return (jacobian, aux) if has_aux else jacobian
+
+    return jacobian_at
+
+
+def _has_tangent(output: Tensor) -> bool:
+    return output.is_floating_point() or output.is_complex()
+
+
+def _is_inside() -> bool:
+    """Whether a transform is around what is traced."""
+    return _functorch.maybe_current_level() is not None
+
+
+# As torch.compiler.assume_constant_result does, which imports Dynamo first: Dynamo calls it, with
+# the levels that it has entered, and reads no further.
+_is_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]

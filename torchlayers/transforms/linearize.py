@@ -1,0 +1,284 @@
+"""A function's linear map at a point: linearize.
+
+The function runs once under jvp on symbolic tangents while make_fx records; what does not
+depend on the tangents is folded to constants, and the graph that is left, replayed in C++, is the
+linear map.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.node import map_arg
+from torch.nn import Parameter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import NotTensorError, StructureError
+from torchlayers.core.layer_stack import current_stack
+from torchlayers.fx.capture_lock import recording
+from torchlayers.fx.nodes import is_collective
+from torchlayers.fx.program import replay
+from torchlayers.fx.recomputation import is_recording
+from torchlayers.remat.ambient_state import Surroundings
+from torchlayers.transforms import jvp_by_double_vjp
+from torchlayers.transforms.jvp import Jvp
+
+# What make_fx says of a sparse tensor of CSR's kind, which it asks for strides.
+_NO_STRIDES = "tensors do not have strides"
+
+
+def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """func's value at the primals, and its derivative there as a function of tangents.
+
+    Calling the derivative many times costs less than as many jvps: what depends on the primals
+    alone is computed once, and kept. func is run twice, once for its value and once recorded.
+    Inside another transform, and where func computes with a tensor subclass that has a
+    ``__torch_dispatch__``, nothing is recorded, and each call is a jvp. Random numbers that func
+    draws are those of its value in each call, and the generators go on as after one run of func.
+
+    Args:
+        func: takes the primals; returns a tensor or a pytree of tensors.
+        primals: tensors or pytrees of tensors.
+    Returns:
+        ``(output, jvp_fn)``. ``jvp_fn(*tangents)`` takes tangents of the primals' structure,
+        shapes, dtypes and devices, and returns the output's tangents, in its structure.
+    Raises:
+        StructureError: the tangents are not like the primals.
+        What :func:`torchlayers.jvp` raises.
+    Example:
+        >>> output, jvp_fn = linearize(torch.sin, torch.zeros(2))
+        >>> jvp_fn(torch.tensor([1.0, 2.0]))
+        tensor([1., 2.])
+
+    Source: torch.func.linearize.
+    """
+    # What the linear map keeps must not change when the primals are written to, by func or later.
+    kept, ambient = primals, None
+    if not _is_left_to_a_compiler():
+        kept, ambient = pytree.map_tensors(torch.clone, primals), Surroundings()
+    output = func(*primals)
+    if ambient is not None:
+        ambient.forget_unused()
+    _, output_spec = pytree.flatten(output)
+    leaves, spec = pytree.flatten(primals)
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: linearize: primal {i} must be a tensor, got {type(leaf).__name__}. "
+                "Bind other arguments beforehand, with functools.partial or a lambda."
+            )
+    tangents_of = _linear_map(func, kept, leaves, spec, ambient)
+    if tracing_state.is_tracing():
+        return output, lambda *tangents: pytree.unflatten(
+            tangents_of(*pytree.leaves(tangents)), output_spec
+        )
+    expected = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
+
+    def jvp_fn(*tangents: Any) -> Any:
+        flat, tangent_spec = pytree.flatten(tangents)
+        if tangent_spec != spec:
+            raise StructureError(
+                "torchlayers: linearize: tangents must have the structure of the primals: got "
+                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* stands for a "
+                "leaf)."
+            )
+        for i, (leaf, (shape, dtype, device)) in enumerate(zip(flat, expected, strict=True)):
+            if not isinstance(leaf, Tensor):
+                raise NotTensorError(
+                    f"torchlayers: linearize: tangent {i} must be a tensor, got "
+                    f"{type(leaf).__name__}."
+                )
+            if (leaf.shape, leaf.dtype, leaf.device) != (shape, dtype, device):
+                raise StructureError(
+                    f"torchlayers: linearize: tangent {i} must have its primal's shape "
+                    f"{tuple(shape)}, dtype {dtype} and device {device}; got "
+                    f"{tuple(leaf.shape)}, {leaf.dtype}, {leaf.device}."
+                )
+        return pytree.unflatten(tangents_of(*flat), output_spec)
+
+    return output, jvp_fn
+
+
+def _linear_map(
+    func: Callable[..., Any],
+    primals: tuple[Any, ...],
+    leaves: list[Tensor],
+    spec: pytree.TreeSpec,
+    ambient: Surroundings | None,
+) -> Callable[..., list[Any]]:
+    """The output tangents' leaves as a function of the tangents' leaves."""
+
+    def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
+        def by_jvp(*flat: Tensor) -> list[Any]:
+            given = pytree.unflatten(flat, spec)
+            if tracing_state.is_tracing():
+                pushed = jvp_by_double_vjp.jvp(func, point, given, strict=False, has_aux=False)
+                return pytree.leaves(pushed[1])
+            here = pytree.map_tensors(torch.clone, point)  # func may write to it
+            with nullcontext() if ambient is None else ambient.again():
+                return pytree.leaves(Jvp("linearize", func, None).push(here, given)[1])
+
+        return by_jvp
+
+    # A recording holds plain tensors, so it would lose what the layers around it track, and a
+    # compiler records on its own.
+    if _is_left_to_a_compiler() or is_recording() or current_stack():
+        return jvp_at(primals)
+    try:
+        recorded = _record(jvp_at(primals), leaves)
+    except _SubclassSeen:
+        return jvp_at(primals)
+    if _can_fold(recorded):
+        _fold(recorded)
+    program = replay(recorded)
+
+    def by_program(*flat: Tensor) -> list[Any]:
+        if tracing_state.is_tracing():
+            return recorded(*flat)  # type: ignore[no-any-return]
+        return program(flat)
+
+    return by_program
+
+
+def _is_left_to_a_compiler() -> bool:
+    return tracing_state.is_tracing() or tracing_state.is_exporting()
+
+
+def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModule:
+    """The function of tangents as a graph.
+
+    Raises:
+        _SubclassSeen: it computes with tensors of a class of the user's, or compressed sparse ones.
+    """
+    if not all(
+        type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided for leaf in leaves
+    ):
+        raise _SubclassSeen
+
+    def watched(*flat: Tensor) -> list[Any]:
+        watch = _Watch()  # type: ignore[no-untyped-call]
+        try:
+            with watch:
+                return linear(*flat)
+        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
+            if watch.has_seen_subclass:
+                raise _SubclassSeen from None
+            raise
+
+    with recording(), tracing_state.run_eagerly():
+        return make_fx(tracing_state.traced_here(watched))(
+            *[torch.empty_like(leaf) for leaf in leaves]
+        )
+
+
+class _SubclassSeen(BaseException):
+    """What a subclass computes with it hides: in a recording that would seem constant.
+
+    No Exception, so that the function that is recorded does not catch it.
+    """
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises _SubclassSeen at the first operator that is called with what can't be recorded.
+
+    What is drawn becomes a constant of the recording, as it does not depend on tangents.
+    """
+
+    has_seen_subclass = False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if types:
+            self.has_seen_subclass = True
+            raise _SubclassSeen
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return _drawn(func, args, kwargs or {})
+        try:
+            return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if _NO_STRIDES in str(error):
+                self.has_seen_subclass = True
+                raise _SubclassSeen from None
+            raise
+
+
+def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A random operator's result, which the recording holds as a constant."""
+    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
+    given |= kwargs
+    targets = [
+        given[argument.name]
+        for argument in op._schema.arguments
+        if argument.alias_info is not None
+        and argument.alias_info.is_write
+        and isinstance(given.get(argument.name), Tensor)
+    ]
+    with disable_proxy_modes_tracing():
+        copies = [target.clone() for target in targets]
+        args, kwargs = _replaced((args, kwargs), targets, copies)
+        result = op(*args, **kwargs)
+    for target, copy in zip(targets, copies, strict=True):
+        target.copy_(copy)
+    if targets:
+        return _replaced(result, copies, targets)
+    return pytree.map_tensors(torch.clone, result)  # func may write to it
+
+
+def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
+    by_tensor = dict(zip(map(id, tensors), others, strict=True))
+    return pytree.map_tensors(lambda tensor: by_tensor.get(id(tensor), tensor), values)
+
+
+def _can_fold(recorded: GraphModule) -> bool:
+    """Folding cuts what autograd tracks, and takes for constant what the graph writes to."""
+    for node in recorded.graph.nodes:
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+            return False
+        if node.op == "get_attr" and getattr(recorded, str(node.target)).requires_grad:
+            return False
+    return True
+
+
+def _fold(recorded: GraphModule) -> None:
+    """Computes what does not depend on the inputs, once and for good; collectives at each call."""
+    known: dict[Node, Any] = {}
+    graph = recorded.graph
+    with torch.no_grad():
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                known[node] = getattr(recorded, str(node.target))
+            elif (
+                node.op == "call_function"
+                and not is_collective(node)
+                and all(map(known.__contains__, node.all_input_nodes))
+            ):
+                args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*args, **kwargs)
+    for node in [node for node in known if node.op == "call_function"]:
+        if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
+            name = f"_folded_{node.name}"
+            recorded.register_buffer(name, known[node])
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            node.replace_all_uses_with(constant)
+            known[constant] = known[node]
+    # Who gets a constant may write to it.
+    output = graph.output_node()
+    with graph.inserting_before(output):
+        output.args = map_arg(
+            output.args,
+            lambda node: (
+                graph.call_function(torch.ops.aten.clone.default, (node,))
+                if node in known
+                else node
+            ),
+        )
+    graph.eliminate_dead_code()
+    recorded.recompile()

@@ -1,0 +1,281 @@
+"""Gradients that a transformed function takes on its own: requires_grad_() and torch.autograd.grad.
+
+NOTE [Gradients inside]
+A function that differentiates on its own (``torch.autograd.grad`` of ``x.detach()`` with
+``requires_grad_()``, as implicit solvers do) may run inside a transform. torch refuses
+``requires_grad_()`` there. Inside our layers it comes here (csrc/python/requires_grad.cpp). A
+tensor is marked at the level whose autograd records it: a wrapper of grad or jvp at its own level,
+a batched or functional tensor at that of the value in it. ``torch.autograd.grad`` then runs at that
+level too, on the values that the layers above it hold.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchlayers import _C
+from torchlayers.core import tracing_state
+from torchlayers.core.errors import TransformError, location
+from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
+
+_functorch: Any = torch._C._functorch
+_torch: Any = torch
+_autograd: Any = torch.autograd
+_torchs_run: Any = _autograd._engine_run_backward
+
+
+def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+    """``tensor.requires_grad_(requires_grad)`` inside a transform of ours."""
+    if requires_grad and not tensor.requires_grad:
+        _make_leaf(tensor)
+    elif not requires_grad and tensor.requires_grad:
+        _make_constant(tensor)
+    return tensor
+
+
+def _make_leaf(tensor: Tensor) -> None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TransformError(
+            f"torchlayers: requires_grad_() on a tensor of dtype {tensor.dtype}: only "
+            f"floating-point and complex tensors have gradients.{location()}"
+        )
+    value = _value_inside(tensor)
+    # Marks the tensor as one that was made a leaf here.
+    setattr(tensor, LEAF, True)
+    if value is None:
+        _C.set_requires_grad(tensor, True)
+    elif _functorch.is_batchedtensor(tensor):
+        # The value may be the caller's own tensor, which is to stay as it is.
+        _C.replace_batch(tensor, _leaf_like(value))
+    else:
+        _torch._functionalize_replace(tensor, _leaf_like(value))
+
+
+def _make_constant(tensor: Tensor) -> None:
+    leaf = _innermost(tensor)
+    if not leaf.requires_grad:  # a Parameter made of a batched or functional tensor is marked alone
+        _C.set_requires_grad(tensor, False)
+        return
+    is_outside = leaf is tensor and not _functorch.is_functorch_wrapped_tensor(tensor)
+    is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
+    if not (is_local and leaf.is_leaf):
+        raise TransformError(
+            "torchlayers: requires_grad_(False) on a tensor that a transform, or what it is nested "
+            "in, differentiates by: its derivative would be lost. Use x.detach(), which leaves x "
+            f"as it is.{location()}"
+        )
+    _C.set_requires_grad(leaf, False)
+
+
+def _value_inside(tensor: Tensor) -> Tensor | None:
+    """The value in a batched or functional tensor; None for others, marked themselves."""
+    value: Tensor | None = None
+    if _functorch.is_batchedtensor(tensor):
+        value = _functorch.get_unwrapped(tensor)
+    elif _torch._is_functional_tensor(tensor):
+        _torch._sync(tensor)
+        value = _torch._from_functional_tensor(tensor)
+    return value
+
+
+def _innermost(tensor: Tensor) -> Tensor:
+    """The tensor whose own mark says whether it is recorded."""
+    value = _value_inside(tensor)
+    return tensor if value is None else _innermost(value)
+
+
+def _leaf_like(value: Tensor) -> Tensor:
+    """A leaf that shares the value's memory; other levels know it as they know the value."""
+    level = max(_functorch.maybe_get_level(value), 0)
+    inside = _value_inside(value)
+    if inside is None:
+        leaf: Tensor = _C.at_level(level, lambda: value.view_as(value))
+        _C.set_requires_grad(leaf, True)
+        return leaf
+    made = _leaf_like(inside)
+    if _functorch.is_batchedtensor(value):
+        dim = _functorch.maybe_get_bdim(value)
+        around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(made, dim))
+        return around
+    return functional(made, level)
+
+
+class _Task(NamedTuple):
+    """What torch.autograd.grad was asked for."""
+
+    outputs: Sequence[Tensor]
+    cotangents: Sequence[Tensor | None]
+    keep_graph: bool
+    create_graph: bool
+    inputs: Sequence[Tensor]
+    allow_unused: bool
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "_Task":
+        return self._replace(
+            outputs=tuple(change(output) for output in self.outputs),
+            cotangents=tuple(None if each is None else change(each) for each in self.cotangents),
+            inputs=tuple(change(each) for each in self.inputs),
+        )
+
+    def run(self) -> tuple[Tensor | None, ...]:
+        """The gradients, at the level of the inputs."""
+        top = _C.top()
+        if top is None:
+            return self._run_here()
+        kind, level = top
+        if kind == "vmap":
+            return self._run_on_batches(level)
+        if kind == "functionalize":
+            task = self.changed(lambda tensor: unwrapped(tensor, level, keeps_views=True))
+            with _C.Below():
+                gradients = task.run()
+            return tuple(None if each is None else functional(each, level) for each in gradients)
+        if kind in ("grad", "jvp"):
+            if any(_is_recorded_at(level, each) for each in self.inputs):
+                return self._run_here()
+            self._check_nothing_is_lost(kind, level)
+            task = self.changed(lambda tensor: _C.unwrap(tensor, level))
+            with _C.Below():
+                return task.run()
+        with _C.Below():
+            return self.run()
+
+    def _run_here(self) -> tuple[Tensor | None, ...]:
+        cotangents = tuple(
+            torch.ones_like(output) if each is None and output.requires_grad else each
+            for output, each in zip(self.outputs, self.cotangents, strict=True)
+        )
+        gradients: tuple[Tensor | None, ...] = _torchs_run(
+            tuple(self.outputs),
+            cotangents,
+            self.keep_graph,
+            self.create_graph,
+            tuple(self.inputs),
+            self.allow_unused,
+            accumulate_grad=False,
+        )
+        return gradients
+
+    def _run_on_batches(self, level: int) -> tuple[Tensor | None, ...]:
+        outputs = [_C.unbatched(output, level) for output in self.outputs]
+        cotangents = [
+            None if each is None else _C.unbatched(each, level) for each in self.cotangents
+        ]
+        inputs = [_C.unbatched(each, level) for each in self.inputs]
+        if all(dim is None for _, dim in (*outputs, *inputs)) and any(
+            each is not None and each[1] is not None for each in cotangents
+        ):
+            return self._run_here()  # the pass is one over the graph of a level below, as jacrev's
+        if any(dim is not None for _, dim in outputs):
+            for i, (_, dim) in enumerate(inputs):
+                if dim is None:
+                    raise TransformError(
+                        f"torchlayers: vmap (level {level}) can't take torch.autograd.grad by "
+                        f"input {i}: it is alike for all samples and the outputs are not, so the "
+                        "gradients of all samples would be added up. Use torchlayers.grad or vjp "
+                        "inside the function, or let each sample have an input of its own."
+                        f"{location()}"
+                    )
+        task = self._replace(
+            outputs=tuple(value for value, _ in outputs),
+            cotangents=tuple(
+                None if cotangent is None else _in_place_of_batch(*cotangent, *output)
+                for cotangent, output in zip(cotangents, outputs, strict=True)
+            ),
+            inputs=tuple(value for value, _ in inputs),
+        )
+        with _C.Below():
+            gradients = task.run()
+        return tuple(
+            each if each is None or dim is None else _C.add_batch_dim(each, dim)
+            for each, (_, dim) in zip(gradients, inputs, strict=True)
+        )
+
+    def _check_nothing_is_lost(self, kind: str, level: int) -> None:
+        for tensor in (*self.outputs, *self.cotangents):
+            if tensor is None or _functorch.maybe_get_level(tensor) != level:
+                continue
+            is_recorded = self.create_graph and tensor.requires_grad
+            if is_recorded or (kind == "jvp" and _has_tangent(tensor)):
+                raise TransformError(
+                    f"torchlayers: torch.autograd.grad inside {kind} (level {level}) by a tensor "
+                    "from outside of it, of what is differentiated there: the gradient's own "
+                    "derivative would be lost. Use torchlayers.grad or vjp inside the function, or "
+                    f"pass the tensor to it as an argument.{location()}"
+                )
+
+
+def _in_place_of_batch(
+    cotangent: Tensor, dim: int | None, output: Tensor, output_dim: int | None
+) -> Tensor:
+    """The cotangent with its batch where the output has it."""
+    if output_dim is None or dim == output_dim:
+        return cotangent
+    if dim is None:
+        return cotangent.unsqueeze(output_dim).expand_as(output)
+    return cotangent.movedim(dim, output_dim)
+
+
+def _is_recorded_at(level: int, tensor: Tensor) -> bool:
+    return (
+        _functorch.is_gradtrackingtensor(tensor)
+        and _functorch.maybe_get_level(tensor) == level
+        and tensor.requires_grad
+    )
+
+
+def _alive(tensor: Tensor) -> Tensor:
+    alive: Tensor = _functorch.unwrap_if_dead(tensor)
+    if (
+        alive.requires_grad
+        and _value_inside(alive) is not None
+        and not _innermost(alive).requires_grad
+    ):
+        _make_leaf(alive)  # torch.zeros_like(x, requires_grad=True): nothing of it is recorded yet
+    return alive
+
+
+def _is_recorded_by_ended(tensor: Any) -> bool:
+    """Whether it has its gradient at a level that has ended: torch.func.vjp's pass is by such."""
+    return bool(
+        isinstance(tensor, Tensor)
+        and _functorch.is_gradtrackingtensor(tensor)
+        and tensor.requires_grad
+        and _functorch.unwrap_if_dead(tensor) is not tensor
+    )
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+@tracing_state.uncompiled
+def _run(
+    outputs: Any,
+    cotangents: Any,
+    keep_graph: bool,
+    create_graph: bool,
+    inputs: Any,
+    allow_unreachable: bool,
+    accumulate_grad: bool,
+) -> Any:
+    """Stands before torch's call of its engine."""
+    is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
+    is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
+    if not is_ours or any(map(_is_recorded_by_ended, inputs)):
+        return _torchs_run(
+            outputs,
+            cotangents,
+            keep_graph,
+            create_graph,
+            inputs,
+            allow_unreachable,
+            accumulate_grad=accumulate_grad,
+        )
+    task = _Task(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
+    return task.changed(_alive).run()
+
+
+_autograd._engine_run_backward = _run

@@ -1,0 +1,195 @@
+"""Steps of torch.func's transforms that a package has replaced by its own.
+
+NOTE [Replaced steps]
+torch.func's transforms are Python, and packages assign to the functions that they consist of:
+tensordict, so that vmap takes a TensorDict's batch size for its dimensions; pypose, so that a
+LieTensor is still one when it is wrapped. What is computed there is what these functions say. Ours
+do the same steps themselves; where one of them is not torch's own any more, they call it in place
+of their own. It finds our layer, which stands in torch.func's stack too (NOTE [The mirror]). Only
+entering and leaving can't be somebody else's, and are refused. Who replaces a whole transform has
+replaced torch.func's, and not ours.
+
+Each function is looked up at each call, as torch.func does it: so it does not matter whether it
+was replaced before or after torchlayers was imported, or for how long.
+"""
+
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from torch._functorch import eager_transforms, vmap
+from torch.autograd import forward_ad
+
+from torchlayers import _C
+from torchlayers.core.errors import TransformError
+
+VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
+
+# What to call in place of steps of ours: functions of torch.func's, by name.
+Replaced: TypeAlias = Mapping[str, Callable[..., Any]]
+
+_MODULES: dict[str, Any] = {
+    module.__name__.rpartition(".")[2]: module for module in (eager_transforms, forward_ad, vmap)
+}
+_NAMES = ("vmap", "vmap", "grad", "jvp", "functionalize")
+
+_WRAP = (
+    "eager_transforms._wrap_all_tensors",
+    "eager_transforms._wrap_tensor_for_grad",
+    "eager_transforms._wrap_for_grad",
+)
+_UNWRAP = (
+    "eager_transforms._undo_create_differentiable",
+    "eager_transforms._unwrap_for_grad",
+)
+
+# A step's function, and those that it calls.
+_STEPS: dict[int, tuple[tuple[str, ...], ...]] = {
+    VMAP: (
+        ("vmap._process_batched_inputs", "vmap._validate_and_get_batch_size"),
+        ("vmap._create_batched_inputs", "vmap._add_batch_dim"),
+        ("vmap._unwrap_batched", "vmap._maybe_remove_batch_dim", "vmap._remove_batch_dim"),
+    ),
+    CHUNKS: (),
+    GRAD: (
+        _WRAP,
+        (
+            "eager_transforms._create_differentiable",
+            "eager_transforms._set_tensor_requires_grad",
+            "eager_transforms.enable_inplace_requires_grad",
+        ),
+        ("eager_transforms._autograd_grad",),
+        _UNWRAP,
+    ),
+    JVP: (
+        _WRAP,
+        ("forward_ad.make_dual",),
+        ("eager_transforms.safe_unpack_dual", "forward_ad.unpack_dual"),
+        _UNWRAP,
+    ),
+    FUNCTIONALIZE: (),
+}
+
+_REFUSED: dict[int, tuple[str, ...]] = {
+    VMAP: (
+        "vmap._flat_vmap",
+        "vmap.vmap_increment_nesting",
+        "vmap._vmap_increment_nesting",
+        "vmap._vmap_decrement_nesting",
+    ),
+    CHUNKS: (
+        "vmap._chunked_vmap",
+        "vmap._get_chunked_inputs",
+        "vmap._flatten_chunks_output",
+        "vmap._concat_chunked_outputs",
+    ),
+    GRAD: (
+        "eager_transforms.grad_increment_nesting",
+        "eager_transforms._grad_increment_nesting",
+        "eager_transforms._grad_decrement_nesting",
+    ),
+    JVP: (
+        "eager_transforms.jvp_increment_nesting",
+        "eager_transforms.enter_jvp_nesting",
+        "eager_transforms.exit_jvp_nesting",
+        "eager_transforms._jvp_increment_nesting",
+        "eager_transforms._jvp_decrement_nesting",
+    ),
+    FUNCTIONALIZE: (
+        "eager_transforms._wrap_all_tensors_to_functional",
+        "eager_transforms._maybe_wrap_functional_tensor",
+        "eager_transforms._unwrap_all_tensors_from_functional",
+        "eager_transforms._maybe_unwrap_functional_tensor",
+        "eager_transforms._func_increment_nesting",
+        "eager_transforms._func_decrement_nesting",
+    ),
+}
+
+
+def _place(function: str) -> tuple[dict[str, Any], str]:
+    module, _, name = function.rpartition(".")
+    return vars(_MODULES[module]), name
+
+
+class _Watched(NamedTuple):
+    """A function of torch.func's, and the one to call in place of our own step; or none."""
+
+    function: str
+    step: str | None
+    names: dict[str, Any]
+    name: str
+
+
+_watched = {
+    transform: [
+        _Watched(function, step, *_place(function))
+        for function, step in (
+            *((function, step[0]) for step in steps for function in step),
+            *((function, None) for function in _REFUSED[transform]),
+        )
+    ]
+    for transform, steps in _STEPS.items()
+}
+_own: dict[str, Any] = {}  # the functions last seen that are torch's own
+
+
+def look() -> int:
+    """A bit for each transform of which a step is replaced by now.
+
+    To be called where one of the modules' names has changed: C++ sees that, and keeps the bits.
+    """
+    return sum(
+        1 << transform for transform, watched in _watched.items() if any(map(_is_replaced, watched))
+    )
+
+
+def _is_replaced(watched: _Watched) -> bool:
+    function = watched.names.get(watched.name)
+    if function is None or _own.get(watched.function) is function:
+        return False
+    if not _is_torchs_own(function):
+        return True
+    _own[watched.function] = function
+    return False
+
+
+def _is_torchs_own(function: Any) -> bool:
+    if not isinstance(function, FunctionType):
+        return isinstance(function, BuiltinFunctionType)
+    # Its __module__ is whatever functools.wraps copied.
+    home = function.__globals__.get("__name__", "")
+    if home == "contextlib" and hasattr(function, "__wrapped__"):  # a context manager
+        return _is_torchs_own(function.__wrapped__)
+    return str(home).startswith("torch.")
+
+
+_C.watch_steps([vars(module) for module in _MODULES.values()])
+_NONE: Replaced = MappingProxyType({})
+
+
+def replaced(transform: int) -> Replaced:
+    """The steps of a transform that are replaced by now.
+
+    Raises:
+        TransformError: a function is replaced that no step of ours corresponds to.
+    """
+    if not _C.any_step_replaced(transform):
+        return _NONE
+    found = {}
+    for watched in filter(_is_replaced, _watched[transform]):
+        if watched.step is None:
+            raise _refusal(transform, watched)
+        names, name = _place(watched.step)
+        found[name] = names[name]
+    return found
+
+
+def _refusal(transform: int, watched: _Watched) -> TransformError:
+    _, _, names, name = watched
+    by = names[name]
+    written = f"{getattr(by, '__module__', '?')}.{getattr(by, '__qualname__', repr(by))}"
+    return TransformError(
+        f"torchlayers: {_NAMES[transform]}: {names['__name__']}.{name} was replaced by {written}, "
+        "which can't be called here: torchlayers does otherwise what torch's own function does. "
+        f"Put torch's back, or use torch.func.{_NAMES[transform]}."
+    )

@@ -1,0 +1,163 @@
+"""per_sample_norms and clipped_grad."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core.argnums import Argnums
+from torchlayers.core.layer_stack import transformed
+from torchlayers.transforms.chunking import check_chunk_size
+from torchlayers.transforms.per_sample.arguments import Given, Numbers, of_samples
+from torchlayers.transforms.per_sample.sample import Sample
+from torchlayers.transforms.per_sample.uses import added, wide
+from torchlayers.transforms.vmap import vmap
+from torchlayers.transforms.vmap_dims import check_randomness
+
+
+def per_sample_norms(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    in_dims: Any = None,
+    *,
+    has_aux: bool = False,
+    each: bool = False,
+    randomness: str = "error",
+    chunk_size: int | None = None,
+) -> Callable[..., Any]:
+    """The norm of every sample's gradient, without the gradients.
+
+    It is that of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: of the weights
+    of linear layers, convolutions and embeddings no sample's gradient is made where its norm is
+    cheaper to have from what goes in and the cotangents of what comes out.
+
+    Args:
+        func: of one sample; returns a real tensor without dimensions, or ``(that, aux)`` with
+            has_aux.
+        argnums: which positional arguments to differentiate by, as for :func:`grad`.
+        in_dims: which dimension of each positional argument is the samples', as for :func:`vmap`.
+            None: the first, but for arguments that are differentiated by, which are all samples'.
+        has_aux: func returns a second value, which is returned for each sample.
+        each: the norms by each tensor by itself, and not by all together.
+        randomness: as for :func:`vmap`.
+        chunk_size: as for :func:`vmap`.
+    Returns:
+        A function with func's arguments that returns a tensor of the samples' norms; with each one
+        for every tensor, in the structure of the chosen arguments; with has_aux ``(norms, aux)``.
+    Raises:
+        NotScalarError: func returned something else than a real tensor without dimensions for a
+            sample.
+        TransformError: what a weight was multiplied with has been written to before the norm was
+            told from it; or it runs inside torch.compile.
+    Example:
+        >>> def loss(weight, x):
+        ...     return (weight @ x).sum()
+        >>> per_sample_norms(loss)(torch.ones(4, 2), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor([10.,  2.])
+
+    Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015).
+    """
+
+    check_randomness("per_sample_norms", randomness)
+    check_chunk_size("per_sample_norms", chunk_size, None)
+
+    def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
+        def of_sample(*args: Any) -> Any:
+            sample = Sample("per_sample_norms", func, given.places, has_aux, keeps=False)
+            aux = sample.run(args, given.kwargs)
+            squares = [weight.squares() for weight in sample.weights]
+            return squares if each else _sum(squares), aux
+
+        batched = vmap(
+            transformed(func, of_sample), given.in_dims, 0, randomness, chunk_size=chunk_size
+        )
+        # Not every function can be called with no samples.
+        if given.sample_count("per_sample_norms", func) == 0 and not has_aux:
+            nothing = [wide(leaf.new_zeros(0)) for leaf in given.leaves()]
+            return given.as_chosen(nothing, argnums) if each else _sum(nothing)
+        squares, aux = batched(*given.args)
+        result = given.as_chosen([*map(_root, squares)], argnums) if each else _root(squares)
+        return (result, aux) if has_aux else result
+
+    return of_samples("per_sample_norms", call, func, argnums, in_dims)
+
+
+def clipped_grad(
+    func: Callable[..., Any],
+    max_norm: float | Tensor,
+    argnums: Argnums = 0,
+    in_dims: Any = None,
+    *,
+    has_aux: bool = False,
+    randomness: str = "error",
+) -> Callable[..., Any]:
+    """The sum of the samples' gradients, each scaled down to a norm of at most max_norm.
+
+    func runs once, and is pulled back once: what has told the norms gives the sum as well. With
+    noise added, that is a step of DP-SGD.
+
+    Args:
+        func: of one sample, as for :func:`per_sample_norms`; as are the other arguments.
+        max_norm: the largest norm a sample's gradient, by all chosen tensors together, may have.
+    Returns:
+        A function with func's arguments that returns ``(gradients, norms)``: the sums, in the
+        structure of the chosen arguments, and the norms of the samples' gradients before; with
+        has_aux ``(gradients, (norms, aux))``.
+    Raises:
+        ValueError: max_norm is not greater than 0.
+        DimensionError: an argument that is differentiated by differs among the samples.
+        NotScalarError, TransformError: as for :func:`per_sample_norms`.
+    Example:
+        >>> def loss(weight, x):
+        ...     return (weight @ x).sum()
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> clipped_grad(loss, 5.0)(torch.ones(4, 2), x)[0][0]
+        tensor([1.5000, 3.0000])
+
+    Source: Abadi et al., "Deep Learning with Differential Privacy" (2016), algorithm 1; one pass as
+        in Bu, Wang, Zha and Karypis, "Differentially Private Optimization on Large Model at Small
+        Cost" (2023).
+    """
+    check_randomness("clipped_grad", randomness)
+    if not isinstance(max_norm, Tensor) and not max_norm > 0:
+        raise ValueError(
+            f"torchlayers: clipped_grad: max_norm is a norm greater than 0, got {max_norm!r}."
+        )
+
+    def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
+        given.refuse_batched("clipped_grad")
+        leaves = given.leaves()
+        if given.sample_count("clipped_grad", func) == 0 and not has_aux:
+            nothing = [wide(leaf.new_zeros(0)) for leaf in leaves]
+            return given.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
+        samples: list[Sample] = []
+
+        def of_sample(*args: Any) -> Any:
+            sample = Sample("clipped_grad", func, given.places, has_aux, keeps=True)
+            aux = sample.run(args, given.kwargs)
+            samples.append(sample)
+            square = _sum([weight.squares() for weight in sample.weights])
+            return square, [weight.kept for weight in sample.weights], aux
+
+        batched = vmap(transformed(func, of_sample), given.in_dims, 0, randomness)
+        squares, kept, aux = batched(*given.args)
+        norms = _root(squares)
+        scale = max_norm / norms.clamp(min=max_norm)
+        totals = [
+            weight.total(leaf, kept.pop(0), scale)
+            for leaf, weight in zip(leaves, samples[0].weights, strict=True)
+        ]
+        return given.as_chosen(totals, argnums), ((norms, aux) if has_aux else norms)
+
+    return of_samples("clipped_grad", call, func, argnums, in_dims)
+
+
+def _root(squares: Tensor) -> Tensor:
+    """The roots, whose derivative at 0 is 0. Gram matrices round below 0."""
+    is_none = squares <= 0
+    return torch.where(is_none, 1, squares).sqrt() * ~is_none
+
+
+def _sum(squares: Sequence[Tensor]) -> Tensor:
+    return added(squares) if squares else torch.zeros(())

@@ -1,0 +1,86 @@
+"""The arguments of a call: which are differentiated by, and which have the samples."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor
+
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.argnums import Argnums, Names, are_numbers, by_names
+from torchlayers.core.errors import DimensionError, TransformError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.transforms.vmap_dims import Vmap
+
+Numbers: TypeAlias = int | tuple[int, ...]
+
+
+class Given(NamedTuple):
+    """A call's arguments."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    places: tuple[int, ...]  # of those that are differentiated by
+    in_dims: Any
+
+    def as_chosen(self, values: Sequence[Tensor], argnums: Numbers) -> Any:
+        """Of each chosen tensor one, in their structure."""
+        result = pytree.unflatten(values, pytree.flatten(pytree.pick(self.args, self.places))[1])
+        return result[0] if isinstance(argnums, int) else result
+
+    def leaves(self) -> list[Tensor]:
+        return pytree.leaves(pytree.pick(self.args, self.places))
+
+    def sample_count(self, api: str, func: Callable[..., Any]) -> int:
+        """How many samples there are.
+
+        Raises:
+            What vmap raises where in_dims don't fit the arguments; api is what it calls itself.
+        """
+        return Vmap(func, self.in_dims, 0, "error", api=api).flat_arguments(self.args)[-1]
+
+    def refuse_batched(self, api: str) -> None:
+        for place in self.places:
+            dims = self.in_dims
+            if isinstance(dims, (tuple, list)) and place < len(dims):
+                dims = dims[place]
+            if any(dim is not None for dim in pytree.leaves(dims)):
+                raise DimensionError(
+                    f"torchlayers: {api}: argument {place} is differentiated by, and has the "
+                    "samples in a dimension: there is no sum of gradients by it. Give it the "
+                    "in_dim None."
+                )
+
+
+def of_samples(
+    api: str,
+    call: Callable[[Callable[..., Any], Numbers, Given], Any],
+    func: Callable[..., Any],
+    argnums: Argnums,
+    in_dims: Any,
+) -> Callable[..., Any]:
+    """The function that does what call does with a call's arguments."""
+
+    def transform(func: Callable[..., Any], argnums: Numbers, rests: int = 0) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if tracing_state.is_tracing():
+                raise TransformError(
+                    f"torchlayers: {api} is not known to torch.compile. Call it outside the "
+                    "compiled function."
+                )
+            places = pytree.positions(api, argnums, len(args))
+            own = len(args) - rests  # what names leave over of an argument comes behind
+            dims = in_dims
+            if dims is None:
+                dims = tuple(None if place in places else 0 for place in range(own))
+            if isinstance(dims, tuple):
+                dims = (*dims, *[None] * rests)
+            return call(func, argnums, Given(args, kwargs, places, dims))
+
+        return transformed(func, wrapper)
+
+    if are_numbers(argnums):
+        return transform(func, argnums)
+    entries = argnums if isinstance(argnums, tuple) else (argnums,)
+    rests = sum(isinstance(entry, Names) for entry in entries)
+    return by_names(api, partial(transform, rests=rests), func, argnums)

@@ -1,0 +1,139 @@
+"""A call of a convolution with its weight."""
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchlayers.transforms.per_sample.uses import Product, Rows
+
+
+class Convolution(Product):
+    """Patches times a matrix, for each group of channels.
+
+    A transposed one multiplies its input and adds patches up, so that its gradient is that of a
+    convolution of the cotangents.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        x: Tensor,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        groups: int,
+        output_padding: Any = 0,
+        is_transposed: bool = False,
+    ) -> None:
+        super().__init__(weight, x)
+        self.kernel = weight.shape[2:]
+        self.stride, self.dilation = self._each(stride), self._each(dilation)
+        self.padding = self._paddings(padding)
+        self.output_padding = self._each(output_padding)
+        self.groups, self.is_transposed = groups, is_transposed
+
+    def _each(self, value: Any) -> tuple[int, ...]:
+        values = (value,) if isinstance(value, int) else tuple(value)
+        return values * len(self.kernel) if len(values) == 1 else values
+
+    def _paddings(self, padding: Any) -> list[tuple[int, int]]:
+        """Before and after, of each dimension."""
+        if padding == "valid":
+            padding = 0
+        if padding != "same":
+            return [(each, each) for each in self._each(padding)]
+        widths = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
+        return [(width // 2, width - width // 2) for width in widths]
+
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """What is cut into patches, and what is multiplied with them, with the images in front."""
+        x, g = (
+            each if each.dim() == len(self.kernel) + 2 else each.unsqueeze(0) for each in self.known
+        )
+        return (g, x) if self.is_transposed else (x, g)
+
+    def sizes(self) -> tuple[int, int, int]:
+        other = self.x if self.is_transposed else self.g
+        assert other is not None
+        channels = self.shape[0]
+        q = math.prod(self.shape[1:])
+        return other.numel() // max(1, channels), channels // self.groups, q
+
+    def _grouped(self, images: Tensor) -> Tensor:
+        """Images x channels x positions, as groups x positions x channels."""
+        count, channels, positions = images.shape
+        split = images.reshape(count, self.groups, channels // self.groups, positions)
+        return split.permute(1, 0, 3, 2).flatten(1, 2)
+
+    def _patches(self, images: Tensor, places: Sequence[int], offsets: Any) -> Tensor:
+        """Images x (channels x offsets) x places."""
+        slices = []
+        for offset in offsets:
+            each = zip(offset, self.dilation, self.stride, places, strict=True)
+            where = [slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in each]
+            slices.append(images[(slice(None), slice(None), *where)])
+        patches = slices[0].unsqueeze(2) if len(slices) == 1 else torch.stack(slices, 2)
+        return patches.flatten(3).flatten(1, 2)
+
+    def _padded(self, images: Tensor, places: Sequence[int]) -> Tensor:
+        """So wide that each place has a patch."""
+        widths = []
+        for i, (before, after) in enumerate(self.padding):
+            needed = self.stride[i] * (places[i] - 1) + self.dilation[i] * (self.kernel[i] - 1) + 1
+            widths.append((before, max(after, needed - before - images.shape[2 + i])))
+        if not any(itertools.chain(*widths)):
+            return images
+        return F.pad(images, list(itertools.chain(*reversed(widths))))
+
+    def _cut(self, at_once: int | None) -> Iterator[Rows]:
+        """Left, and right for some of the kernel's offsets at a time."""
+        images, others = self._images()
+        places = others.shape[2:]
+        padded = self._padded(images, places)
+        left = self._grouped(others.flatten(2))
+        offsets = list(itertools.product(*map(range, self.kernel)))
+        for start in range(0, len(offsets), at_once or len(offsets)):
+            some = offsets[start : start + (at_once or len(offsets))]
+            yield left, self._grouped(self._patches(padded, places, some))
+
+    def rows(self) -> Rows:
+        return next(self._cut(None))
+
+    def parts(self) -> Iterator[Tensor]:
+        """So many that patches don't take more than twice what x and g do."""
+        images, others = self._images()
+        patch = max(1, images.shape[1] * others[:, 0].numel())
+        at_once = max(1, 2 * (images.numel() + others.numel()) // patch)
+        for left, right in self._cut(at_once):
+            # Channels and offsets lie in one dimension: offsets have to come last.
+            part = left.mT @ right
+            channels = self.shape[1]
+            yield part.reshape(*part.shape[:-1], channels, part.shape[-1] // channels)
+
+    def total(self, x: Tensor, g: Tensor) -> Tensor:
+        if x.dim() == len(self.kernel) + 3:
+            x, g = x.flatten(0, 1), g.flatten(0, 1)
+        pads = self.padding
+        if any(before != after for before, after in pads):
+            x = F.pad(x, list(itertools.chain(*reversed(pads))))
+            pads = [(0, 0)] * len(pads)
+        found = torch.ops.aten.convolution_backward(
+            g,
+            x,
+            x.new_empty(()).expand(self.shape),
+            None,
+            self.stride,
+            [before for before, _ in pads],
+            self.dilation,
+            self.is_transposed,
+            self.output_padding,
+            self.groups,
+            [False, True, False],
+        )
+        gradient: Tensor = found[1]
+        return gradient

@@ -1,0 +1,64 @@
+"""One sample's run: the function, and the pass back through it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import NotTensorError
+from torchlayers.core.layer_stack import transformed
+from torchlayers.transforms.grad import Grad
+from torchlayers.transforms.per_sample.weight import Weight
+from torchlayers.transforms.per_sample.weight_uses import Uses, level_on_top
+
+
+class Sample:
+    """One sample's gradient: a tensor of the chosen arguments has a Weight."""
+
+    def __init__(
+        self,
+        api: str,
+        func: Callable[..., Any],
+        places: tuple[int, ...],
+        has_aux: bool,
+        keeps: bool,
+    ) -> None:
+        self.api, self.func, self.places = api, func, places
+        self.has_aux, self.keeps = has_aux, keeps
+        self.weights: list[Weight] = []
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the function and its pass. Returns aux."""
+
+        def watched(*args: Any) -> Any:
+            *args_of_func, anchor = args
+            leaves = pytree.leaves(pytree.pick(args_of_func, self.places))
+            self.weights = [Weight(leaf, self.keeps) for leaf in leaves]
+            level = level_on_top()
+            for leaf, weight in zip(leaves, self.weights, strict=True):
+                leaf.register_hook(partial(_arrived, weight, level))
+            with Uses(self.api, level, leaves, self.weights, anchor):
+                return self.func(*args_of_func, **kwargs)
+
+        anchor = torch.full((), -0.0)  # which changes nothing that it is added to
+        argnums = (*self.places, len(args))
+        given = Grad(self.api, transformed(self.func, watched), argnums, self.has_aux)
+        aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
+        if not self.has_aux:
+            return ()
+        for leaf in pytree.leaves(aux):
+            if not isinstance(leaf, Tensor):
+                raise NotTensorError(
+                    f"torchlayers: {self.api}({pytree.name_of(self.func)}): aux is returned for "
+                    f"each sample, and must hold only tensors, got {type(leaf).__name__}."
+                )
+        return aux
+
+
+def _arrived(weight: Weight, level: int, gradient: Tensor) -> Tensor:
+    weight.add(_C.unwrap(gradient, level))
+    return gradient.new_zeros(()).expand(gradient.shape)  # in the place of what would be kept

@@ -1,0 +1,74 @@
+"""Squared norms of a weight's gradient, from the uses of the weight."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from torchlayers.transforms.per_sample.uses import Lookup, Product, Use, rows_added
+
+
+def squares(uses: Sequence[Use]) -> Tensor | None:
+    """The squared norm of the sum of the uses' gradients, where it is cheaper without them."""
+    products = [use for use in uses if isinstance(use, Product)]
+    lookups = [use.known for use in uses if isinstance(use, Lookup)]
+    if products:
+        sizes = [use.sizes() for use in products]
+        (_, p, q), positions = sizes[0], sum(size for size, _, _ in sizes)
+        if positions > 1 and positions * (p + q) > p * q:
+            return None
+    total: Any = 0
+    if products:
+        cut = [use.rows() for use in products]
+        left, right = (_joined(each, 1) for each in zip(*cut, strict=True))
+        total = _of_rows(left, right)
+    if lookups:
+        numbers, g = (_joined(each, 0) for each in zip(*lookups, strict=True))
+        total = total + _of_lookups(numbers, g)
+        if products:
+            # A row that is looked up meets what the products bring to it.
+            total = total + 2 * dot(right[0] @ g.mT, left[0].index_select(1, numbers))
+    assert isinstance(total, Tensor)
+    return total
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def _of_rows(left: Tensor, right: Tensor) -> Tensor:
+    if left.shape[1] == 1:
+        return (left.square().sum((1, 2)) * right.square().sum((1, 2))).sum()
+    return dot(left @ left.mT, right @ right.mT)
+
+
+def _of_lookups(numbers: Tensor, g: Tensor) -> Tensor:
+    positions, size = g.shape
+    if positions == 1:
+        return g.square().sum()
+    if positions <= size:
+        alike = numbers.unsqueeze(0) == numbers.unsqueeze(1)
+        return dot(g @ g.mT, alike.to(g.dtype))
+    order = numbers.argsort()
+    differs = numbers[order].diff() != 0
+    places = F.pad(differs.cumsum(0), (1, 0))
+    rows = rows_added(places, g[order], positions)
+    return dot(rows, rows)
+
+
+def squares_by_parts(use: Use) -> Tensor | None:
+    """The squared norm of a product's gradient, a part of it at a time."""
+    if not isinstance(use, Product):
+        return None
+    total: Any = 0
+    for part in use.parts():
+        total = total + dot(part, part)
+    assert isinstance(total, Tensor)
+    return total
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of a * b, which is not made."""
+    return (a.reshape(1, a.numel()) @ b.reshape(b.numel(), 1)).reshape(())

@@ -1,0 +1,95 @@
+"""What one sample's run tells of the gradient by one tensor."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from torchlayers.core.errors import TransformError
+from torchlayers.transforms.per_sample.squared_norms import dot, squares, squares_by_parts
+from torchlayers.transforms.per_sample.uses import Use, added, summed, wide
+
+
+class Weight:
+    """What is known of the gradient by one tensor, for one sample."""
+
+    def __init__(self, like: Tensor, keeps: bool) -> None:
+        self.nothing = wide(like.new_zeros(()))
+        self.keeps = keeps  # what its total is told from
+        self.uses: list[Use] = []  # of which the cotangents have come
+        self.awaited = 0
+        self.is_used_otherwise = False
+        self.besides: Tensor | None = None  # what vmap(grad) has made, of its other uses
+        self.square: Tensor | None = None
+        self.kept: tuple[Tensor, ...] = ()
+
+    def expect(self, use: Use) -> Callable[[Tensor], None]:
+        """What takes the use's cotangent."""
+        self.awaited += 1
+
+        def arrive(g: Tensor) -> None:
+            use.g = g
+            self.uses.append(use)
+            self.awaited -= 1
+            if self.awaited == 0 and not self.is_used_otherwise:
+                self.settle()
+
+        return arrive
+
+    def add(self, gradient: Tensor) -> None:
+        """That by its other uses, which is complete."""
+        if self.square is not None:
+            raise TransformError(
+                "torchlayers: a weight of a product is used elsewhere too, past the modes of torch "
+                "functions (torch._C.DisableTorchFunction), so that its gradient is a sum of which "
+                "not all was known. Use it there as 1 * weight, made before."
+            )
+        self.besides = gradient
+        if self.awaited == 0 and not self.uses:
+            self.settle()
+
+    def settle(self) -> None:
+        """Tells the norm, and lets go of what has told it, but for what the total is told from."""
+        uses, gradient = self.uses, None
+        size = sum(part.numel() for use in uses for part in use.kept())
+        if self.besides is None:
+            self.square = squares(uses)
+            keeps_gradient = self.keeps and uses[0].shape.numel() <= size
+            if self.square is None and len(uses) == 1 and not keeps_gradient:
+                self.square = squares_by_parts(uses[0])
+        if self.square is None:
+            gradient = summed(uses, self.besides)
+            self.square = dot(gradient, gradient)
+        if self.keeps:
+            if gradient is not None and (self.besides is not None or gradient.numel() <= size):
+                self.kept = (gradient,)
+            else:
+                self.kept = tuple(part for use in uses for part in use.kept())
+        for use in uses:
+            use.forget()
+        if len(self.kept) < 2:
+            self.uses = []
+        self.besides = None
+
+    def squares(self) -> Tensor:
+        """When the pass is over."""
+        if self.square is None:
+            if not self.uses and self.besides is None:
+                return self.nothing
+            self.settle()
+        assert self.square is not None
+        return self.square
+
+    def total(self, like: Tensor, kept: Sequence[Tensor], scale: Tensor) -> Tensor:
+        """The sum of the samples' gradients, each times its scale; kept is of all samples."""
+        if not kept:
+            return torch.zeros_like(like)
+        if not self.uses:
+            (gradients,) = kept
+            total: Tensor = torch.tensordot(scale.to(gradients.dtype), gradients, 1)
+            return total.to(like.dtype)
+        parts = []
+        for use, x, g in zip(self.uses, kept[::2], kept[1::2], strict=True):
+            scales = scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1))
+            parts.append(use.total(x, g * scales))
+        return added(parts).to(like.dtype)

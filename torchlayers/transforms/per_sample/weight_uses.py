@@ -1,0 +1,149 @@
+"""Notes what multiplies by a weight, and with what, while a sample's function runs."""
+
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from torchlayers import _C
+from torchlayers.core.errors import TransformError
+from torchlayers.transforms.per_sample.operators import READERS
+from torchlayers.transforms.per_sample.uses import Use
+from torchlayers.transforms.per_sample.weight import Weight
+
+_torch: Any = torch  # what it keeps for its own use has no types
+level_on_top: Any = _torch._C._functorch.maybe_current_level
+_hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
+
+
+class Uses(TorchFunctionMode):
+    """Inside, what multiplies by a weight gets its value, and is noted."""
+
+    def __init__(
+        self,
+        api: str,
+        level: int,
+        leaves: list[Tensor],
+        weights: list[Weight],
+        anchor: Tensor,
+    ) -> None:
+        super().__init__()
+        self.api, self.level, self.anchor = api, level, anchor
+        self.leaves = leaves
+        self.weights = dict(zip(map(id, leaves), weights, strict=True))
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        used = {id(leaf) for leaf in _tensors((args, kwargs))} & self.weights.keys()
+        if not used:
+            return func(*args, **kwargs)
+        if (body := _body(func)) is not None:
+            with self:
+                return body(*args, **kwargs)
+        if (use := self._use(func, args, kwargs)) is not None:
+            return self._called(use, func, args, kwargs)
+        result = func(*args, **kwargs)
+        if any(tensor.requires_grad for tensor in _tensors(result)):
+            for each in used:
+                self.weights[each].is_used_otherwise = True
+        return result
+
+    def _use(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Use | None:
+        """What is to be noted of a call of the level's own, whose tensors nobody packs."""
+        reader = READERS.get(func)
+        if (
+            reader is None
+            or level_on_top() != self.level
+            or not torch.is_grad_enabled()
+            or _hooks_on_saved_tensors(True) is not None
+        ):
+            return None
+        use = reader(*args, **kwargs)
+        if use is None or use.weight is use.x or id(use.weight) not in self.weights:
+            return None
+        return None if use.weight.is_complex() else use
+
+    def _called(self, use: Use, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        leaf, value = use.weight, _C.unwrap(use.weight, self.level)
+
+        def valued(each: Any) -> Any:
+            return value if each is leaf else each
+
+        result: Tensor = func(
+            *map(valued, args), **{name: valued(each) for name, each in kwargs.items()}
+        )
+        if not result.requires_grad:
+            result = result + self.anchor
+        use.weight, use.x = value, _C.unwrap(use.x, self.level)
+        is_unchanged = _watched(use.x)
+        expect = self.weights[id(leaf)].expect(use)
+
+        def arrive(g: Tensor) -> None:
+            if not is_unchanged(use.x):
+                raise TransformError(
+                    f"torchlayers: {self.api}: what a weight was multiplied with has been written "
+                    "to since, and is needed for the norm of its gradient. Use the out-of-place "
+                    "operator, or write to a clone."
+                )
+            expect(_C.unwrap(g, self.level))
+
+        result.register_hook(arrive)  # type: ignore[no-untyped-call]
+        return result
+
+
+def _watched(x: Tensor) -> Callable[[Tensor], bool]:
+    """What tells whether x, which is given again, has its numbers still. It does not keep them."""
+    # Writes at any level change what holds them, or put another in its place.
+    held = _C.holder_of(x)
+    version = None if held.is_inference() else held._version
+    which = weakref.ref(held)
+
+    def is_unchanged(x: Tensor) -> bool:
+        now = _C.holder_of(x)
+        return which() is now and (version is None or now._version == version)
+
+    return is_unchanged
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors([*values.values()])
+
+
+@cache
+def _body(func: Any) -> Callable[..., Any] | None:
+    """A function of torch.nn.functional that is Python, without asking modes again what to do."""
+    if not isinstance(func, types.FunctionType) or func.__module__ != F.__name__:
+        return None
+    asks = {name: _asks_nobody for name in func.__code__.co_names if name.startswith(_ASKS)}
+    if not asks:
+        return None
+    body = types.FunctionType(
+        func.__code__,
+        {**func.__globals__, **asks},
+        func.__name__,
+        func.__defaults__,
+        func.__closure__,
+    )
+    body.__kwdefaults__ = func.__kwdefaults__
+    return body
+
+
+_ASKS = "has_torch_function"
+
+
+def _asks_nobody(*args: Any) -> bool:
+    return False

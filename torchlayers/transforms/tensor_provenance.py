@@ -1,0 +1,104 @@
+"""What an error calls a tensor that a transformed function found, and did not make."""
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.code_objects import names_in
+
+
+def words(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    tensor: Tensor,
+    level: int,
+) -> str:
+    """The tensor's name, shape and origin: "`seen`, of shape (3,), which f captured".
+
+    It is one that the vmap of this level, which was called on these arguments, has not batched.
+    """
+    shape = tuple(tensor.shape)
+    name = pytree.name_of(func)
+    for argument, value in _arguments(func, args, kwargs):
+        if place := _find(value, tensor, level):
+            return (
+                f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
+            )
+    for variable, value in _captured(func):
+        if place := _find(value, tensor, level):
+            return f"{_described(variable, *place, shape)}, which {name} captured"
+    return f"a tensor of shape {shape} that {name} has not made"
+
+
+def _described(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:
+    return f"{'a view of ' if is_view else ''}`{variable}{path}`, of shape {shape}"
+
+
+def _arguments(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    try:
+        yield from inspect.signature(func).bind(*args, **kwargs).arguments.items()
+    except (TypeError, ValueError):  # a builtin, which tells no names
+        yield from ((f"args[{i}]", value) for i, value in enumerate(args))
+        yield from kwargs.items()
+
+
+def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """What the function gets from elsewhere than its arguments, by the names it has there."""
+    func = inspect.unwrap(func)
+    while isinstance(func, functools.partial):
+        yield from ((f"args[{i}]", value) for i, value in enumerate(func.args))
+        yield from func.keywords.items()
+        func = inspect.unwrap(func.func)
+    if isinstance(func, types.MethodType):
+        yield "self", func.__self__
+        func = func.__func__
+    elif not isinstance(func, types.FunctionType):
+        yield "self", func
+        return
+    if not isinstance(func, types.FunctionType):
+        return
+    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
+    for name, cell in cells:
+        try:
+            yield name, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    for name in names_in(func.__code__):
+        if name in func.__globals__:
+            yield name, func.__globals__[name]
+
+
+def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:
+    """Where in the value the tensor is, and whether a view of it is meant."""
+    for path, each in _tensors(value):
+        if not _C.is_batched(each, level) and _C.share_memory(each, tensor):
+            return path, each.shape != tensor.shape
+    return None
+
+
+def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, nn.Module):
+        for named in (value.named_parameters(), value.named_buffers()):
+            yield from ((f".{name}", each) for name, each in named)
+    elif isinstance(value, (Tensor, tuple, list, dict)):
+        yield from (
+            (path, leaf) for path, leaf in pytree.leaves_by_path(value) if isinstance(leaf, Tensor)
+        )
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
+        for name, held in vars(value).items():
+            if not isinstance(held, types.FunctionType):
+                yield from ((f".{name}{path}", each) for path, each in _of_attribute(held))
+
+
+def _of_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, (Tensor, tuple, list, dict, nn.Module)):
+        yield from _tensors(value)

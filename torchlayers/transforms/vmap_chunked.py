@@ -1,0 +1,103 @@
+"""vmap some samples at a time: in chunks, of each rank where the batch is spread over ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.device import RandomState
+from torchlayers.core.errors import TransformError
+from torchlayers.distributed import dtensor
+from torchlayers.transforms import chunking
+from torchlayers.transforms.chunking import ChunkSize
+from torchlayers.transforms.vmap_dims import Samples, Vmap, dims_of
+
+
+def run_in_chunks(
+    given: Vmap,
+    samples: Samples,
+    kwargs: dict[str, Any],
+    run_chunks: Callable[..., list[Any]],
+    chunk_size: ChunkSize,
+) -> Any:
+    leaves, spec, dims, batch_size = samples
+    random = RandomState() if given.randomness == "same" else None
+    if chunk_size is not None and dtensor.is_sharded(leaves, dims):
+        return _run_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
+
+    def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
+        if random is not None:  # every chunk draws what the first one drew
+            random.restore()
+        chunk = _narrow(leaves, dims, start, size), spec, dims, size
+        return pytree.flatten(
+            _C.call_vmap_of_leaves(given._replace(first=given.first + start), chunk, kwargs)
+        )
+
+    return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
+
+
+def _run_in_shards(
+    given: Vmap,
+    samples: Samples,
+    kwargs: dict[str, Any],
+    run_chunks: Callable[..., list[Any]],
+    chunk_size: ChunkSize,
+    random: RandomState | None,
+) -> Any:
+    """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
+    leaves, spec, dims, batch_size = samples
+    if given.key is not None:
+        raise TransformError(
+            f"{given.call()}: with randomness='keyed', a batch that is spread over ranks can't "
+            "run in chunks of a given size, whose samples are not next to each other. Leave "
+            "chunk_size out."
+        )
+    parts = dtensor.LocalChunks(leaves, dims, batch_size)
+
+    def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
+        if random is not None:
+            random.restore()
+        chunk = parts.narrow(start, size), spec, dims, parts.size_of(start, size)
+        return pytree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+
+    of_each = -(-chunk_size // parts.ranks) if isinstance(chunk_size, int) else chunk_size
+    results = run_chunks(
+        run_chunk,
+        parts.largest,
+        chunk_size=of_each,
+        device=_device(leaves),
+        largest=parts.largest_of_all,
+    )
+    return _join(results, given.out_dims, parts.join)
+
+
+def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:
+    return [
+        leaf if dim is None else leaf.narrow(dim, start, size)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+
+
+def _device(leaves: list[Any]) -> torch.device:
+    return next(leaf.device for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _join(
+    results: list[tuple[list[Any], pytree.TreeSpec]],
+    out_dims: Any,
+    joined: Callable[[list[Tensor], int], Tensor] = torch.cat,
+) -> Any:
+    spec = results[0][1]
+    remaining = iter(dims_of(out_dims, spec))
+
+    def join(parts: list[Any]) -> Any:
+        dim = next(remaining)
+        # None: the result does not depend on the batch, so any chunk's stands for all.
+        return parts[0] if dim is None else joined(parts, dim)
+
+    parts = [leaves for leaves, _ in results]
+    results.clear()
+    return pytree.unflatten(chunking.joined(parts, join), spec)

@@ -1,0 +1,202 @@
+"""A function, and how vmap batches it: the batch's dimensions among arguments and results."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import DimensionError, NotTensorError, OutDimError, TransformError
+from torchlayers.random.keys import fold_in
+from torchlayers.random.seeded import seeded
+from torchlayers.transforms import patched_torch_func, tensor_provenance
+
+# Leaves, their spec, and for each its batch dimension or None.
+Batch: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
+# With the batch size.
+Samples: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
+
+
+class Vmap(NamedTuple):
+    """A function, and how to batch it.
+
+    The call is C++, which reads the fields. It calls a method where the dimensions are not an int
+    for all, or for each argument, or where something has to be refused.
+    """
+
+    func: Callable[..., Any]
+    in_dims: Any
+    out_dims: Any
+    randomness: str
+    key: Tensor | None = None  # where it is keyed
+    first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
+    api: str = "vmap"  # what errors say was called
+
+    def with_key(self) -> "Vmap":
+        """The same, with a key of this call where it is keyed and has none."""
+        if self.randomness != "keyed" or self.key is not None:
+            return self
+        return self._replace(key=torch.randint(2**63 - 1, ()))
+
+    def of_sample(self, place: int) -> Callable[..., Any]:
+        """The function as the sample at this place draws in it."""
+        if self.key is None:
+            return self.func
+        return seeded(self.func, fold_in(self.key, place))
+
+    def check_out_dims(self) -> None:
+        if isinstance(self.out_dims, int):
+            return
+        for dim in pytree.leaves(self.out_dims):
+            if not (dim is None or isinstance(dim, int)):
+                raise DimensionError(
+                    f"{self._returned()}: out_dims must be an int, None or a pytree of these, got "
+                    f"{dim!r}."
+                )
+
+    def flat_arguments(self, args: tuple[Any, ...]) -> Samples:
+        """The arguments flattened, with dimensions that are there and of one size."""
+        if process := patched_torch_func.replaced(patched_torch_func.VMAP).get(
+            "_process_batched_inputs"
+        ):
+            batch_size, dims, leaves, spec = process(self.in_dims, args, self.func)
+            return leaves, spec, dims, batch_size
+        if not isinstance(self.in_dims, (int, tuple)):
+            hint = (
+                f" For one argument write ({self.in_dims!r},)."
+                if isinstance(self.in_dims, (list, dict))
+                else ""
+            )
+            raise DimensionError(
+                f"{self.call()}: in_dims must be an int or a tuple that fits the arguments, got "
+                f"{type(self.in_dims).__name__}.{hint}"
+            )
+        if not args:
+            raise DimensionError(
+                f"{self.call()}: got no positional arguments, so there is nothing to batch."
+            )
+        leaves, spec = pytree.flatten(args)
+        dims = pytree.broadcast(self.in_dims, spec)
+        if dims is None:
+            raise DimensionError(
+                f"{self.call()}: in_dims don't fit the arguments: in_dims are "
+                f"{pytree.describe(pytree.flatten(self.in_dims)[1])}, the arguments "
+                f"{pytree.describe(spec)} (* stands for a leaf)."
+            )
+        sizes = {}
+        for i, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
+            if dim is not None:
+                dims[i] = self._in_dim(args, i, leaf, dim)
+                sizes[i] = leaf.size(dims[i])
+        if not sizes:
+            raise DimensionError(
+                f"{self.call()}: no argument is batched: at least one in_dim must be an int."
+            )
+        first, batch_size = next(iter(sizes.items()))
+        if any(size != batch_size for size in sizes.values()):
+            other = next(i for i, size in sizes.items() if size != batch_size)
+            raise DimensionError(
+                f"{self.call()}: Expected all tensors to have the same size in the mapped "
+                "dimension, but "
+                + " and ".join(
+                    f"{pytree.leaf_name('argument', args, i)} has {sizes[i]} in dim {dims[i]}"
+                    for i in (first, other)
+                )
+                + "."
+            )
+        return leaves, spec, dims, batch_size
+
+    def whose(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
+    ) -> str:
+        """What an error calls a tensor that the function has not made."""
+        return tensor_provenance.words(self.func, args, kwargs, tensor, level)
+
+    def flat_results(self, results: Any, level: int) -> Batch:
+        """What the function returned flattened, with the dimensions where the batch's go."""
+        leaves, spec = pytree.flatten(results)
+        prefix = self.out_dims
+        if isinstance(results, Tensor) and isinstance(prefix, tuple) and len(prefix) == 1:
+            prefix = prefix[0]  # a one-tuple is allowed for a single tensor
+        dims = pytree.broadcast(prefix, spec)
+        if dims is None:
+            raise DimensionError(
+                f"{self._returned()}: out_dims don't fit the results: out_dims are "
+                f"{pytree.describe(pytree.flatten(self.out_dims)[1])}, the results "
+                f"{pytree.describe(spec)} (* stands for a leaf)."
+            )
+        for leaf, dim in zip(leaves, dims, strict=True):
+            self._check_out_dim(results, leaf, dim, level)
+        return leaves, spec, dims
+
+    def _in_dim(self, args: tuple[Any, ...], i: int, leaf: Any, dim: Any) -> int:
+        if not isinstance(dim, int):
+            raise DimensionError(
+                f"{self.call()}: in_dim {dim!r} of {pytree.leaf_name('argument', args, i)} must be "
+                "an int or None."
+            )
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"{self.call()}: in_dim {dim} was given for "
+                f"{pytree.leaf_name('argument', args, i)}, a {type(leaf).__name__}: only tensors "
+                "can be batched. Give None for it."
+            )
+        dims = leaf.dim()
+        if not -dims <= dim < dims:
+            name = pytree.leaf_name("argument", args, i)
+            raise DimensionError(
+                f"{self.call()}: in_dim {dim} is out of range for {name} of shape "
+                f"{tuple(leaf.shape)}: it must lie in [{-dims}, {dims - 1}]."
+                if dims
+                else f"{self.call()}: {name} has no dimensions, so in_dim {dim} is out of range. "
+                "Give None for it, or a tensor with a batch dimension."
+            )
+        return dim % dims
+
+    def _check_out_dim(self, results: Any, leaf: Any, dim: int | None, level: int) -> None:
+        if dim is None:
+            if isinstance(leaf, Tensor) and _C.is_batched(leaf, level):
+                raise DimensionError(
+                    f"{self._returned()}: a result whose out_dim is None depends on the batch. "
+                    "Give an int for it."
+                )
+            return
+        if not isinstance(leaf, Tensor):
+            advice = (
+                "A function that only has side effects returns nothing to batch: give "
+                "out_dims=None."
+                if results is None
+                else "Give out_dims=None for it to return it as it is."
+            )
+            raise NotTensorError(
+                f"torchlayers: {self.api}({pytree.name_of(self.func)}): the function must return "
+                f"only tensors, got {type(leaf).__name__}. {advice}"
+            )
+        dims = leaf.dim() + 1
+        if not -dims <= dim < dims:
+            raise OutDimError(
+                f"{self._returned()}: out_dim {dim} is out of range for a result that has {dims} "
+                f"dimensions with the batch's: it must lie in [{-dims}, {dims - 1}]."
+            )
+
+    def call(self) -> str:
+        return f"torchlayers: {self.api}({pytree.name_of(self.func)}, in_dims={self.in_dims!r})"
+
+    def _returned(self) -> str:
+        return f"torchlayers: {self.api}({pytree.name_of(self.func)}, out_dims={self.out_dims!r})"
+
+
+def check_randomness(api: str, randomness: str) -> None:
+    if randomness not in ("error", "same", "different", "keyed"):
+        raise TransformError(
+            f"torchlayers: {api}: randomness must be 'error', 'same', 'different' or 'keyed', got "
+            f"{randomness!r}."
+        )
+
+
+def dims_of(out_dims: Any, spec: pytree.TreeSpec) -> list[int | None]:
+    """One for each result that a vmap has returned."""
+    dims = pytree.broadcast(out_dims, spec)
+    return list(out_dims) if dims is None else dims  # a one-tuple for a single tensor

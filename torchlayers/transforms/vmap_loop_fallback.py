@@ -1,0 +1,177 @@
+"""vmap a sample at a time: what it falls back to where a function asks for one sample's data."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+from torchlayers.core.device import RandomState
+from torchlayers.core.errors import (
+    DimensionError,
+    NotTensorError,
+    StructureError,
+    TransformError,
+    location,
+    location_of,
+    warn,
+)
+from torchlayers.transforms.vmap_dims import Vmap
+
+_functorch: Any = torch._C._functorch
+
+# What a vmap says of a function that only runs on one sample, and what that function does then.
+_ASKS = {
+    "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
+    "can't make one Python bool of": "asks for the value of a batched tensor",
+    "has no memory to give": "asks for the memory of a batched tensor",
+    "can't tell in which order the memory": "asks for the memory of a batched tensor",
+    "has no `data` of its own": "asks for the memory of a batched tensor",
+    "result would have a size of its own": "has a size that depends on data",
+    "provide an explicit positive num_classes": "has a size that depends on data",
+    "Batching rule not implemented for": "calls an operator that can't run on a batch",
+}
+
+
+def check_fallback(
+    fallback: str | None, out_dims: Any, axis_name: str | None, *, is_spread: bool
+) -> None:
+    if fallback not in (None, "loop"):
+        raise TransformError(
+            f"torchlayers: vmap: fallback must be None or 'loop', got {fallback!r}."
+        )
+    if fallback is None and out_dims == "ragged":
+        raise TransformError(
+            "torchlayers: vmap: out_dims='ragged' is for results of different sizes, which only a "
+            "loop over samples can have. Give fallback='loop' too."
+        )
+    if fallback is not None and axis_name is not None:
+        raise TransformError(
+            f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
+            "fallback='loop' runs one at a time. Leave one of them out."
+        )
+    if is_spread:
+        raise TransformError(
+            "torchlayers: vmap: with a mesh, fallback='loop' could run on one rank and not on "
+            "another. Leave one of them out."
+        )
+
+
+def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Callable[..., Any]:
+    """batched, or a loop over samples where that is refused for what only one sample has.
+
+    Args:
+        batched: the function vmapped.
+        given: the function, and how to batch it.
+        ragged: results come back as jagged nested tensors.
+    """
+
+    def either(*args: Any, **kwargs: Any) -> Any:
+        random = RandomState()
+        try:
+            results = batched(*args, **kwargs)
+        except RuntimeError as error:
+            if (reason := _reason(error)) is None:
+                raise
+            random.restore()
+            warn(
+                f"torchlayers: vmap({pytree.name_of(given.func)}) runs a sample at a time, because "
+                f"it {reason}.{location_of(error)}",
+            )
+        else:
+            if not ragged:
+                return results
+            return pytree.map_tensors(
+                lambda x: x if x.dim() < 2 else _jagged(given, x.unbind()), results
+            )
+        return _loop(given, args, kwargs, ragged)
+
+    return either
+
+
+def _reason(error: BaseException) -> str | None:
+    """What the function did that the vmap refused: the next to be entered, or a layer inside it."""
+    text = str(error)
+    if "torchlayers: " not in text and error.__cause__ is not None:
+        return _reason(error.__cause__)  # torch.testing says it in other words
+    layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
+    if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
+        return None
+    return next((reason for asks, reason in _ASKS.items() if asks in text), None)
+
+
+def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    columns = [
+        [leaf] * batch_size if dim is None else leaf.unbind(dim)
+        for leaf, dim in zip(leaves, dims, strict=True)
+    ]
+    random = RandomState() if given.randomness == "same" else None
+    given = given.with_key()
+    found: list[list[Any]] = []
+    out_spec: pytree.TreeSpec | None = None
+    for place, sample in enumerate(zip(*columns, strict=True)):
+        if random is not None:
+            random.restore()
+        results, its_spec = pytree.flatten(
+            given.of_sample(place)(*pytree.unflatten(sample, spec), **kwargs)
+        )
+        if out_spec is not None and its_spec != out_spec:
+            raise StructureError(
+                f"torchlayers: vmap({pytree.name_of(given.func)}): samples must return the same "
+                f"structure, and returned {pytree.describe(out_spec)} and "
+                f"{pytree.describe(its_spec)} (* stands for a leaf)."
+            )
+        out_spec = its_spec
+        found.append(results)
+    if out_spec is None:
+        raise DimensionError(
+            f"torchlayers: vmap({pytree.name_of(given.func)}): a batch without samples can't be "
+            "looped over."
+        )
+    out_dims = [0] * out_spec.num_leaves if ragged else pytree.broadcast(given.out_dims, out_spec)
+    if out_dims is None:
+        given.flat_results(pytree.unflatten(found[0], out_spec), 0)  # which says so
+    assert out_dims is not None
+    joined = [
+        _joined(given, list(column), dim, ragged)
+        for column, dim in zip(zip(*found, strict=True), out_dims, strict=True)
+    ]
+    return pytree.unflatten(joined, out_spec)
+
+
+def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
+    """One result of all samples."""
+    if dim is None:  # it does not depend on the sample
+        return column[0]
+    if all(isinstance(leaf, (bool, int, float, complex)) for leaf in column):
+        return torch.tensor(column)
+    for leaf in column:
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: vmap({pytree.name_of(given.func)}): the function must return only "
+                f"tensors and numbers, got {type(leaf).__name__}."
+            )
+    if ragged and column[0].dim():
+        return _jagged(given, column)
+    for leaf in column:
+        if leaf.shape != column[0].shape:
+            raise DimensionError(
+                f"torchlayers: vmap({pytree.name_of(given.func)}): samples have results of "
+                f"different sizes, {tuple(column[0].shape)} and {tuple(leaf.shape)}. With "
+                "out_dims='ragged' they come back as a jagged nested tensor."
+            )
+    return torch.stack(column, dim)
+
+
+def _jagged(given: Vmap, results: Sequence[Tensor]) -> Tensor:
+    """Samples' results, as those of different sizes come back, though they be of one."""
+    if any(_functorch.maybe_get_level(result) > 0 for result in results):
+        raise TransformError(
+            f"torchlayers: vmap({pytree.name_of(given.func)}): out_dims='ragged' was used inside a "
+            f"transform, which torch's nested tensors can't go through.{location()} Give results "
+            "one size (pad them), or differentiate with plain autograd, which nested tensors know."
+        )
+    return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)
