@@ -1,11 +1,10 @@
 """The processor time to differentiate an FX graph, by its number of nodes.
 
 ``python -m benchmarks.graph_nodes`` prints the table, writes it into docs/graph-fx.md and draws
-benchmarks/graph_nodes.svg.
+docs/images/graph_nodes.svg.
 """
 
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,7 +15,7 @@ from benchmarks import growth, machine, page
 from benchmarks.timing import least_seconds
 from torchlayers.graph import differentiate
 
-PICTURE = Path(__file__).parent / "graph_nodes.svg"
+PICTURE = page.IMAGES / "graph_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000)
 REPETITIONS = 5
 

@@ -1,7 +1,7 @@
 """Checkpoints and budgets: how much memory a gradient takes, for how much time.
 
-``python -m benchmarks.memory`` writes a table into docs/benchmarks.md and draws docs/memory.svg,
-the memory over time; with ``--quick`` the table is rough, and printed only.
+``python -m benchmarks.memory`` writes a table into docs/benchmarks.md and draws the memory over
+time as docs/images/memory.svg; with ``--quick`` the table is rough, and printed only.
 
 Bars: a transformer whose blocks are checkpointed takes at most the memory of plain autograd with
 torch.utils.checkpoint around the same blocks, and at most its time.
@@ -24,7 +24,7 @@ from benchmarks.timing import Effort, Timing, by_turns
 from benchmarks.transformer import Block
 from torchlayers.memory import PeakMemory
 
-PICTURE = Path(__file__).parent.parent / "docs" / "memory.svg"
+PICTURE = page.IMAGES / "memory.svg"
 BLOCKS, WIDTH, HEADS, TOKENS, SAMPLES = 12, 128, 4, 64, 4
 BUDGET = 0.15
 

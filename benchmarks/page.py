@@ -12,6 +12,7 @@ import torch
 from benchmarks import device
 
 DOCS = Path(__file__).parent.parent / "docs"
+IMAGES = DOCS / "images"
 
 
 def run(description: str, measure: Callable[[bool], dict[str, str]], name: str) -> None:

@@ -1,7 +1,7 @@
 """How cost grows with depth, operators, batch and parameters, beside torch.func.
 
 ``python -m benchmarks.scaling`` prints the slopes, writes them into docs/workloads.md and draws
-benchmarks/scaling_*.svg; with ``--quick`` they are rough, and printed only.
+docs/images/scaling_*.svg; with ``--quick`` they are rough, and printed only.
 """
 
 import math
@@ -21,7 +21,6 @@ from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.comparisons import LIBRARIES, MICRO, judged
 from benchmarks.timing import Work, check_same, least_within
 
-FOLDER = Path(__file__).parent
 LINEAR = 1.05  # a slope of 1, and what noise adds to a fit
 
 Make = Callable[[ModuleType, int], Work]
@@ -73,7 +72,7 @@ def measure(quick: bool) -> dict[str, str]:
                 rows.append(_row(of, name, measured[name]))
                 advance()
             if not quick:
-                draw(of, measured, FOLDER / f"scaling_{of.name}.svg")
+                draw(of, measured, page.IMAGES / f"scaling_{of.name}.svg")
     header = ["cost by", "of", f"slope, {RAW}", f"slope, {FUNC}", f"slope, {OURS}", "bar"]
     return {"workloads.md": f"{page.table(header, rows)}\n\n{machine.describe()}."}
 

@@ -1,11 +1,10 @@
 """The time to differentiate a TorchScript graph, by its number of nodes.
 
 ``python -m benchmarks.script_nodes`` prints the table, writes it into docs/graph.md and draws
-benchmarks/script_nodes.svg. torch's own pass differentiates the same graphs beside.
+docs/images/script_nodes.svg. torch's own pass differentiates the same graphs beside.
 """
 
 import warnings
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from benchmarks.timing import least_seconds
 from torchlayers import _C
 from torchlayers.graph import differentiate
 
-PICTURE = Path(__file__).parent / "script_nodes.svg"
+PICTURE = page.IMAGES / "script_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000, 8000)
 MOST_FOR_TORCH = 4000  # where its pass takes most of a minute
 REPETITIONS = 5
