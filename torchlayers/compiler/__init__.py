@@ -1,14 +1,14 @@
-"""Functions recorded through the layers, simplified, and run as compiled code.
+"""Captures functions as FX graphs through the layers, simplifies the graphs and runs them compiled.
 
-A call goes this way: runtime/call.py finds the entry of its signature (capture/signature.py). There
-is none at first, and compiled_function.py makes it: capture/record.py writes down the plain
-operators that reach the bottom of the stack, passes/ takes writes out and makes the graph smaller,
-runtime/partition.py cuts off the reverse pass, and runtime/backends.py runs it, by fx/program.py or
-by inductor/compile.py's code (inductor/speedups.py, inductor/kernels.py,
-inductor/wrapper_program.py), held against that (runtime/compare.py), and against the recording as
-it was made (runtime/verify.py, runtime/replayed_halves.py). What is compiled of a module
-(compiled_module.py) stands for it. lowered.py shows a recording, with what it costs (costs.py), and
-package.py keeps it in a file.
+At a call, runtime/call.py looks up the entry for the call's signature (capture/signature.py). If
+there is none, compiled_function.py makes one: capture/record.py captures the plain operators that
+reach the bottom of the stack, passes/ functionalizes and simplifies the graph, runtime/partition.py
+splits off the reverse pass, and runtime/backends.py runs the result, by replay (fx/program.py) or
+as Inductor's code (inductor/compile.py, speedups.py, kernels.py and wrapper_program.py). The first
+results of Inductor's code are compared with a replay of the same graph (runtime/compare.py), and
+those of either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A
+compiled module (compiled_module.py) can be used in place of the original. lowered.py exposes a
+captured graph for inspection, with its costs (costs.py), and package.py saves it to a file.
 """
 
 from torchlayers.compiler.api import compile as compile

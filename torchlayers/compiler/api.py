@@ -1,4 +1,4 @@
-"""torchlayers.compile: a function of any layers, recorded once a signature and run compiled."""
+"""torchlayers.compile and make_graph: capture a function, with any transforms in it, as a graph."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -52,34 +52,34 @@ def compile(
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
 
-    The first call with a signature (structure of the arguments; shapes, dtypes, devices and strides
-    of tensors; other values; modes such as autocast) runs f once, on tensors without data, and
-    records the plain operators that its layers come to. Later calls run those, compiled. Tensors
-    that f captures are read anew at each call. Where other values that it reads of Python, globals
-    and attributes, have changed, it is recorded anew. Inside a transform or another recording f
-    runs as it is. docs/compile.md has the rules.
+    The first call with a new signature (structure of the arguments; shapes, dtypes, devices and
+    strides of tensors; other values; modes such as autocast) runs f once on fake tensors and
+    captures the plain operators that its layers dispatch. Later calls run the compiled graph.
+    Tensors in f's closure are read anew at each call. If another Python value that f read, a global
+    or an attribute, has changed, f is captured again. Inside a transform or another capture, f runs
+    uncompiled. docs/compile.md has the rules.
 
     Args:
-        f: any function, method or module. Left out, compile returns a decorator.
-        static_argnums: positional arguments that are constants as a whole, whatever is in them.
-        dynamic: sizes that differ from one call to the next become symbols, and calls that differ
-            in these alone share one recording. Where that can't be, a warning says why, and each
-            shape is recorded.
+        f: any function, method or module. If omitted, compile returns a decorator.
+        static_argnums: positional arguments that are treated as constants, with all they contain.
+        dynamic: make sizes that differ between calls symbolic, so that calls that differ only in
+            these share one captured graph. Where that is impossible, a warning says why, and each
+            shape is captured separately.
         backend: ``"inductor"``: PyTorch's compiler, at the first call with a signature.
-            ``"replay"``: no compiler; the operators one by one. ``"auto"``: replays at first, and
-            takes inductor's code when that is ready.
-        options: for inductor, by the names in torch._inductor.config.
-        check: hold the first results, and the first gradients, against those of the recording as
-            it was made. Where they differ by more than rounding, that is replayed, with a warning.
-        guards: look before each call whether what f read of Python is as it was. Without, it is a
-            constant, as with jax.jit; modules that f calls are looked at still.
+            ``"replay"``: no compiler; runs the operators one by one. ``"auto"``: replays at first,
+            and switches to Inductor's code once that is ready.
+        options: options for Inductor, by their names in torch._inductor.config.
+        check: compare the first results and the first gradients with those of the unsimplified
+            graph. If they differ by more than rounding, warn and replay that graph from then on.
+        guards: check before each call that the Python values f read are unchanged. If False, they
+            are constants, as with jax.jit; modules that f calls are still checked.
     Returns:
-        A :class:`Compiled`, which is called as f is. Of a module it is a module, too, with that
-        one's parameters, and may be a part of others.
+        A :class:`Compiled`, called like f. For a module it is also a module, which has the
+        original's parameters and can be a submodule of others.
     Raises:
-        TransformError: there is no such backend or option, or static_argnums are no integers, or f
-            has no such arguments.
-        DataDependentError: at a call: f needs a value that only a call's data has.
+        TransformError: the backend or an option is unknown, or static_argnums are not integers or
+            do not match f's arguments.
+        DataDependentError: at a call, if f needs a Python value that depends on tensor data.
     Example:
         >>> @compile(backend="replay")
         ... def slope(x):
@@ -120,7 +120,7 @@ def compile(
 
 
 def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
-    """Raises where f, as far as its signature can be read, has no such arguments."""
+    """Raises an error if f's signature can be read and lacks one of the static arguments."""
     try:
         given = inspect.signature(f).parameters.values()
     except (TypeError, ValueError):
@@ -138,16 +138,16 @@ def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
 
 
 def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
-    """What a function comes to: the plain operators below its layers, as a graph to read.
+    """Captures a function as a graph of the plain operators below its layers, for inspection.
 
     Args:
         f: any function, method or module.
     Returns:
-        A function of f's arguments that returns a torch.fx.GraphModule. Its inputs are the
-        arguments' tensors, named after them, and then those that f captures; it returns the tensors
-        that f computes, in a list.
+        A function of f's arguments that returns a torch.fx.GraphModule. The graph's inputs are the
+        tensors in the arguments, named after them, followed by those that f captures; it returns
+        a list of the tensors that f computes.
     Raises:
-        DataDependentError: f needs a value that only a call's data has.
+        DataDependentError: f needs a Python value that depends on tensor data.
     Example:
         >>> graph = make_graph(torchlayers.vmap(torch.dot))(torch.ones(3, 2), torch.ones(3, 2))
         >>> [node.name for node in graph.graph.nodes]

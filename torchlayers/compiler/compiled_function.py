@@ -1,4 +1,4 @@
-"""What compile makes of a function: an object that is called as the function is."""
+"""The class of compiled functions: captures the function for each new signature, with warnings."""
 
 import functools
 import threading
@@ -22,14 +22,14 @@ from torchlayers.compiler.runtime.request import Asked
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import warn
 
-# From so many signatures on, a function is said to be recorded over and over.
+# A function captured for this many signatures triggers a warning.
 _MANY = 8
-# So many other values of a number are recorded before a warning says so.
+# A number that has caused this many further captures triggers a warning.
 _OFTEN = 3
 
 
 class Compiled(_C.CompiledCall):
-    """A function that :func:`compile` compiles. It is called as the function is."""
+    """A function compiled by :func:`compile`, called like the original."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class Compiled(_C.CompiledCall):
         self._made: list[Made] = []
         self._families = Families(self._name) if dynamic else None
         self._lock = threading.RLock()
-        self._changed: dict[Any, int] = {}  # how often a number of Python's was another
-        self._lost: set[Any] = set()  # what the last recording that was good for one call changed
+        self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
+        self._lost: set[Any] = set()  # changed by the last capture that is valid for one call only
         self._calls_when_lost = 0
-        self._is_told = False  # that it runs uncompiled
-        self._as_it_is = ""  # why calls that nothing was recorded for run uncompiled
+        self._is_told = False  # whether a warning has said that it runs uncompiled
+        self._as_it_is = ""  # why calls without an entry run uncompiled, if they do
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """What Dynamo reads; calls are C++'s. NOTE [Called at once]."""
+        """Is read by Dynamo only: real calls go to C++. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
     @tracing_state.untraced
     def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
-        """A call that C++ has no entry for."""
+        """Handles a call for which C++ has no entry."""
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_places(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """What the function has."""
+        """Forwards public attributes to the function."""
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._func, name)
@@ -78,7 +78,7 @@ class Compiled(_C.CompiledCall):
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        """Copied and pickled as what it is compiled from; a copy records for itself."""
+        """Copies and pickles the original function and the settings; a copy captures anew."""
         dynamic = self._families is not None
         given = self._func, self._static, self._settings, self._keeps_writes, dynamic
         return _made_again, (type(self), *given)
@@ -87,7 +87,7 @@ class Compiled(_C.CompiledCall):
         return f"torchlayers.compile({self._name})"
 
     def report(self) -> Report:
-        """What has been recorded so far, how it runs, and why it was recorded.
+        """Lists what has been captured so far, how it runs, and why it was captured.
 
         Returns:
             A :class:`Report`, which prints as a table.
@@ -97,14 +97,14 @@ class Compiled(_C.CompiledCall):
         return Report(self._name, signatures, self._as_it_is)
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
-        """The function recorded for arguments like these, to look at and to save.
+        """Captures the function for arguments like these, for inspection and for saving.
 
         Args:
-            args, kwargs: as for a call. Nothing is computed, and no tensor is written.
+            args, kwargs: as for a call. Nothing is computed, and no tensor is written to.
         Returns:
-            A :class:`torchlayers.compiled.Lowered`: its graph, what it costs, and ``save(path)``.
+            A :class:`torchlayers.compiled.Lowered`: the graph, its costs, and ``save(path)``.
         Raises:
-            DataDependentError: the function needs a value that only a call's data has.
+            DataDependentError: the function needs a Python value that depends on tensor data.
         Example:
             >>> compiled = torchlayers.compile(lambda a, b: (a @ b).sin())
             >>> lowered = compiled.lower(torch.ones(2, 3), torch.ones(3))
@@ -119,7 +119,7 @@ class Compiled(_C.CompiledCall):
         return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
-        """The entry for a signature: recorded by one thread, for all that wait for it."""
+        """Returns the entry for a signature: one thread captures, the others wait for it."""
         with self._lock:
             asked, dynamic = self._asked(args)
             leaves = pytree.leaves((tuple(dynamic), kwargs))
@@ -152,12 +152,12 @@ class Compiled(_C.CompiledCall):
             return made.entry
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Calls like this one are the entry's from now on."""
+        """Registers the entry, so that it runs calls like this one from now on."""
         if (dropped := self._entries.add(entry)) is not None:
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if entry.grads_like or entry.stepped or has_hooks:  # which C++ does not look at
+        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
             return
         places = call.static_places(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -171,7 +171,7 @@ class Compiled(_C.CompiledCall):
             )
 
     def _tell_lost(self, changes: Sequence[Change]) -> None:
-        """A recording is good for one call. After two in a row no more are made."""
+        """Handles a capture valid for one call only; after two in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
         again = [change for change in changes if change.place in self._lost]
         if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
@@ -186,7 +186,7 @@ class Compiled(_C.CompiledCall):
         self._calls_when_lost = calls
 
     def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
-        """What is recorded, a function of the arguments that are not static, and these."""
+        """Returns the capture request, for a function of the non-static arguments, and these."""
         func, places = self._func, call.static_places(self._static, args)
         if places:
 
@@ -201,14 +201,14 @@ class Compiled(_C.CompiledCall):
         return asked, dynamic
 
     def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
-        # Of Python as it was: runtime/autograd.py looks at what the function has read.
+        # Without guards: runtime/autograd.py checks those of the function itself.
         settings = self._settings._replace(guards=False)
         again = Compiled(func, (), settings, keeps_writes=False)
         again._name = name
         return again
 
     def _tell_number(self, place: Any, differs: str) -> None:
-        """Warns where a number is another again and again."""
+        """Warns if a number keeps changing."""
         self._changed[place] = self._changed.get(place, 0) + 1
         if self._changed[place] == _OFTEN:
             warn(
@@ -218,7 +218,7 @@ class Compiled(_C.CompiledCall):
             )
 
     def _why(self, entry: call.Entry) -> str:
-        """Why the entry is not one of those before."""
+        """Explains why no earlier entry could be used."""
         before = self._entries.all
         if not before:
             return ""

@@ -1,4 +1,4 @@
-"""What is compiled of a module is used in the module's place: in others, by optimizers, on disk."""
+"""Compiled modules, which can replace the original in other modules, in optimizers, on disk."""
 
 import functools
 import types
@@ -14,24 +14,24 @@ _TABLES = ("_modules", "_parameters", "_buffers")
 
 
 class CompiledModule(Compiled):
-    """A module that is called compiled, and is the module itself in all else.
+    """A module whose calls run compiled; in every other respect it acts as the original module.
 
-    Its class is the module's to isinstance, and its attributes are the module's, also when they are
-    set: as a part of another module it has the names, the parameters and the hooks of the module.
+    isinstance sees the original's class, and attributes are read from and set on the original: as a
+    submodule it contributes the original's names, parameters and hooks.
     """
 
     _func: Module
 
     def __init__(self, func: Module, *rest: Any, **named: Any) -> None:
         super().__init__(func, *rest, **named)
-        # Where functional_call puts tensors in.
+        # functional_call swaps tensors in these tables.
         vars(self).update({name: getattr(func, name) for name in _TABLES})
 
     def _class(self) -> type:
-        """Dynamo, which asks for modules too, reads what is called."""
+        """Returns the original's class, except to Dynamo, which has to read Compiled.__call__."""
         return type(self._func) if CompileContext.try_get() is None else CompiledModule
 
-    __class__ = property(_class)  # as proxies of Python's say it; type() tells
+    __class__ = property(_class)  # as in Python's proxies; type() still returns the real class
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_func":
@@ -51,7 +51,7 @@ class CompiledModule(Compiled):
         delattr(self._func, name)
 
     def _method(self, method: types.MethodType) -> Any:
-        """The module's, which returns what is compiled where that returns the module: eval()."""
+        """Wraps a method of the original: where that returns the module (eval()), returns self."""
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a recording costs: operators, arithmetic, memory moved, memory held."""
+"""Estimates the costs of a captured graph: operators, arithmetic, memory traffic, peak memory."""
 
 import math
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ from torchlayers.fx.nodes import is_write, memory_of, value, viewed_by
 
 
 class Costs(NamedTuple):
-    """Of one call, run operator by operator; a compiler that joins operators moves less.
+    """The costs of one call, run operator by operator; a compiler that fuses operators moves less.
 
     Attributes:
-        operators: how many are called, views included.
-        flops: floating-point operations. A product of matrices has two for each pair of numbers;
-            any other operator counts the larger of what it reads and writes, in numbers.
-        bytes_moved: what operators read and write. A number that is read several times by one
-            operator counts once; views count nothing.
-        peak_bytes: the most memory that is held at once for intermediates and results, each let
-            go after its last use. The arguments are not counted.
+        operators: the number of operators called, views included.
+        flops: floating-point operations. A matrix product counts two for each pair of elements;
+            any other operator counts the elements of its largest input or output.
+        bytes_moved: the bytes that operators read and write. An element that one operator reads
+            several times counts once; views count nothing.
+        peak_bytes: the most memory held at once for intermediates and results, each freed after
+            its last use. The arguments are not counted.
 
-    The steps of a scan count as often as they run.
+    A scan's body counts once for each step.
     """
 
     operators: int
@@ -34,7 +34,7 @@ class Costs(NamedTuple):
 
 
 def costs(graph: GraphModule) -> Costs:
-    """The costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
+    """Returns the costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
     nodes = [node for node in graph.graph.nodes if _computes(node)]
     steps = {node: _of_step(node) for node in nodes if node.target is scan_op}
     nodes = [node for node in nodes if node not in steps]
@@ -81,7 +81,7 @@ def _made(node: Node) -> list[Tensor]:
 
 
 def _numbers(tensor: Tensor) -> int:
-    """Those in memory: a dimension without a stride repeats them."""
+    """The number of elements in memory: a dimension of stride 0 repeats them."""
     if tensor.layout is not torch.strided:
         return tensor.numel()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -107,7 +107,7 @@ def _flops(node: Node) -> int:
 
 
 _aten = torch.ops.aten
-# A multiplication and an addition for each number of the larger operand; torch counts none.
+# One multiplication and one addition per element of the larger operand; torch has no formula.
 _PRODUCTS_WITH_VECTORS = {
     _aten.mv.default,
     _aten.addmv.default,
@@ -132,7 +132,7 @@ _COPIES = {
 
 
 def _peak(graph: GraphModule, inside: dict[Node, int]) -> int:
-    """inside: what the operator holds besides, while it runs."""
+    """The peak memory; ``inside`` has the bytes that an operator holds internally as it runs."""
     nodes = list(graph.graph.nodes)
     owner = {node: _owner(node) for node in nodes if node.op == "call_function"}
     last: dict[Node, int] = {}
@@ -148,13 +148,13 @@ def _peak(graph: GraphModule, inside: dict[Node, int]) -> int:
         held += size.get(node, 0)
         peak = max(peak, held + inside.get(node, 0))
         held -= sum(size.get(ended, 0) for ended in ends.get(i, []))
-        if node not in last:  # computed for nobody
+        if node not in last:  # never read
             held -= size.get(node, 0)
     return peak
 
 
 def _owner(node: Node) -> Node:
-    """The operator that made the memory; that of several results is one."""
+    """The operator that allocated the memory; for an item, the operator with several results."""
     while True:
         node = memory_of(node)
         if node.op != "call_function" or _computes(node):

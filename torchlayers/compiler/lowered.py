@@ -1,4 +1,4 @@
-"""A function recorded for one signature, to look at and to save."""
+"""A function captured for one signature, for inspection and for saving."""
 
 import os
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from torchlayers.core import pytree
 
 
 class Lowered:
-    """What ``compile(f).lower(*args)`` returns: f recorded for arguments like these.
+    """The result of ``compile(f).lower(*args)``: f captured for arguments like these.
 
     Attributes:
-        graph: the simplified recording, a torch.fx.GraphModule: print its ``code``. It takes the
+        graph: the simplified graph, a torch.fx.GraphModule: print its ``code``. It takes the
             arguments' tensors and then the captured ones.
-        operators, flops, bytes_moved, peak_bytes: what a call costs, one operator after the other:
-            how many operators; floating-point operations; bytes that operators read and write;
-            the most bytes held at once for intermediates and results.
+        operators, flops, bytes_moved, peak_bytes: the costs of a call, run operator by operator:
+            the number of operators; floating-point operations; bytes that operators read and
+            write; the most bytes held at once for intermediates and results.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Lowered:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Compiles the function by AOTInductor into a file that :func:`torchlayers.load` reads.
+        """Compiles the function with AOTInductor to a file that :func:`torchlayers.load` reads.
 
-        The file holds native code, for this torch and this kind of processor, and the captured
-        tensors as they are now. A C++ program can run it without Python (docs/compile.md).
+        The file holds native code for this torch version and kind of processor, and the current
+        values of the captured tensors. A C++ program can run it without Python (docs/compile.md).
 
         Args:
-            path: ends in ``.pt2``.
+            path: must end in ``.pt2``.
         Raises:
-            TransformError: the path ends in something else; an argument or a result that is no
-                tensor has no place in a file; this machine has no C++ compiler.
+            TransformError: the path does not end in ``.pt2``; a non-tensor argument or result can't
+                be serialized; this machine has no C++ compiler.
         """
         package.save(
             package.Content(

@@ -1,7 +1,7 @@
-"""Compiled functions as files: AOTInductor's packages, which C++ runs without Python.
+"""Saves compiled functions to files and loads them: AOTInductor packages, which also run in C++.
 
-Beside the code a package has a line of JSON: what torch and processor it is for, the shapes of
-its arguments, and how its tensors become the function's arguments and result.
+Besides the code, a package contains a line of JSON: its torch version, the shapes of the arguments,
+and how its tensors map to the function's arguments and result.
 """
 
 import copyreg
@@ -36,19 +36,19 @@ from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, value
 
 _KEY = "torchlayers"
-_DIGEST = "torchlayers_sha256"  # of what stands under the other key
-_torch: Any = torch  # what it keeps for its own use has no types
+_DIGEST = "torchlayers_sha256"  # of the value under the other key
+_torch: Any = torch  # its private functions are untyped
 _Loader: Any = torch._C._aoti.AOTIModelPackageLoader
 _FAKE = _torch._C._TorchDispatchModeKey.FAKE
 
 
 class Content(NamedTuple):
-    """What goes into a package: a graph, where its tensors come from, where its results go."""
+    """The contents of a package: a graph, the sources of its inputs, the uses of its outputs."""
 
     name: str
     graph: GraphModule
     recorded: Recording
-    leaves: list[Any]  # of (args, kwargs): a Like for each tensor, and other values
+    leaves: list[Any]  # the leaves of (args, kwargs), with a Like for each tensor
     spec: tree.TreeSpec
 
 
@@ -82,7 +82,7 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
     examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
     described = _described(content)
     settings = {
-        "fallback_random": True,  # the numbers that torch draws
+        "fallback_random": True,  # draw the same numbers as torch
         "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
         **(options or {}),
     }
@@ -108,7 +108,7 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
 
 
 def _leaf_again(leaf: Any) -> Any:
-    """How it is copied: torch's exporter does, and by the way that torch warns of."""
+    """Reduces a LeafSpec for copying: torch's exporter copies it, by a deprecated constructor."""
     return pytree.tree_structure, (0,)
 
 
@@ -117,7 +117,7 @@ def _digest(described: str) -> str:
 
 
 def _apart(graph: GraphModule) -> GraphModule:
-    """A loop's operands in memory of their own each, which torch.export asks for."""
+    """Copies loop operands that share memory: torch.export requires separate memory for each."""
     for held in graph.modules():
         assert isinstance(held, GraphModule)
         for node in held.graph.find_nodes(op="call_function", target=scan_op):
@@ -189,26 +189,26 @@ def _described(content: Content) -> str:
 
 
 def _written(content: Content) -> list[int]:
-    """The leaves of the arguments that the function writes to."""
+    """The indices of the argument leaves that the function writes to."""
     tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, Like)]
     inputs = {*final_copies(content.graph).values()}
     return [tensors[i] for i in sorted(inputs) if i < len(tensors)]
 
 
 def load(path: str | os.PathLike[str]) -> "Package":
-    """A function that ``compile(f).lower(*args).save(path)`` has saved.
+    """Loads a function saved by ``compile(f).lower(*args).save(path)``.
 
-    A package is native code: loading one runs whatever is in it. Load what you trust.
+    A package is native code: loading one runs whatever is in it. Load only files you trust.
 
     Args:
         path: the file.
     Returns:
-        A :class:`Package`, called with arguments like those it was made for. What was named in
-        static_argnums is left out.
+        A :class:`Package`, called with arguments like those it was saved for, without those named
+        in static_argnums.
     Raises:
         FileNotFoundError: there is no such file.
-        TransformError: it is no package of torchlayers, is damaged, or was made for another torch
-            or processor.
+        TransformError: the file was not saved by torchlayers, is damaged, or was compiled for
+            another torch version or processor.
     Example:
         >>> torchlayers.load("missing.pt2")
         Traceback (most recent call last):
@@ -248,7 +248,7 @@ def load(path: str | os.PathLike[str]) -> "Package":
 
 
 def _check_whole(path: str) -> None:
-    """Code that has been damaged ends the process."""
+    """Raises an error if the file is damaged: running damaged code would crash the process."""
     try:
         with zipfile.ZipFile(path) as package:
             damaged = package.testzip()
@@ -274,7 +274,7 @@ def _check_whole(path: str) -> None:
 
 def _check_processor(path: str, found: dict[str, str]) -> None:
     if found.get("AOTI_DEVICE_KEY") != HOST.type:
-        return  # AOTInductor asks the driver
+        return  # AOTInductor queries the driver
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
     here = {word for isa in valid_vec_isa_list() for word in str(isa).upper().split()}
@@ -289,15 +289,15 @@ def _check_processor(path: str, found: dict[str, str]) -> None:
 
 
 class Package:
-    """A function loaded from a file by :func:`load`. It has no derivatives.
+    """A function loaded from a file by :func:`load`. It is not differentiable.
 
     Args:
-        args, kwargs: of the structure, shapes, dtypes and devices that it was saved for.
+        args, kwargs: with the structure, shapes, dtypes and devices that it was saved for.
     Returns:
-        What the function returned when it was saved, from these arguments.
+        The result of the saved function for these arguments.
     Raises:
-        StructureError: arguments of another structure or shape.
-        TransformError: inside a transform, or with arguments that require grad.
+        StructureError: the arguments have another structure, shape, dtype or device.
+        TransformError: called inside a transform, or with arguments that require grad.
     """
 
     def __init__(self, described: dict[str, Any], loader: Any) -> None:
@@ -336,9 +336,9 @@ class Package:
         self._refuse_shared(leaves)
         computed = self._run([tensor for tensor in given if tensor is not None])
         for i in self._written:
-            if given[i] is not leaves[i]:  # a copy, laid out anew
+            if given[i] is not leaves[i]:  # a copy with the expected strides
                 leaves[i].copy_(given[i])
-            elif not leaves[i].is_inference():  # native code writes without telling autograd
+            elif not leaves[i].is_inference():  # native code does not bump the version
                 torch.autograd.graph.increment_version(leaves[i])
         found = {"computed": computed, "argument": leaves}
         return tree.unflatten(
@@ -392,7 +392,7 @@ class Package:
         return laid_out.copy_(leaf)
 
     def _refuse_shared(self, leaves: Sequence[Any]) -> None:
-        """The code reads what it is given before it writes: order would be another."""
+        """Rejects written inputs that overlap others: the code reads all inputs before writing."""
         for i in self._written:
             for j, other in enumerate(leaves):
                 if j != i and isinstance(other, Tensor) and _overlap(leaves[i], other):
@@ -404,7 +404,7 @@ class Package:
 
 
 def _is_traced() -> bool:
-    """Whether this call is recorded, or traced, by operators that native code doesn't call."""
+    """Whether a capture or trace is active: it would miss native code, which calls no operators."""
     return (
         _torch._C._get_dispatch_mode(_FAKE) is not None
         or _torch._C._get_tracing_state() is not None
@@ -424,7 +424,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether the bytes between the first and the last of each do."""
+    """Whether the byte ranges that the two tensors span overlap."""
     if one.device != other.device or not (one.numel() and other.numel()):
         return False
     (first, last), (begin, end) = _span(one), _span(other)

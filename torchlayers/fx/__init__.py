@@ -1,3 +1,1 @@
-"""What every reader or writer of FX graphs shares: nodes, custom operators, operator replacements,
-running a graph in C++.
-"""
+"""Shared utilities for FX graphs: nodes, custom operators, operator replacements, C++ replay."""

@@ -1,4 +1,4 @@
-"""Operators that are recorded by other names, or as others."""
+"""Replacements for ATen operators that can't be captured as they are."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -18,16 +18,17 @@ _RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 
 def _batch_norm(*args: Any, **kwargs: Any) -> Any:
-    """By the name that says that it writes its statistics."""
+    """Uses the overload whose schema says that it writes the running statistics, where it does."""
     if args[5] and args[3] is not None:
         return aten._native_batch_norm_legit.default(*args, **kwargs)
     return aten.native_batch_norm.default(*args, **kwargs)
 
 
 def _interpolate(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
-    """torch finds the shape of lerp_ by trying overloads, and prints what a wrong one was given.
+    """lerp_, out of place and copied: torch infers its shape by trying overloads.
 
-    That is an internal assert where a jvp is under way: below autograd no tensor can be printed.
+    It prints the arguments of a wrong one, which is an internal assertion failure during a jvp:
+    below autograd, tensors can't be printed.
     """
     return x.copy_(aten.lerp.Tensor(x, end, weight))
 
@@ -35,7 +36,7 @@ def _interpolate(x: Tensor, end: Tensor, weight: Tensor) -> Tensor:
 def _draw_between(
     x: Tensor, low: int, high: int | None = None, *, generator: torch.Generator | None = None
 ) -> Tensor:
-    """The same numbers; random_.from can't be written in Python, where from is a keyword."""
+    """Draws the same numbers by other operators: ``from`` is a keyword in generated Python code."""
     if generator is not None:
         return _RANDOM_BETWEEN(x, low, high, generator=generator)  # type: ignore[no-any-return]
     if high is None:
@@ -48,7 +49,7 @@ def _has_symbols(*tensors: Tensor) -> bool:
 
 
 def _add_product(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
-    """torch can't tell what tensors of sizes that are symbols are broadcast to here."""
+    """addcmul with explicit broadcasting, which torch can't infer here for symbolic sizes."""
     if _has_symbols(x, a, b):
         shape = torch.broadcast_shapes(x.shape, a.shape, b.shape)  # type: ignore[no-untyped-call]
         x, a, b = (each.expand(shape) for each in (x, a, b))
@@ -56,7 +57,7 @@ def _add_product(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
 
 
 def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
-    """torch takes sizes that are symbols for numbers here."""
+    """constant_pad_nd by concatenation, as torch specializes symbolic sizes to numbers here."""
     if not _has_symbols(x):
         return aten.constant_pad_nd.default(x, pad, value)  # type: ignore[no-any-return]
     for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
@@ -73,10 +74,13 @@ def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
 
 
 def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
-    """A tangent laid out as its primal. torch takes the memory's size for a number here."""
+    """Zeros for a tangent laid out like its primal.
+
+    torch specializes the size of the primal's memory to a number here.
+    """
     if not _has_symbols(x, other):
-        # Fake tensors that are made anew, of a call like an earlier one, have no memory past their
-        # elements. But a part of a tensor has a tangent in as much memory.
+        # On a hit, the fake tensor cache makes tensors whose memory ends with their elements. But
+        # the tangent of a slice needs as much memory as the whole tensor.
         uncached = disable_fake_tensor_cache(x.fake_mode) if isinstance(x, FakeTensor) else None
         with uncached or contextlib.nullcontext():
             return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
@@ -130,7 +134,7 @@ def _least_squares(
 
 
 def _lstm_layer(*args: Any) -> Any:
-    """With what its backward needs: a recording runs where autograd is off."""
+    """Returns the backward's workspace as well: captured graphs run with autograd off."""
     if not torch.is_grad_enabled():
         return aten.mkldnn_rnn_layer.default(*args)
     return lstm_layer(*args[:8], *args[9:])
@@ -152,7 +156,7 @@ OTHERWISE: dict[Any, Callable[..., Any]] = {
 
 
 class Otherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, operators are those that a recording would have."""
+    """Inside, replaces operators as a capture does."""
 
     supports_higher_order_operators = True
 

@@ -1,4 +1,4 @@
-"""The lock around torch.fx: it patches torch's modules while it traces."""
+"""The lock around torch.fx tracing, which patches torch's modules."""
 
 import contextlib
 from typing import Any
@@ -7,9 +7,9 @@ from torchlayers.core.tracing_state import import_whole
 
 
 def recording() -> contextlib.AbstractContextManager[Any]:
-    """A lock: one thread records at a time, and none while torch.compile traces.
+    """Returns the lock that lets one thread capture at a time, and none while torch.compile traces.
 
-    Both patch torch's modules, and put back what they found there.
+    Both patch torch's modules and later restore what they found there.
     """
     import_whole("torch._dynamo", "torch._inductor.compiler_bisector")
     from torch._dynamo.convert_frame import compile_lock

@@ -1,4 +1,4 @@
-"""What is computed twice is computed once."""
+"""Common subexpression elimination."""
 
 from collections.abc import Hashable
 from typing import Any
@@ -11,9 +11,9 @@ from torchlayers.fx.recomputation import NUMBER
 
 
 def share_common(graph: GraphModule) -> None:
-    """Exact: the same operator on the same arguments.
+    """Merges nodes that call the same operator with the same arguments.
 
-    Draws of random numbers are not the same, nor is what a checkpoint computes again.
+    Random draws are never merged, nor are nodes that a checkpoint recomputes with the originals.
     """
     first: dict[Hashable, Node] = {}
     for node in graph.graph.nodes:
@@ -25,7 +25,7 @@ def share_common(graph: GraphModule) -> None:
 
 
 def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
-    """Equal for operators that compute the same: the node's, on these arguments."""
+    """A key for the node's operator with these arguments; equal keys mean equal results."""
     return (
         node.target,
         hashable(args),
@@ -35,7 +35,7 @@ def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
 
 
 def hashable(argument: Any) -> Hashable:
-    """Equal for the same arguments only: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    """A key that only identical arguments share: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     if isinstance(argument, (list, tuple)):
         return (list, *map(hashable, argument))
     if isinstance(argument, (bool, int, float, complex)):

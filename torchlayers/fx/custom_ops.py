@@ -1,4 +1,4 @@
-"""Operators that a recording has in another's place, and that inductor calls as they are."""
+"""Custom operators that replace ATen operators in captured graphs, and are opaque to Inductor."""
 
 import functools
 from typing import Any
@@ -14,7 +14,7 @@ from torchlayers.core.device import is_on_host
     "torchlayers::bernoulli", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def bernoulli(like: Tensor, p: float) -> Tensor:
-    """aten.bernoulli.p, which inductor makes of one in place, and may read before it is drawn."""
+    """aten.bernoulli.p, which Inductor lowers to an in-place draw, and may read before the draw."""
     return torch.bernoulli(like, p)
 
 
@@ -27,7 +27,7 @@ def _(like: Tensor, p: float) -> Tensor:
     "torchlayers::random_from", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )
 def random_from(like: Tensor, low: int) -> Tensor:
-    """x.random_(low, None), for which there is no other name."""
+    """x.random_(low, None), for which no other operator exists."""
     return torch.empty_like(like).random_(low, None)
 
 
@@ -46,9 +46,9 @@ def ctc_loss(
     blank: int,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
-    """aten._ctc_loss, whose second result is as long as the longest target, which data decides.
+    """aten._ctc_loss, whose second result has a data-dependent size: the longest target's length.
 
-    Here it is padded to what a target can be at most, which its backward reads as well.
+    Here it is padded to the largest possible length, which the backward accepts as well.
     """
     losses, log_alpha = torch.ops.aten._ctc_loss.Tensor(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
@@ -75,7 +75,7 @@ def _(
 def least_squares(
     a: Tensor, b: Tensor, rcond: float | None, driver: str | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """aten.linalg_lstsq by a driver that has residuals always or never, and not by the rank."""
+    """aten.linalg_lstsq for drivers whose residuals exist always or never, whatever the rank."""
     solution, *rest = torch.ops.aten.linalg_lstsq(a, b, rcond, driver=driver)
     return solution.contiguous(), *(each.contiguous() for each in rest)
 
@@ -118,7 +118,7 @@ def lstm_layer(
     batch_first: bool,
     is_training: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """aten.mkldnn_rnn_layer with what its backward needs, which it keeps where autograd is on."""
+    """aten.mkldnn_rnn_layer with its backward's workspace, which it returns only in grad mode."""
     tensors = (x, input_weight, hidden_weight, input_bias, hidden_bias, hidden, cell)
     with torch.enable_grad():
         return torch.ops.aten.mkldnn_rnn_layer.default(  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def _kept_by_lstm(
     device: torch.device,
     rest: tuple[Any, ...],
 ) -> int:
-    """How many bytes: the library decides, and tells in a result alone."""
+    """The workspace's size in bytes, which the library reveals only by running."""
     with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         kept: Tensor = lstm_layer(*zeros, *rest)[3]

@@ -1,4 +1,4 @@
-"""Tensors without data, in place of those that a function is recorded with."""
+"""Makes the fake tensors with which a function is captured."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -7,12 +7,12 @@ from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-if TYPE_CHECKING:  # its algebra takes as long to import as the rest of the package, twice
+if TYPE_CHECKING:  # it imports sympy, which takes twice as long as the rest of the package
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
-    """A tensor without data, and with memory of its own, whatever shares memory with the other."""
+    """Returns a fake tensor like another, which shares memory with no other tensor."""
     with mode, torch.no_grad():
         if like.layout is not torch.strided or like.is_quantized:
             fake: Any = like if isinstance(like, FakeTensor) else mode.from_tensor(like.detach())
@@ -25,7 +25,7 @@ def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """None where it has none of its own, as sparse tensors."""
+    """Identifies the tensor's storage; None if it has none, like sparse tensors."""
     if tensor.layout is not torch.strided:
         return None
     address: int = tensor.untyped_storage()._cdata
@@ -33,14 +33,14 @@ def memory_of(tensor: Tensor) -> int | None:
 
 
 def symbols() -> "ShapeEnv":
-    """As without symbols, no shape hangs on data."""
+    """Returns a shape environment that, as without symbols, rejects data-dependent shapes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
 
 
 def symbolic_like(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> FakeTensor:
-    """Likewise, with symbols for some of its sizes, and for the strides that follow."""
+    """Like fake_like, with symbols for some sizes, and for the strides that depend on them."""
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
     kinds = [

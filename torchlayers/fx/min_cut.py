@@ -1,4 +1,4 @@
-"""The smallest cut of a network, by augmenting paths (Dinic's algorithm)."""
+"""Minimum cut of a flow network, by augmenting paths (Dinic's algorithm)."""
 
 from collections import deque
 from collections.abc import Hashable
@@ -7,13 +7,13 @@ _UNBOUNDED = 1 << 100
 
 
 class Network:
-    """Places, and edges with a capacity between them; None is no bound."""
+    """A flow network: nodes, called places, and edges with capacities; None means unbounded."""
 
     def __init__(self) -> None:
         self._number: dict[Hashable, int] = {}
-        self._leaving: list[list[int]] = []  # of each place, its edges
-        self._to: list[int] = []  # of each edge; the opposite of edge e is e ^ 1
-        self._room: list[int] = []
+        self._leaving: list[list[int]] = []  # the outgoing edges of each place
+        self._to: list[int] = []  # the end of each edge; the reverse of edge e is e ^ 1
+        self._room: list[int] = []  # the residual capacity of each edge
 
     def edge(self, start: Hashable, end: Hashable, capacity: int | None) -> None:
         first, second = self._place(start), self._place(end)
@@ -23,7 +23,7 @@ class Network:
         self._room += [_UNBOUNDED if capacity is None else capacity, 0]
 
     def smallest_cut(self, source: Hashable, sink: Hashable) -> set[Hashable]:
-        """The places on the source's side of the smallest cut, the one closest to the source."""
+        """Returns the source's side of the minimum cut; of several, the cut nearest the source."""
         start, end = self._place(source), self._place(sink)
         while (distance := self._distances(start))[end] >= 0:
             self._fill(start, end, distance)
@@ -36,7 +36,7 @@ class Network:
         return self._number[name]
 
     def _distances(self, start: int) -> list[int]:
-        """From the start, over edges that have room left; -1 where there is no way."""
+        """Distances from the start along edges with capacity left; -1 for unreachable places."""
         distance = [-1] * len(self._leaving)
         distance[start] = 0
         waiting = deque([start])
@@ -50,8 +50,8 @@ class Network:
         return distance
 
     def _fill(self, start: int, end: int, distance: list[int]) -> None:
-        """Uses up all the shortest paths."""
-        next_edge = [0] * len(self._leaving)  # those before it lead nowhere any more
+        """Saturates all shortest paths (a blocking flow)."""
+        next_edge = [0] * len(self._leaving)  # earlier edges are exhausted
         path: list[int] = []
         place = start
         while True:

@@ -1,8 +1,8 @@
-"""Nodes of a recording: what they compute, and how one is put in another's place.
+"""Queries and rewrites on the nodes of a captured graph: fake values, layouts, replacement.
 
-A value's layout is no part of what a program computes, but operators are told of it by the fake
-values, and a view may need it. A node replaced by one with another layout has its readers' fake
-values computed anew at once (_refresh).
+A value's layout is not part of the program's meaning, but operators see it in the fake values, and
+a view may depend on it. When a node is replaced by one with another layout, the fake values of its
+users are recomputed at once (_refresh).
 """
 
 import operator
@@ -20,13 +20,13 @@ from torchlayers.fx.recomputation import mark_like
 
 aten = torch.ops.aten
 
-# They read memory by strides of their own: what they read keeps its layout.
+# Operators that read memory by explicit strides: their inputs must keep their layouts.
 BY_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
 }
-# Their results have the first argument's strides, even where these leave holes.
+# Operators whose results have the first argument's strides, even if these leave gaps.
 _LIKE_FIRST = {
     aten.copy.default,
     aten.diagonal_scatter.default,
@@ -38,7 +38,7 @@ _STALE, _PINNED = "stale", "pinned"
 
 
 def value(node: Any) -> Any:
-    """What the node computes, as a fake tensor or several."""
+    """The node's value: a fake tensor or several."""
     return node.meta.get("val")
 
 
@@ -52,9 +52,10 @@ def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
 
 
 def certainly(condition: Any) -> bool:
-    """Whether it holds, whatever numbers the symbols in it stand for.
+    """Whether the condition holds for all values of its symbols.
 
-    To ask a symbol itself would be a guard, and the recording no longer one for all sizes.
+    Evaluating a symbolic condition directly would add a guard, and the captured graph would no
+    longer be valid for all sizes.
     """
     if isinstance(condition, torch.SymBool):
         from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -70,12 +71,12 @@ def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 
 def has_strides(tensor: Tensor) -> bool:
-    """Whether it may be asked for strides: sparse, nested and MKL-DNN's tensors have none."""
+    """Whether the tensor has strides: sparse, nested and MKL-DNN tensors have none."""
     return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def same_layout(one: Tensor, other: Tensor) -> bool:
-    """Sizes, and where elements are from the first one on."""
+    """Whether the tensors have equal sizes and, where these matter, equal strides."""
     if not (has_strides(one) and has_strides(other)):
         return one.layout == other.layout and same_sizes(one.shape, other.shape)
     return same_sizes(one.shape, other.shape) and (
@@ -88,7 +89,7 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether each place from the first to the last is one element's."""
+    """Whether the tensor occupies its memory without gaps or overlaps."""
     if not has_strides(tensor):
         return False
     expected = 1
@@ -101,7 +102,7 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def may_overlap(tensor: Tensor) -> bool:
-    """Whether two elements may have the same memory, as those of an expanded dimension."""
+    """Whether two elements may share memory, as in an expanded dimension."""
     if not has_strides(tensor) or certainly(tensor.numel() <= 1):
         return False
     extent: Any = 0
@@ -119,31 +120,31 @@ def same_kind(one: Tensor, other: Tensor) -> bool:
 
 
 def is_lazy(tensor: Tensor) -> tuple[bool, bool]:
-    """Whether it is the conjugate, and whether the negative, of what is in its memory.
+    """Whether the tensor is a lazy conjugate, and whether it is a lazy negative, of its memory.
 
-    Some operators read memory as it is: view_as_real refuses what is conjugated lazily.
+    Some operators read the memory itself: view_as_real rejects lazily conjugated tensors.
     """
     return tensor.is_conj(), tensor.is_neg()
 
 
 def is_random(node: Node) -> bool:
-    """Two calls have two results, and later calls depend on how many there were."""
+    """Whether the node draws random numbers: results differ, and each draw affects later ones."""
     if not isinstance(node.target, OpOverload):
         return any(map(is_random, _inside(node)))
     return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
 def is_collective(node: Node) -> bool:
-    """All ranks have to come to it, as often and in the same order."""
+    """Whether the node is a collective: all ranks must call it equally often, in the same order."""
     if not isinstance(node.target, OpOverload):
         return any(map(is_collective, _inside(node)))
-    if node.target.namespace == "torchlayers":  # random numbers by keys are nobody else's
+    if node.target.namespace == "torchlayers":  # keyed random operators involve no other rank
         return any(given.name in ("axis", "mesh") for given in node.target._schema.arguments)
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
 def _inside(node: Node) -> Iterator[Node]:
-    """What the branches call that the node chooses between."""
+    """The operator calls in the node's subgraphs, such as branches."""
     for given in node.all_input_nodes:
         if given.op == "get_attr" and node.graph.owning_module is not None:
             held = operator.attrgetter(str(given.target))(node.graph.owning_module)
@@ -152,17 +153,17 @@ def _inside(node: Node) -> Iterator[Node]:
 
 
 def has_effect(node: Node) -> bool:
-    """It has to run, as often as it was recorded, whoever reads its result."""
+    """Whether the node has to run exactly as often as captured, even if its result is not read."""
     if node.op != "call_function":
         return node.op != "get_attr"
     return is_random(node) or is_collective(node) or node.is_impure()
 
 
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
-    """A new node in front of another, with its value. None is left where there is an error."""
+    """Inserts a node before another and computes its value; after an error, none is left behind."""
     with before.graph.inserting_before(before):
         node = before.graph.call_function(target)
-    node.args, node.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+    node.args, node.kwargs = args, kwargs  # call_function would warn about symbolic sizes
     mark_like(node, before)
     try:
         node.meta["val"] = _computed(node)
@@ -173,10 +174,10 @@ def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 
 def replace(old: Node, new: Any) -> bool:
-    """Has the readers of one node read another, which computes the same.
+    """Replaces all uses of one node by another that computes the same.
 
     Returns:
-        Whether it could: not where the memory is read by strides.
+        Whether this was possible; it is not if the old node's memory is read by strides.
     """
     if is_pinned(old):
         return False
@@ -185,7 +186,7 @@ def replace(old: Node, new: Any) -> bool:
         raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
     if is_lazy(told) != is_lazy(true):
         if any(is_lazy(true)):
-            new = emit(old, aten.clone.default, new)  # what it is, in memory
+            new = emit(old, aten.clone.default, new)  # materializes the conjugate or negative
             true = value(new)
         _doubt(old)
         old.replace_all_uses_with(new)
@@ -200,7 +201,7 @@ def replace(old: Node, new: Any) -> bool:
 
 
 def update(node: Node, *args: Any, target: Any = None) -> None:
-    """Other arguments for a node, or another operator: what it computes stays the same."""
+    """Changes a node's arguments or operator without changing what it computes."""
     node.args = args
     node.target = target or node.target
     node.meta[_STALE] = True
@@ -208,7 +209,7 @@ def update(node: Node, *args: Any, target: Any = None) -> None:
 
 
 def read_instead(readers: Iterable[Node], old: Node, new: Node) -> None:
-    """Has some readers of a node read another one, which computes the same."""
+    """Makes some users of a node read another that computes the same."""
     for reader in readers:
         reader.replace_input_with(old, new)
     if not same_layout(value(old), value(new)):
@@ -217,18 +218,18 @@ def read_instead(readers: Iterable[Node], old: Node, new: Node) -> None:
 
 
 def is_pinned(node: Node) -> bool:
-    """Whether its memory is read by strides: those it has to keep."""
+    """Whether the node has to keep its strides, as its memory is read by explicit strides."""
     return bool(node.meta.get(_PINNED))
 
 
 def _refresh(graph: Graph) -> None:
-    """Computes the values that a replacement left in doubt, before a pass reads them."""
+    """Recomputes the values that a replacement made stale, before a pass reads them."""
     for node in graph.nodes:
         if not node.meta.pop(_STALE, False) or node.op != "call_function":
             continue
         if isinstance(
             node.target, HigherOrderOperator
-        ):  # compiler/passes/control_flow_operands.py sees to their strides
+        ):  # compiler/passes/control_flow_operands.py handles their strides
             continue
         told = value(node)
         node.meta["val"] = true = _computed_with_copies(node)
@@ -241,7 +242,7 @@ def _refresh(graph: Graph) -> None:
 
 
 def pin(graph: Graph) -> None:
-    """Marks the nodes whose memory is read by strides: they stay as they are."""
+    """Marks the nodes whose memory is read by explicit strides, which must keep their layouts."""
     for node in graph.nodes:
         if calls(node, *BY_STRIDES):
             _pin(node.args[0])
@@ -254,7 +255,7 @@ def _pin(read: Any) -> None:
 
 
 def viewed_by(node: Node) -> Node | None:
-    """The node whose memory this one's result is in, if the result is a view or was written."""
+    """The node that this one's result aliases, if it is a view or the result of a write."""
     if calls(node, aten._unsafe_view.default):
         return _as_node(node.args[0])
     if node.op != "call_function":
@@ -276,14 +277,14 @@ def viewed_by(node: Node) -> Node | None:
 
 
 def memory_of(node: Node) -> Node:
-    """The node that made the memory which the node's result is in."""
+    """The node that allocated the memory of this node's result."""
     while (viewed := viewed_by(node)) is not None:
         node = viewed
     return node
 
 
 def laid_out(before: Node, node: Node, like: Tensor) -> Node:
-    """A copy of the node's value with another one's strides, as far as these leave no holes."""
+    """Copies the node's value to another tensor's strides, apart from any gaps in these."""
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
     back = [order.index(dim) for dim in range(like.dim())]
@@ -293,7 +294,7 @@ def laid_out(before: Node, node: Node, like: Tensor) -> Node:
 
 
 def mode_of(graph: Graph) -> FakeTensorMode | None:
-    """The mode that the fake values are of."""
+    """The fake tensor mode of the graph's values."""
     for node in graph.nodes:
         if isinstance(fake := value(node), FakeTensor):
             return fake.fake_mode
@@ -321,23 +322,23 @@ def _computed(node: Node) -> Any:
 
 
 def _without_ones(tensor: Any) -> Any:
-    """For a view of it. Across a dimension of size 1 fake tensors allow what strides don't.
+    """Drops dimensions of size 1 before a view: across these, fake tensors allow invalid views.
 
-    torch 2.13: sizes (6, 2, 1, 2) with strides (2, 12, 2, 1) are seen as (6, 4).
+    torch 2.13: sizes (6, 2, 1, 2) with strides (2, 12, 2, 1) can be viewed as (6, 4).
     """
     ones = [dim for dim, size in enumerate(tensor.shape) if certainly(size == 1)]
     return tensor.squeeze(ones) if ones else tensor
 
 
 def _given(node: Node) -> Any:
-    """What the node is to one that reads it: a graph that the recording holds is itself."""
+    """The node's value as an operand: the subgraph or attribute for get_attr, else a fake value."""
     if node.op == "get_attr" and value(node) is None:
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
     return value(node)
 
 
 def _computed_with_copies(node: Node) -> Any:
-    """A view that the layout does not allow is one of a copy."""
+    """Computes the node's value; a view that the layout does not allow becomes a view of a copy."""
     try:
         return _computed(node)
     except (RuntimeError, ValueError):
@@ -378,7 +379,7 @@ def written_by(node: Node) -> list[Node]:
 
 
 def written_inputs(graph: GraphModule) -> dict[Node, Node]:
-    """The inputs that are written, each with the last node that does it."""
+    """The inputs that are written to, each with the last node that writes to it."""
     written = {}
     for node in graph.graph.nodes:
         if is_write(node):

@@ -1,4 +1,4 @@
-"""A recording run by a loop in C++: csrc/compiled/program.h."""
+"""Replays a captured graph by a loop in C++: csrc/compiled/program.h."""
 
 import operator
 import os
@@ -21,11 +21,10 @@ from torchlayers.fx.strides import relied_on
 
 
 def replay(graph: GraphModule) -> Program:
-    """The graph as a program, which takes a list of the graph's inputs and returns its outputs.
+    """Translates the graph to a program, which takes a list of the inputs and returns the outputs.
 
-    What it holds, tensors and modules, is what the graph holds now. Each tensor that a run makes
-    is freed where it is read last. Runs don't disturb each other, on other threads or inside one
-    another.
+    The program holds the tensors and modules that the graph holds now. A tensor computed in a run
+    is freed after its last use. Runs are independent: they may be concurrent or nested.
 
     Args:
         graph: its output is a node, or a list or a tuple of nodes and constants.
@@ -33,7 +32,7 @@ def replay(graph: GraphModule) -> Program:
     nodes = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
     writer = ProgramWriter(len(inputs))
-    # What each node is: a value of the program, several, or a constant.
+    # Maps each node to a value of the program, several values, or a constant.
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
     strides = relied_on(graph)  # NOTE [Recorded strides]
     for node in nodes:
@@ -55,7 +54,7 @@ def replay(graph: GraphModule) -> Program:
 
 
 def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
-    """What the node is, which the writer now has a step for if it needs one."""
+    """Writes a step for the node, if it needs one, and returns its value."""
     target = node.target
     if isinstance(target, OpOverload) and _is_dispatched(target):
         args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
@@ -79,7 +78,7 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
 def _python_step(
     writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]
 ) -> Any:
-    """Whatever the dispatcher doesn't know is called as torch.fx does it."""
+    """Writes a step that calls Python, as torch.fx does, for targets unknown to the dispatcher."""
     read = node.all_input_nodes
     flat, spec = pytree.tree_flatten([env[source] for source in read])
     function = _function_of(graph, node)
@@ -121,7 +120,7 @@ def _repeat(
     return carry
 
 
-# Operators of graphs, which are programs too.
+# Operators on subgraphs, which become programs as well.
 _CALLING: dict[Any, Callable[..., Any]] = {
     cond_op: _choose,
     while_loop_op: _repeat,
@@ -134,7 +133,7 @@ def _name_of(op: OpOverload) -> tuple[str, str]:
 
 
 def _is_dispatched(op: OpOverload) -> bool:
-    """Whether the dispatcher has it: torch.ops has operators of TorchScript's, too."""
+    """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
     name, overload = _name_of(op)
     full = f"{name}.{overload}" if overload else name
     return torch._C._dispatch_has_kernel(full)

@@ -1,10 +1,10 @@
-"""What is recomputed while a program is recorded to be compiled.
+"""Handles checkpointed functions in a capture: their recomputations and random draws.
 
-A checkpointed function is recorded once where it is called, and once more where a reverse pass asks
-for what it has saved, after what that pass has computed by then: so whoever runs the recording
-holds less. Random numbers are not drawn again, what was drawn is read again. What is recorded in a
-recomputation, and in a pass from its first recomputation on, is marked with the number of the
-recomputation (:data:`NUMBER`): it is not the same as what looks the same elsewhere.
+A checkpointed function is captured once where it is called, and again where a reverse pass needs
+its residuals, after the nodes of that pass so far: so running the graph takes less memory. The
+second time, random draws are read back instead of repeated. Nodes captured in a recomputation, or
+in a pass after its first recomputation, are tagged with the recomputation's number
+(:data:`NUMBER`), so that they are not merged with equal nodes elsewhere.
 """
 
 import threading
@@ -20,30 +20,30 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import RecomputationError
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions are untyped
 
-NUMBER = "recomputation"  # in a node's meta; nothing where nothing is recomputed
+NUMBER = "recomputation"  # a key in node.meta; absent if nothing is recomputed
 
 
 class Recomputations:
-    """Those of one recording, which tells of each operator at the bottom of the stack."""
+    """The recomputations of one capture, which passes each operator at the bottom to call()."""
 
     def __init__(self) -> None:
         self._is_watching = False
         self._drawn: list[_Drawn] = []
-        self._given: list[int] = []  # by the recomputations under way: the next of those
+        self._given: list[int] = []  # for each active recomputation, its next index in _drawn
         self._numbers: list[int] = []
         self._count = 0
         self._of_passes: dict[Any, int] = {}
 
     def here(self) -> int:
-        """The place of what will be drawn from here on."""
+        """Returns the index of the next random draw."""
         self._is_watching = True
         return len(self._drawn)
 
     @contextmanager
     def again(self, place: int) -> Iterator[None]:
-        """Inside, what was drawn from that place on is read."""
+        """Inside, the draws from that index on are read back."""
         self._count += 1
         self._numbers.append(self._count)
         self._of_passes[_pass()] = self._count
@@ -55,7 +55,7 @@ class Recomputations:
             self._numbers.pop()
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The operator's result, of an operator at the bottom."""
+        """Calls an operator at the bottom of the stack and returns its result."""
         if not self._is_watching:
             return func(*args, **kwargs)
         nodes = _graph()
@@ -93,21 +93,21 @@ class Recomputations:
 
 
 class _Drawn:
-    """What a random operator wrote to its arguments, and returned."""
+    """Saves the writes and the result of a random operator."""
 
     def __init__(self, func: Any, result: Any, written: list[Tensor]) -> None:
-        # Both may be written to later.
+        # Copies, as both may be written to later.
         self._func = func
         self._written = [x.clone() for x in written]
         self._result = pytree.map_tensors(torch.clone, result)
 
     def is_by(self, func: Any) -> bool:
-        """Whether this operator draws the same: itself, or its other form, in place or not."""
+        """Whether func is the saved operator, or its in-place or out-of-place variant."""
         return func is self._func or _name(func) == _name(self._func) != ""
 
     def read(self, func: Any, written: list[Tensor]) -> Any:
-        """The operator's result, once what it writes to holds what was written then."""
-        if func is not self._func:  # one of them is in place
+        """Repeats the saved writes and returns the operator's result."""
+        if func is not self._func:  # one of them is the in-place variant
             drawn = self._written[0] if self._written else self._result
             return written[0].copy_(drawn) if written else drawn.clone()
         for x, then in zip(written, self._written, strict=True):
@@ -122,7 +122,7 @@ class _Drawn:
 
 
 def _name(func: Any) -> str:
-    """The same for the operator in place and not, if it draws one tensor; otherwise empty."""
+    """The name shared by in-place and out-of-place variants that draw one tensor; else empty."""
     schema = func._schema
     written = len(_places_written(func))
     draws_one = len(schema.returns) == 1 and written == _returns_written(func)
@@ -130,7 +130,7 @@ def _name(func: Any) -> str:
 
 
 def _returns_written(func: Any) -> int:
-    """How many of its results are arguments that it has written to."""
+    """How many of the operator's results alias arguments."""
     return sum(each.alias_info is not None for each in func._schema.returns)
 
 
@@ -156,7 +156,7 @@ def _graph() -> Any:
 
 
 def _pass() -> Any:
-    """The pass that runs on this thread, which no other ever is."""
+    """A unique identifier of the reverse pass that runs on this thread."""
     return _C.number_of_pass(), _torch._C._current_graph_task_id()
 
 
@@ -169,7 +169,7 @@ _thread = _Thread()
 
 @contextmanager
 def recorded(recomputations: Recomputations) -> Iterator[None]:
-    """Inside, this thread records a program, and these are its recomputations."""
+    """Inside, this thread captures a program, with these recomputations."""
     outer, _thread.recorded = _thread.recorded, recomputations
     try:
         yield
@@ -178,22 +178,22 @@ def recorded(recomputations: Recomputations) -> Iterator[None]:
 
 
 def recording() -> Recomputations | None:
-    """Those of the program that this thread records, if it does."""
+    """The recomputations of the program that this thread captures, or None."""
     return _thread.recorded if is_recording() else None
 
 
 def may_recompute() -> bool:
-    """Not where somebody else records a program: random numbers would be drawn twice in it."""
+    """Whether recomputing is safe; in a foreign capture, random numbers would be drawn twice."""
     return not is_recording() or _thread.recorded is not None
 
 
 def is_recording() -> bool:
-    """Whether a program is recorded to be compiled."""
+    """Whether a program is being captured, by torchlayers or another tracer."""
     key = _torch._C._TorchDispatchModeKey.PROXY
     return _torch._C._get_dispatch_mode(key) is not None
 
 
 def mark_like(node: Node, other: Node) -> None:
-    """A node that stands for another one, or for a part of what that computes."""
+    """Tags a node that replaces another, or a part of another, with the same recomputation."""
     if NUMBER in other.meta:
         node.meta[NUMBER] = other.meta[NUMBER]

@@ -1,12 +1,12 @@
-"""What in a recording has to lie in memory as it did on fake tensors.
+"""Finds the values in a captured graph that need the strides they had as fake tensors.
 
 NOTE [Recorded strides]
-A recording's views were made on fake tensors, with the strides that torch says its operators'
-results have. Some kernels lay them out otherwise (softplus_backward's, copysign's), and then what
-they return may have no such view; uncompiled code would have made a copy. So a value that is viewed
-by sizes or strides gets those that it was recorded with where it is made, before anything reads it:
-views share memory with it as they were recorded to, and what is written through them is written to
-it. Nearly always it has them, and is looked at and left alone.
+A graph's views were captured on fake tensors, with the strides that torch's fake kernels report for
+results. Some real kernels return other strides (softplus_backward, copysign), for which a view may
+be invalid; uncompiled code would have made a copy. Therefore a value that is viewed by sizes or
+strides is copied to its captured strides where it is computed, before anything reads it: views then
+alias it as they did in the capture, and writes through them reach it. The strides nearly always
+match already, and then the value is left alone.
 """
 
 from typing import Any
@@ -25,11 +25,11 @@ _BY_LAYOUT = BY_STRIDES | {
     _aten._unsafe_view.default,
     _aten._reshape_alias.default,
 }
-STRIDES = "strides"  # in a node's meta, where that has no fake value
+STRIDES = "strides"  # a key in node.meta, for nodes without a fake value
 
 
 def relied_on(graph: GraphModule) -> dict[Node, tuple[int, ...]]:
-    """The values that are viewed in ways that their strides allow, with the strides recorded."""
+    """The values with views that depend on strides, and the strides they were captured with."""
     views = (
         view
         for target in _BY_LAYOUT
@@ -40,7 +40,7 @@ def relied_on(graph: GraphModule) -> dict[Node, tuple[int, ...]]:
 
 
 def strides_of(node: Node) -> tuple[int, ...] | None:
-    """None where it is no tensor, or one without strides."""
+    """The strides of the node's value, or None if it is not a tensor with strides."""
     held: Any = value(node)
     if isinstance(held, Tensor) and held.layout is torch.strided:
         return held.stride()

@@ -1,7 +1,7 @@
-"""The number of a step where one body stands for all steps: an integer that has no value yet.
+"""A symbolic loop index: an integer without a value, for a body captured once for all steps.
 
-Operators take it as they take an int, and tensors are subscripted with it. What Python asks of it
-raises, so that a body that needs the number itself is written out, a step after the other.
+Operators accept it like an int, and tensors can be indexed with it. Where Python needs its value,
+it raises an error, so that a body that depends on the number itself is unrolled.
 """
 
 import operator
@@ -19,10 +19,10 @@ _INDEX_PUT = torch.ops.aten.index_put_.default
 
 
 class Counter:
-    """An integer, or what is computed of one and of numbers.
+    """A symbolic integer, or a number computed from one.
 
     Args:
-        tensor: that holds it.
+        tensor: the tensor that holds it.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -45,7 +45,7 @@ class Counter:
 
 
 def _number(func: Callable[..., Any], *operands: Any) -> Counter:
-    """Of numbers, as Python computes it: a quotient or a power may be a fraction, of 53 bits."""
+    """Computes as Python does with numbers: quotients and powers may be fractions, in float64."""
     some: list[Any] = [*tensors_in(operands)]
     if func in (operator.truediv, operator.pow) or any(isinstance(x, float) for x in some):
         some = [x.double() if isinstance(x, Tensor) else x for x in some]
@@ -77,7 +77,7 @@ for _name in ("neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
 
 
 def tensors_in(values: Any) -> Any:
-    """The values, with the tensors of counters among them."""
+    """Returns the values with counters replaced by their tensors."""
     leaves, spec = pytree.flatten(values)
     return pytree.unflatten(
         [leaf.tensor if isinstance(leaf, Counter) else leaf for leaf in leaves], spec
@@ -85,7 +85,7 @@ def tensors_in(values: Any) -> Any:
 
 
 class Subscripted(TorchFunctionMode):
-    """Inside, tensors take counters as subscripts: ``x[i]``, ``x[0, i + 1]``."""
+    """Inside, tensors accept counters as subscripts: ``x[i]``, ``x[0, i + 1]``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -99,7 +99,7 @@ class Subscripted(TorchFunctionMode):
 
 
 def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
-    """Where there is a counter the only element along the dimension is left, and taken."""
+    """``x[subscript]`` with counters: index_select picks one element along each one's dimension."""
     dim = 0
     plain: list[Any] = []
     for place, each in enumerate(subscript):
@@ -116,7 +116,7 @@ def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
 
 
 def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
-    """``x[subscript] = value``, as torch's: the value in x's dtype, and broadcast."""
+    """``x[subscript] = value`` with counters; like torch, converts and broadcasts the value."""
     if any(map(is_advanced, subscript)):
         _put_among(x, subscript, value)
         return
@@ -142,7 +142,7 @@ def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
 
 
 def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
-    """``x[subscript] = value`` where masks or lists stand beside counters: a row at a time."""
+    """``x[subscript] = value`` with masks or lists beside counters: updates a row at a time."""
     place = next((i for i, each in enumerate(subscript) if isinstance(each, Counter)), None)
     if place is None:
         x[subscript] = value
@@ -160,12 +160,12 @@ def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
 
 
 def is_advanced(each: Any) -> bool:
-    """Whether it picks several places, so that what it gives is a copy."""
+    """Whether the subscript is advanced indexing (a list or tensor), which returns a copy."""
     return isinstance(each, (list, Tensor))
 
 
 def _dims(each: Any, place: int) -> int:
-    """How many dimensions of the tensor a subscript is for."""
+    """How many dimensions of the tensor a subscript consumes."""
     if each is None or each is ...:
         return 0
     if isinstance(each, Counter) or type(each) in (int, slice):

@@ -1,1 +1,1 @@
-"""A function captured as a graph of the plain operators that reach the bottom of the stack."""
+"""Captures a function as a graph of the plain operators that reach the bottom of the stack."""

@@ -1,4 +1,4 @@
-"""Names that Python code loads and stores: globals, attributes, variables of outer functions."""
+"""Finds the names that Python code loads and stores: globals, attributes, outer variables."""
 
 import dis
 import os
@@ -15,26 +15,26 @@ import torch
 _LOADS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _LOADS_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD")
 _STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "DELETE_ATTR", "DELETE_GLOBAL")
-# What reads or writes attributes whose names are values.
+# Functions that read or write attributes whose names are values.
 _BY_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr", "attrgetter"))
 _ALL_ATTRIBUTES = frozenset(("vars", "__dict__", "__getattribute__", "__setattr__", "dir"))
 
 
 class Reads(NamedTuple):
-    """Names in code, and in the functions that are defined in it."""
+    """Names in a code object, and in the functions that are defined in it."""
 
     globals: frozenset[str]
     attributes: frozenset[str]
     stored: frozenset[str]
     asked: frozenset[str]  # attributes that may be missing
-    any_attribute: bool  # it makes up names of attributes
+    any_attribute: bool  # it computes names of attributes
     any_stored: bool
     imported: frozenset[str]  # modules that it imports when it runs
 
 
 @lru_cache(4096)
 def reads(code: types.CodeType) -> Reads:
-    """What a code object, and those inside it, may read and write."""
+    """Returns the names that a code object, and those nested in it, may read and write."""
     found = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
     imported = set()
     any_attribute = False
@@ -58,7 +58,7 @@ def reads(code: types.CodeType) -> Reads:
             found["stored"].add(name)
         elif each.opname == "IMPORT_NAME":
             imported.add(name)
-    if "AttributeError" in found["globals"]:  # which it may catch
+    if "AttributeError" in found["globals"]:  # the code may catch it
         found["asked"] |= found["attributes"]
     every = [reads(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
     any_stored = any_attribute and ("" in found["stored"] or "__dict__" in found["attributes"])
@@ -74,7 +74,7 @@ def reads(code: types.CodeType) -> Reads:
 
 
 def _constant_after(instructions: list[dis.Instruction], start: int) -> str | None:
-    """The name that a call of getattr is given as it stands in the code."""
+    """Returns the attribute name that a call of getattr has as a literal, or None."""
     for each in instructions[start + 1 : start + 12]:
         if each.opname == "LOAD_CONST" and isinstance(each.argval, str):
             return each.argval
@@ -84,7 +84,7 @@ def _constant_after(instructions: list[dis.Instruction], start: int) -> str | No
 
 
 def together(codes: Iterable[types.CodeType]) -> Reads:
-    """What any of them reads and writes."""
+    """Returns the names that any of these code objects reads and writes."""
     every = [reads(code) for code in codes]
     none: frozenset[str] = frozenset()
     return Reads(
@@ -99,7 +99,7 @@ def together(codes: Iterable[types.CodeType]) -> Reads:
 
 
 def codes_of(function: Any) -> Iterator[types.CodeType]:
-    """The code of what stands in a class: of a function, a property, a static or a class method."""
+    """Yields the code of a class attribute: a function, a property, a static or a class method."""
     for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
         inner = getattr(function, name, None)
         if isinstance(inner, types.FunctionType):
@@ -114,13 +114,13 @@ def _folder(file: str | None) -> str:
 
 _TORCH = _folder(torch.__file__)
 _OURS = _folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# Whose code is the same at each call: it reads what it is given, and settings of its own.
+# Their code does the same at each call: it reads only its arguments and its own settings.
 _LIBRARIES = (_TORCH, _OURS, "<frozen")
 _STANDARD = tuple(
     os.path.abspath(path) + os.sep
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 )
-# NumPy, and what torch itself calls.
+# NumPy, and the packages that torch itself calls.
 _TORCHS = (
     "numpy",
     "typing_extensions",
@@ -132,7 +132,7 @@ _TORCHS = (
     "triton",
 )
 _OF_TORCHS = re.compile(rf".*-packages[/\\\\]({'|'.join(_TORCHS)})\b")
-# Torch's that writes down what is recorded, or runs it without data.
+# The parts of torch that trace graphs, or run functions on fake tensors.
 _RECORDING = tuple(
     _TORCH + name + os.sep
     for name in ("fx", "_subclasses", "_dynamo", "_inductor", "_functorch", "_prims", "_refs")
@@ -144,7 +144,7 @@ def is_library_file(name: str) -> bool:
     """Whether a source file is Python's, torch's, NumPy's or torchlayers'."""
     if name.startswith(_LIBRARIES) or _OF_TORCHS.match(name):
         return True
-    return name.startswith(_STANDARD) and "-packages" not in name  # where others' are installed
+    return name.startswith(_STANDARD) and "-packages" not in name  # third-party packages
 
 
 def is_users(code: types.CodeType) -> bool:
@@ -154,9 +154,10 @@ def is_users(code: types.CodeType) -> bool:
 def of_users(
     ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
 ) -> list[tuple[types.CodeType, dict[str, Any]]]:
-    """Of code with its globals, the users'. What namedtuple and dataclass write has no file.
+    """Filters pairs of code and globals for user code.
 
-    What finds modules, as of an editable install, is called by the first import of one.
+    Code that namedtuple and dataclass generate has no file, so the module's name is checked too.
+    Import finders, as of an editable install, are left out: only a module's first import runs them.
     """
     finders = {getattr(finder, "__module__", None) for finder in sys.meta_path}
     return [
@@ -169,7 +170,7 @@ def of_users(
 
 
 def is_recordings(code: types.CodeType) -> bool:
-    """Whether code is of what makes the recording."""
+    """Whether code is part of the capture machinery."""
     return code.co_filename.startswith((*_RECORDING, _OURS))
 
 

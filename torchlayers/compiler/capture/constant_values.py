@@ -1,8 +1,8 @@
-"""Values that are asked for while a function is recorded, and that no call changes.
+"""Constant-folds data-dependent queries during capture when their inputs are shapes or literals.
 
-A mask or a window that the function makes of shapes and numbers alone is a constant, though each
-operator that made it is recorded. What decides by one (combinations, a causal mask's check) needs
-its value, which is computed then, from what is recorded of it.
+A mask or a window that the function makes from shapes and numbers alone is a constant, though each
+operator that made it is captured. Code that branches on such a constant (combinations, a causal
+mask's check) needs its value, which is then computed from the nodes captured so far.
 """
 
 import operator
@@ -22,14 +22,14 @@ from torchlayers.fx.fake_tensors import memory_of
 from torchlayers.fx.nodes import is_write, written_by
 
 aten = torch.ops.aten
-_MANY = 1_000_000  # so many numbers are computed, no more
+_MANY = 1_000_000  # the most elements that are computed
 
 
 def with_known(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The result of an operator whose result hangs on data, or NotImplemented.
+    """Returns the result of a data-dependent operator, or NotImplemented.
 
-    Where its arguments are known, it is what they give; where its mask is known, the operator is
-    recorded by the places where the mask holds.
+    If its arguments are constants, the result is computed; if only its mask is a constant, the
+    operator is captured as indexing by the positions where the mask is true.
     """
     if func is aten.masked_select.default:
         x, mask = args
@@ -54,7 +54,7 @@ def with_known(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _indexed(x: Tensor, indices: list[Tensor | None]) -> Any:
-    """x[indices], of which masks are known."""
+    """Returns x[indices] if the masks among the indices are constants, or NotImplemented."""
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]
     values = _values(masks)
     if values is None:
@@ -76,7 +76,7 @@ def _constant(value: Tensor) -> Tensor:
 
 
 def _values(tensors: list[Tensor]) -> list[Tensor] | None:
-    """What tensors of the recording hold at each call, or None where calls differ in it."""
+    """Returns the values that traced tensors have at every call, or None if calls may differ."""
     mode: Any = proxy_tensor.get_proxy_mode()
     nodes = []
     for x in tensors:
@@ -100,7 +100,10 @@ def _values(tensors: list[Tensor]) -> list[Tensor] | None:
 
 
 def _made_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
-    """What computes these nodes and what is written to their memory, in order, if no call does."""
+    """Returns, in order, all nodes that compute these or write to their memory; None if any varies.
+
+    A node varies if it depends on a call's inputs or on random numbers.
+    """
     if not nodes:
         return []
     wanted, found, numbers = {*nodes}, list[Node](), 0

@@ -1,9 +1,9 @@
-"""torch's functions that ask tensors for values, as a recording has them: without.
+"""Replacements, during capture, for torch functions that read the values of tensors.
 
-Some check their arguments, some branch between ways to the same result, and some take a number, and
-are given a tensor. A check is left out, that of torch.distributions too; of two ways that one is
-recorded that is right for all values; and a number stays a tensor, without its history, which
-a number has not either.
+Some check their arguments, some branch between two ways to compute the same result, and some take a
+number and are passed a tensor. A check is skipped, also that of torch.distributions; of two ways,
+the one that is right for all values is captured; and a number stays a tensor, detached since a
+number has no autograd history either.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 
 
 class Checks:
-    """Whether a function runs that asks for values only to say that something is wrong."""
+    """Whether a function is running that reads values only to report an error."""
 
     are_left_out = False
 
@@ -34,7 +34,7 @@ class Checks:
 
 
 def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
-    """By torch's functions, what is called in their place."""
+    """Returns the replacements for torch functions, by function."""
     return {
         **_RULES,
         **{func: _unchecked(func, checks) for func in _CHECKING},
@@ -42,7 +42,7 @@ def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
     }
 
 
-# They ask whether something is wrong: whether a window has zeros, whether a variance is negative.
+# These check for errors: whether a window has zeros, whether a variance is negative.
 _CHECKING = (torch.istft, Tensor.istft, F.gaussian_nll_loss)
 
 
@@ -55,7 +55,7 @@ def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
     return call
 
 
-# torch.distributions ask it of their parameters and of samples, here.
+# torch.distributions validates parameters and samples with these, in the modules below.
 _VALIDATING: tuple[Any, ...] = (_torch._is_all_true, Tensor.all)
 _ASKED_IN = {
     f"torch.distributions.{name}"
@@ -89,7 +89,7 @@ def _cov(
     aweights: Tensor | None = None,
 ) -> Tensor:
     if fweights is None and aweights is None:
-        return torch.cov(input, correction=correction)  # what it asks for is known
+        return torch.cov(input, correction=correction)  # the values that it reads are constants
     x = input.reshape(1, -1) if input.dim() < 2 else input
     if fweights is None or aweights is None:
         weights: Any = aweights if fweights is None else fweights
@@ -116,7 +116,7 @@ def _ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> Tensor:
-    """Of lengths that are no tensors: torch writes them into the memory of one."""
+    """Takes lengths that are not tensors, which torch would write into the memory of a tensor."""
     if isinstance(input_lengths, Tensor) and isinstance(target_lengths, Tensor):
         return torch.ctc_loss(
             log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity
@@ -178,7 +178,7 @@ def _new_full(x: Tensor, size: Any, fill_value: Any, **kwargs: Any) -> Tensor:
 
 
 def _format(x: Tensor, spec: str) -> str:
-    """As of a plain tensor, by its value."""
+    """Formats a tensor without dimensions by its value, as torch does for plain tensors."""
     if spec and x.dim() == 0:
         return format(x.item(), spec)
     return Tensor.__format__(x, spec)  # type: ignore[no-any-return, no-untyped-call]
@@ -198,7 +198,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
 
 
 def _scaling(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Of func(x, y, …), which adds y to x, or a product or quotient by y, a number of times."""
+    """Lets alpha or value be a tensor in functions that add a multiple of y, y*z or y/z to x."""
 
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:

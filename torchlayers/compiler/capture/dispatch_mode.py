@@ -1,4 +1,4 @@
-"""What is done to operators that reach the bottom of the stack, before they are written down."""
+"""The dispatch mode that sees operators at the bottom of the stack, before make_fx traces them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ _DEVICE = torch.ops.prim.device.default
 
 
 class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Tensors that the function captured become inputs; operators are called by other names."""
+    """Makes inputs of the tensors that the function captured; substitutes some operators."""
 
     supports_higher_order_operators = True
 
@@ -43,17 +43,15 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is _DEVICE and isinstance(
-            args[0], FakeTensor
-        ):  # asked for more often than all else
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # by far the most frequent call
             return args[0].fake_device
         kwargs = kwargs or {}
         if func is _LOCAL_SCALAR and args[0] is self._any_nan:
-            return False  # detect_anomaly asks each gradient; of the calls' it is asked
-        if func is not aten.lift_fresh.default:  # torch.tensor's: nobody else has it
+            return False  # detect_anomaly checks gradients of calls, not these
+        if func is not aten.lift_fresh.default:  # from torch.tensor: nothing else refers to it
             args, kwargs = pytree.map_tensors(self._known, (args, kwargs))
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
-            return args[0]  # a constant of TorchScript's, which is a number here
+            return args[0]  # a TorchScript constant, which is a number here
         try:
             result = self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:

@@ -1,4 +1,4 @@
-"""What a recording can't hold, said in words."""
+"""Errors for functions that can't be captured: what they do, and what to do instead."""
 
 import dataclasses
 import gc
@@ -17,7 +17,7 @@ from torchlayers.core.errors import DataDependentError, TransformError, location
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
-# So many objects are looked through for tensors that a result hides.
+# The number of objects that are searched for tensors hidden in a result.
 _LOOKED_AT = 10_000
 
 _WAYS_OUT = (
@@ -44,7 +44,7 @@ class BackwardInsideError(TransformError):
 
 
 class KeptGradientError(TransformError):
-    """A function differentiates by a captured tensor whose gradient is kept."""
+    """A function differentiates with respect to a captured tensor that retains its gradient."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
@@ -55,7 +55,7 @@ class KeptGradientError(TransformError):
 
 
 class ConjugatedError(TransformError):
-    """A function captured a tensor that is the conjugate of what is in memory, or its negative."""
+    """A function captured a tensor whose conjugate or negative bit is set."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class ContainerError(TransformError):
 
 
 class HiddenError(TransformError):
-    """A function computed with tensors of the recording where nobody recorded it."""
+    """A function computed with fake tensors of the capture where the capture does not see it."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
@@ -86,7 +86,7 @@ class HiddenError(TransformError):
 
 
 class PickError(TransformError):
-    """A function writes where x[i] would be a view, and it is none."""
+    """A function writes to x or x[i] where x[i] should be a view but is captured as a copy."""
 
     def __init__(self, func: Callable[..., Any], line: str) -> None:
         super().__init__(
@@ -108,7 +108,7 @@ class SeedError(TransformError):
 
 
 class KindError(TransformError):
-    """A function captured, or returns, a tensor of a kind that no recording holds."""
+    """A function captured, or returns, a kind of tensor that no captured graph can hold."""
 
     def __init__(self, func: Callable[..., Any], kind: str) -> None:
         super().__init__(
@@ -119,7 +119,7 @@ class KindError(TransformError):
 
 
 def kind_of(tensor: Tensor) -> str | None:
-    """What a tensor is, in words, that no recording holds."""
+    """Describes a tensor that no captured graph can hold; returns None for any other."""
     if tensor.is_quantized:
         return "a quantized tensor"
     if tensor.is_nested:
@@ -135,7 +135,7 @@ def kind_of(tensor: Tensor) -> str | None:
 
 
 def explain(error: BaseException, func: Callable[..., Any]) -> None:
-    """Raises DataDependentError where the function asked for what only a call's data has."""
+    """Raises a clearer error if there is one: DataDependentError if the function needed data."""
     name, ways_out = name_of(func), _WAYS_OUT
     if isinstance(found := _cause(error), DataDependentError):
         raise found
@@ -158,7 +158,7 @@ def explain(error: BaseException, func: Callable[..., Any]) -> None:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What an error was raised from, as torch.testing's are."""
+    """Follows the causes to a DataDependentError, or to the first: torch.testing wraps errors."""
     while error.__cause__ is not None and not isinstance(error, DataDependentError):
         error = error.__cause__
     return error
@@ -168,7 +168,7 @@ _JAGGED = (
     "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
     "Make it outside, or pass it as an argument.",
 )
-# By what torch says: what the function did, and what to do.
+# By a part of torch's message: what the function did, and what to do.
 _REFUSED = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
         "writes to a tensor that requires grad, and autograd would have to follow the caller's",
@@ -212,7 +212,7 @@ def _explain_by_text(error: BaseException, name: str) -> None:
 
 
 def _explain_torch_func(error: BaseException, name: str) -> None:
-    """Tangents that torch.func makes of nothing lose a fake tensor's device."""
+    """Explains a mix with meta: tangents that torch.func creates lose a fake tensor's device."""
     if isinstance(error, RuntimeError) and re.search(r"(but got|and) meta\b", str(error)):
         raise TransformError(
             f"torchlayers: compile: {name} has tensors of two devices, one of them meta "
@@ -233,7 +233,7 @@ def _reads_memory(error: BaseException) -> bool:
 
 
 def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
-    """Raises where a leaf of the result hides tensors of the recording, which have no data."""
+    """Raises if a leaf of the result hides fake tensors of the capture, which have no data."""
     if isinstance(result, (Iterator, Coroutine)) or _hides_any(result):
         raise TransformError(
             f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is no "
@@ -243,7 +243,7 @@ def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
 
 
 def _hides_any(result: Any) -> bool:
-    """Whether one of the recording's tensors can be reached from it, as far as we look."""
+    """Whether a fake tensor can be reached from the result, within _LOOKED_AT objects."""
     waiting, seen = [result], dict[int, Any]()
     while waiting and len(seen) < _LOOKED_AT:
         each = waiting.pop()
@@ -268,7 +268,7 @@ _HASHED = {
 
 
 def unhashable(where: str, value: Any) -> TransformError:
-    """An argument that can't be a part of a signature."""
+    """Returns the error for an argument that can't be a part of a signature."""
     kind = type(value).__name__
     if dataclasses.is_dataclass(value):
         advice = "Make it frozen (@dataclass(frozen=True)), or register it as a pytree"
@@ -281,5 +281,5 @@ def unhashable(where: str, value: Any) -> TransformError:
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """What messages call a function or module."""
+    """Returns the name of a function or module in messages."""
     return func.__class__.__name__ if isinstance(func, Module) else pytree.name_of(func)

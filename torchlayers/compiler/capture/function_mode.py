@@ -1,4 +1,4 @@
-"""torch's functions in a recording that something else is called in the place of."""
+"""The function mode that replaces torch functions during capture."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +9,9 @@ from torchlayers.core.function_rules import RULES
 
 
 class Instead(TorchFunctionMode):
-    """Inside, torch.cond and the like are called as those of torchlayers.control_flow are.
+    """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
-    ``watched`` are called as they say.
+    ``watched`` has replacements for other torch functions.
     """
 
     def __init__(self, watched: dict[Any, Callable[..., Any]]) -> None:

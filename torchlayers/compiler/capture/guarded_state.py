@@ -1,4 +1,4 @@
-"""What is in place while a function is recorded, so that the recording is of the function alone."""
+"""Context managers around a capture, so that the graph is of the function alone."""
 
 import contextlib
 import functools
@@ -14,17 +14,18 @@ import torch
 
 from torchlayers.compiler.capture.errors import SeedError
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
 
 
 @contextlib.contextmanager
 def nothing_collected() -> Iterator[None]:
-    """A recording makes objects by the thousand, which stay: Python would look through all it has.
+    """Turns garbage collection off.
 
-    That takes as long as the recording, or twice, where a program has imported as much as torch.
-    And what others have Python call then (gc.callbacks) would be taken for the function's code.
+    A capture creates thousands of objects that stay alive, so Python would scan its whole heap.
+    That takes as long as the capture, or twice, where a program has imported as much as torch.
+    And functions in gc.callbacks would be mistaken for the captured function's code.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -37,11 +38,11 @@ def nothing_collected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def dispatched_as_before() -> Iterator[None]:
-    """After an error, operators are dispatched as they were before.
+    """Restores the dispatch keys of this thread after an error.
 
-    What prints a tensor holds a guard in a local variable, not in a with. Where printing raises,
-    the traceback keeps the guard; it is undone when that goes, after all others, and leaves this
-    thread deep inside the recording that failed.
+    torch's code for printing tensors holds a guard in a local variable, not in a with statement. If
+    printing raises, the traceback keeps the guard alive. The guard then ends after all others, when
+    the traceback is freed, and leaves this thread with the dispatch keys of the failed capture.
     """
     included = _torch._C._dispatch_tls_local_include_set()
     excluded = _torch._C._dispatch_tls_local_exclude_set()
@@ -65,9 +66,9 @@ def _forget_printing(error: BaseException | None) -> None:
 
 @contextlib.contextmanager
 def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
-    """Nothing is drawn from torch's generators meanwhile, so that what is set here is for nothing.
+    """Raises SeedError where torch's generators are seeded: a capture draws nothing from them.
 
-    torch's checkpoint sets states so that what is recomputed draws again; that is recorded.
+    torch's checkpoint sets states so that a recomputation draws the same; that is captured.
     """
     thread = threading.get_ident()
     modules: tuple[Any, ...] = torch, torch.random
@@ -75,7 +76,7 @@ def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
     def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            is_told = isinstance(sys.exc_info()[1], SeedError)  # and a block puts back what it set
+            is_told = isinstance(sys.exc_info()[1], SeedError)  # a with block restores state
             if threading.get_ident() == thread and not is_told and not _is_in_checkpoint():
                 raise SeedError(func, name)
             return function(*args, **kwargs)
@@ -104,7 +105,7 @@ def _is_in_checkpoint() -> bool:
 
 @contextlib.contextmanager
 def fakes_not_logged() -> Iterator[None]:
-    """torch logs what an operator raises on fake tensors, with a stack; the caller gets it too."""
+    """Silences torch's log of errors on fake tensors, with stacks: the caller gets them anyway."""
     thread = threading.get_ident()
 
     def is_of_others(entry: logging.LogRecord) -> bool:
@@ -120,7 +121,7 @@ def fakes_not_logged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_hooks() -> Iterator[None]:
-    """Hooks on saved tensors (checkpointing) are for the calls, which save tensors with data."""
+    """Removes hooks on saved tensors (checkpointing): they are for calls, which have data."""
     hooks = []
     autograd = _torch._C._autograd
     while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:

@@ -1,16 +1,16 @@
-"""Guards: the Python state that a recording has read, to be compared before each call.
+"""Guards: the Python state that a function read during capture, compared before each call.
 
 NOTE [What is guarded]
-A recording is of Python as it was. What it read of Python is found from the code that ran: the
-names of globals and attributes that this code loads. From the function, the globals, the arguments
-and the modules that were called, everything is followed that can be reached by such names, through
-closures, defaults, methods, containers, modules' tables and classes. Numbers, strings and the like
-are expected to be equal, everything else to be the same object; a name that is not there is
-expected to stay away where it would come before one that is. Values are those before the function
-ran: what it changes itself is python_mutations.py's.
+A captured graph depends on the state of Python at the capture. What the function read of that state
+is found from the code that ran: the names of globals and attributes that this code loads. From the
+function, the globals, the arguments and the modules that were called, everything that such names
+reach is followed, through closures, defaults, methods, containers, modules' tables and classes.
+Numbers, strings and the like must be equal, everything else must be the same object; a name that is
+absent must stay absent where it would shadow one that exists. Values are those before the function
+ran: changes that it makes itself are handled in python_mutations.py.
 
-Code of Python itself, torch, NumPy and torchlayers is followed into modules and distributions
-alone: it reads what it is given.
+Code of Python itself, torch, NumPy and torchlayers is followed only into modules and distributions,
+since it reads only its arguments.
 """
 
 import types
@@ -25,14 +25,14 @@ from torchlayers.compiler.capture.reachable_state import TABLES, Place, Walk, is
 
 
 class Guards:
-    """The places that a recording has read."""
+    """The guards of one captured graph: the places that were read."""
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = places
         self.held = _C.Guards(*(place.told() for place in places))
 
     def names(self) -> tuple[str, ...]:
-        """What is guarded, in words."""
+        """Returns the names of the guarded places, for messages."""
         return tuple(
             place.name.format(key)
             for place in self.places
@@ -41,7 +41,7 @@ class Guards:
         )
 
     def failed(self) -> str:
-        """What is not as it was, in words, or nothing."""
+        """Describes the first difference from the state at the capture; empty if there is none."""
         if (found := self.held.failed()) is None:
             return ""
         index, at = found
@@ -49,7 +49,7 @@ class Guards:
         return _difference(place, at)
 
     def changing(self) -> tuple[int, Any] | None:
-        """The place of a number that is another now."""
+        """Returns the place of the first difference if it is a changed number, else None."""
         if (found := self.held.failed()) is None or found[1] < 0:
             return None
         place = self.places[found[0]]
@@ -98,14 +98,14 @@ def guards_of(
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
     stored: Sequence[Place],
 ) -> Guards:
-    """What a recording has read.
+    """Returns the guards of what a function has read during capture.
 
     Args:
         func: the function.
-        given: its arguments that are no tensors.
+        given: its arguments that are not tensors.
         called: the modules that it called.
         ran: the code that ran, with its globals.
-        stored: what it has set to what it was.
+        stored: the places that it has set to the values they had before.
     """
     walk = Walk(ran)
     walk.globals()

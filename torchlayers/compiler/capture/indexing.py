@@ -1,7 +1,7 @@
-"""Tensors as subscripts in a recording, ``x[i]``, where torch would ask for the number.
+"""Captures subscripts ``x[i]`` where i is a tensor of which torch would read the number.
 
-What a tensor picks is gathered into memory of its own. What torch picks by a number is a view, and
-where the difference would be seen, the recording is refused.
+``x[i]`` is captured as a gather, so it is a copy; in torch it is a view. Where the difference would
+be visible, capture raises an error.
 """
 
 import operator
@@ -18,13 +18,13 @@ from torchlayers.core.errors import DataDependentError, location
 from torchlayers.fx.nodes import aten, is_tensor, is_write, memory_of, written_by
 from torchlayers.fx.symbolic_index import Counter, is_advanced, picked, put
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 
 
 class _Pick(NamedTuple):
-    """What was recorded for it: the nodes between two."""
+    """The nodes captured for one subscript: those after ``before``, up to ``last``."""
 
     before: Node
     last: Node
@@ -32,10 +32,10 @@ class _Pick(NamedTuple):
 
 
 class Subscripts:
-    """Those of one recording.
+    """The subscripts of one capture.
 
     Attributes:
-        rules: by torch's functions, what is called in their place.
+        rules: the replacements for torch functions, by function.
     """
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -50,7 +50,7 @@ class Subscripts:
 
     def _get(self, x: Any, subscript: Any) -> Any:
         try:
-            with _torch._C.DisableTorchFunction():  # make_fx's mode goes past NOTE [Subscripts]
+            with _torch._C.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
                 return operator.getitem(x, subscript)
         except DataDependentError:
             several = _counted(subscript)
@@ -59,7 +59,7 @@ class Subscripts:
         nodes = _nodes()
         before = nodes.prev
         found = picked(x, several)
-        if not any(map(is_advanced, several)):  # of which torch's result is a copy, too
+        if not any(map(is_advanced, several)):  # with those, torch's result is a copy as well
             self._picks.append(_Pick(before, nodes.prev, location()))
         return found
 
@@ -72,7 +72,7 @@ class Subscripts:
         return select
 
     def refuse_what_differs(self) -> None:
-        """Raises where what was picked is written to, or read once its source has been."""
+        """Raises if some x[i] is written to, or is read after x was written to."""
         live: dict[Graph, set[Node]] = {}
         for pick in self._picks:
             nodes = _between(pick.before, pick.last)
@@ -117,7 +117,7 @@ def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(subscript: Any) -> tuple[Any, ...] | None:
-    """As counters, the tensors that stand for a number; None if there is none."""
+    """Returns the subscript with tensors that are numbers as Counters; None if there are none."""
     several = subscript if isinstance(subscript, tuple) else (subscript,)
     if not any(map(_is_number, several)):
         return None
@@ -133,14 +133,14 @@ def _is_number(each: Any) -> bool:
 
 
 def _nodes() -> Node:
-    """The graph's root, before its first node and after its last."""
+    """Returns the graph's root, which is before its first node and after its last."""
     mode: Any = proxy_tensor.get_proxy_mode()
     root: Node = mode.tracer.graph._root
     return root
 
 
 def _live(graph: Graph) -> set[Node]:
-    """What a result or a write hangs on."""
+    """Returns the nodes that a result or a write depends on."""
     live: set[Node] = set()
     for node in reversed(graph.nodes):
         if node in live or node.op == "output" or is_write(node):
@@ -149,7 +149,7 @@ def _live(graph: Graph) -> set[Node]:
 
 
 def _between(before: Node, end: Node) -> Iterator[Node]:
-    """After one node, up to the other."""
+    """Yields the nodes after one, up to and including the other."""
     node = before.next
     while node.op != "root":
         yield node

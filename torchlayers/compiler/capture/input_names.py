@@ -1,4 +1,4 @@
-"""What the inputs of a recording are called: as the function's arguments are."""
+"""Names the inputs of a captured graph after the function's arguments."""
 
 import inspect
 import re
@@ -7,12 +7,12 @@ from typing import Any
 
 from torch.utils import _pytree as pytree
 
-# Of the names that can't be an argument's in a graph's code, those that torch.fx lets through.
+# Names that are invalid for an argument in a graph's code, and that torch.fx does not change.
 _TAKEN = ("self", "None")
 
 
 def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
-    """A name for each leaf of ``(args, kwargs)``: ``x``, ``params_weight``, ``xs_0``."""
+    """Returns a name for each leaf of ``(args, kwargs)``: ``x``, ``params_weight``, ``xs_0``."""
     names = _argument_names(func, len(args))
     found = []
     for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
@@ -23,7 +23,7 @@ def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
 def _with_paths(value: Any) -> list[tuple[Any, Any]]:
     try:
         return pytree.tree_flatten_with_path(value)[0]
-    except ValueError:  # a class that was registered without names for what it holds
+    except ValueError:  # a pytree class registered without key paths
         return [((), leaf) for leaf in pytree.tree_leaves(value)]
 
 

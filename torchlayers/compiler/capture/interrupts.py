@@ -1,8 +1,8 @@
-"""Ctrl-C while a function is recorded: it is raised in the user's code, or when all is over.
+"""Defers Ctrl-C during capture: it is raised in the user's code, or when the capture is over.
 
-torch's tracer takes modes off and puts them back in blocks of Python. One that an exception leaves
-at its very end leaves the modes off, for good. So Ctrl-C does not interrupt torch's code, but the
-next line of the function that called it. A second Ctrl-C does not wait.
+torch's tracer pops modes and pushes them back in with statements. An exception at the very end of
+one leaves the modes off for good. So Ctrl-C does not interrupt torch's code, but the next line of
+the user's function that called it. A second Ctrl-C is not deferred.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torchlayers.compiler.capture.bytecode import is_users
 
 @contextlib.contextmanager
 def deferred() -> Iterator[Callable[[], None]]:
-    """Inside, Ctrl-C waits; yields what raises one that has waited until then."""
+    """Defers Ctrl-C inside; yields a function that raises a deferred one now."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler):
@@ -34,12 +34,12 @@ def deferred() -> Iterator[Callable[[], None]]:
 
 
 class _Waiting:
-    """The handler of signals meanwhile."""
+    """The signal handler while Ctrl-C is deferred."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self._handler = handler
         self._is_waiting = False
-        self._frame: FrameType | None = None  # which is traced until it goes on
+        self._frame: FrameType | None = None  # the frame traced until its next line
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self._is_waiting or frame is None or is_users(frame.f_code):
@@ -50,7 +50,7 @@ class _Waiting:
         self._is_waiting = True
         while frame is not None and not is_users(frame.f_code):
             frame = frame.f_back
-        if frame is not None and sys.gettrace() is None:  # a debugger's
+        if frame is not None and sys.gettrace() is None:  # no debugger is tracing
             self._frame = frame
             frame.f_trace = self._at_line
             sys.settrace(_into_no_call)
@@ -72,4 +72,4 @@ class _Waiting:
 
 
 def _into_no_call(frame: FrameType, event: str, arg: Any) -> None:
-    """Traces no function that is called."""
+    """A trace function that does not trace the functions that are called."""

@@ -1,9 +1,8 @@
-"""Tensors of a recording that the function leaves somewhere: in an attribute, a list, a variable.
+"""Finds fake tensors that a captured function leaves in an attribute, a list or a variable.
 
-They have no data, and Python runs once. Where a tensor that nothing read stood in their place, as
-where a module keeps what it computed last, what is computed is put there at each call; elsewhere
-it is refused. What functools keeps of a function's results is forgotten where it is the
-recording's.
+They have no data, and Python runs once. If one replaces a tensor that nothing read, as when a
+module stores its last result, each call stores the computed tensor there; otherwise capture raises
+an error. Results cached by functools are dropped if they are fake tensors of the capture.
 """
 
 import collections
@@ -23,13 +22,13 @@ from torchlayers.core.code_objects import names_in
 
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
-_REMADE = ("_flat_weights",)  # which a recurrent module makes of its parameters at each call
-_FAR = 6  # how many steps from the function things are looked for
-_MANY = 20_000  # and how many things
+_REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
+_FAR = 6  # the number of steps from the function that the search goes
+_MANY = 20_000  # and the number of objects that it visits
 
 
 class Leak(NamedTuple):
-    """A tensor of the recording, or what holds one, in ``holder[key]``; what was there before."""
+    """A fake tensor, or an object that holds one, left in ``holder[key]``; the value before it."""
 
     holder: dict[Any, Any]
     key: Any
@@ -40,7 +39,7 @@ class Leak(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """What holds things by keys, and what it held."""
+    """An object that holds values by keys, and the values before the capture."""
 
     holder: Any
     before: dict[Any, Any]
@@ -108,7 +107,7 @@ ABSENT = object()
 
 
 class Surroundings:
-    """What a function can reach, as it was: its variables, and the attributes of its objects.
+    """The state that a function can reach, before capture: variables and attributes of objects.
 
     Args:
         func: the function.
@@ -130,7 +129,7 @@ class Surroundings:
                     todo.append((held, path, far if is_near else far + 1))
 
     def leaks(self) -> Iterator[Leak]:
-        """What is there now of a recording."""
+        """Yields the fake tensors that the capture has left in this state."""
         return (leak for kept in self._kept for leak in kept.leaks() if leak.key not in _REMADE)
 
     @property
@@ -138,7 +137,7 @@ class Surroundings:
         return self._kept
 
     def put_back(self) -> None:
-        """What was left there of the recording is not there any more."""
+        """Removes the fake tensors that the capture has left in this state."""
         for kept in self._kept:
             kept.put_back()
         for cache in self._caches:
@@ -172,7 +171,7 @@ class Surroundings:
             self._kept.append(_Kept(thing, {"": held}, name))
             yield held, name
         elif isinstance(thing, (list, dict, set, collections.deque)) and len(thing) > _MANY:
-            return  # a data set, whose copy would take longer than the recording
+            return  # a data set, whose copy would take longer than the capture
         elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
             self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
             yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())
@@ -203,12 +202,12 @@ class Surroundings:
 
 
 def _is_child(thing: Any, held: Any) -> bool:
-    """However deep a model is."""
+    """Whether a module holds a child module: the depth of a model does not count as steps."""
     return isinstance(held, Module) and isinstance(thing, Module)
 
 
 def _calls(thing: Any, held: Any) -> bool:
-    """However many of the user's functions call one another."""
+    """Whether a user's function holds another: chains of calls do not count as steps."""
     if isinstance(thing, types.CellType):
         return isinstance(held, types.FunctionType)
     calls = isinstance(thing, types.FunctionType) and is_users(thing.__code__)
@@ -216,7 +215,7 @@ def _calls(thing: Any, held: Any) -> bool:
 
 
 def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """The functions of these names that keep their results."""
+    """Yields the functions of these names that cache their results."""
     for table in tables:
         for name in names:
             if isinstance(found := table.get(name), _Cached):
@@ -224,22 +223,22 @@ def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[t
 
 
 def _methods(kind: type) -> Iterator[Any]:
-    """The functions of a class that is the user's."""
+    """Yields the functions of a user's class and of its bases."""
     for each in kind.__mro__:
         if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
             for value in vars(each).values():
-                value = getattr(value, "__func__", value)  # a static or a class method's
+                value = getattr(value, "__func__", value)  # of a static or a class method
                 if isinstance(value, (types.FunctionType, _Cached)):
                     yield value
 
 
 def _is_recordings(value: Any, far: int = 0) -> bool:
-    """Whether it is a tensor of a recording, or holds one."""
+    """Whether a value is a fake tensor, or holds one."""
     if isinstance(value, (list, tuple, dict)) and far < _FAR:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_recordings(each, far + 1) for each in held)
     while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
-        value = _functorch.get_unwrapped(value)  # left by a layer that is over
+        value = _functorch.get_unwrapped(value)  # left by a layer that has ended
     return isinstance(value, FakeTensor)
 
 
@@ -249,7 +248,7 @@ def is_users_class(kind: type) -> bool:
 
 def _has_attributes(thing: Any) -> bool:
     return (
-        isinstance(getattr(thing, "__dict__", None), dict)  # list[int] has that of its class
+        isinstance(getattr(thing, "__dict__", None), dict)  # list[int] has its class's
         and not isinstance(thing, (type, types.ModuleType, FakeTensor))
         and type(thing).__module__ not in ("builtins", "functools")
     )

@@ -1,8 +1,8 @@
-"""The modules that a recorded function calls or is given, and what they held.
+"""The modules that a captured function calls or is passed, and their state at the capture.
 
-Dropout and batch norm go by whether they are training, and no tensor shows it; nor does one show
-that a parameter or a child was replaced, or a hook added. Where a module holds something else, a
-recording made before is another signature's.
+Dropout and batch norm depend on whether they are training, which no tensor shows; nor does a tensor
+show that a parameter or a child was replaced, or a hook added. If the state of a module differs,
+the call has another signature than that of the captured graph.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _COUNTED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
 class Held(NamedTuple):
-    """What a dict of a module's had under a key; without a key, how much it had."""
+    """The value that a dict of a module had under a key; without a key, the length of the dict."""
 
     table: dict[str, Any]
     key: str | None
@@ -32,13 +32,13 @@ class Held(NamedTuple):
 
 
 class Called(NamedTuple):
-    """A module, and what it held."""
+    """A module, and its state at the capture."""
 
     module: nn.Module
     held: list[Held]
 
     def difference(self) -> str:
-        """What it holds now that it did not, in words, or nothing."""
+        """Describes the first difference from the state at the capture; empty if there is none."""
         name = type(self.module).__name__
         for table, key, value in (held for held in self.held if not held.is_as_then()):
             if key == "training":
@@ -56,13 +56,13 @@ def _names(module: nn.Module, table: dict[str, Any]) -> str:
 
 
 def modules_given(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Module]:
-    """The modules that a function has before it calls any: it may be a method of one."""
+    """Returns the modules among the arguments, and the one whose method the function is."""
     own = getattr(func, "__self__", None)
     return [each for each in (own, *leaves) if isinstance(each, nn.Module)]
 
 
 class Noting:
-    """A hook of all modules that is there while a recording is made, and no guard sees."""
+    """A global module hook that is registered during capture, and that guards ignore."""
 
     def __init__(self, note: Callable[[nn.Module], None]) -> None:
         self._note = note
@@ -76,10 +76,10 @@ _C.guards_ignore(Noting)
 
 @contextlib.contextmanager
 def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
-    """These modules and those that this thread calls inside, when all is over.
+    """Yields a list that gets, on exit, these modules and those that this thread called inside.
 
-    What the function itself changes (training, tensors that functional_call puts in) is left out:
-    what it was before the call does not count.
+    State that the function itself changes (training, tensors that functional_call swaps in) is left
+    out: its value before the call does not matter.
     """
     thread = threading.get_ident()
     seen = {id(module): Called(module, [*_held_by(module)]) for module in known}
@@ -113,7 +113,7 @@ def _held_by(module: nn.Module) -> Iterator[Held]:
 
 
 class _Attributes(dict[str, Any]):
-    """Those of a TorchScript module, which keeps them elsewhere; a frozen one has no training."""
+    """Attributes of a TorchScript module, not in its dict. A frozen one lacks ``training``."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -123,10 +123,10 @@ class _Attributes(dict[str, Any]):
 
 
 def is_scripted(called: Called) -> bool:
-    """Whether a module keeps its attributes elsewhere than Python does."""
+    """Whether a module is a TorchScript module, whose attributes are not in its dict."""
     return "training" not in vars(called.module)
 
 
 def are_as_then(called: Sequence[Called]) -> bool:
-    """Whether all of them hold what they held."""
+    """Whether all modules are in the state that they had at the capture."""
     return all(held.is_as_then() for each in called for held in each.held)

@@ -1,11 +1,12 @@
-"""The optimizers of torch.optim that a recorded function steps.
+"""Captures steps of torch.optim optimizers.
 
-What an optimizer keeps is written at each call as other captured tensors are. Its first step makes
-that, so that one runs as it is. Its counters are tensors that Python makes numbers of; in a
-recording they stay tensors, of double precision as Python's numbers are. Where it decides by them,
-it steps as it does in a CUDA graph, which decides nothing. A learning rate is an input of the
-recording, a tensor of double precision, so that a scheduler may set it. Whatever else its groups
-hold is a constant: another one is another signature, and so is a state that was loaded.
+The state of an optimizer is written at each call like other captured tensors. Its first step
+creates the state, so that step runs uncompiled. Its counters are tensors that are converted to
+Python numbers; in a captured graph they stay tensors, of double precision like Python's floats. An
+optimizer that branches on them takes its capturable code path, for CUDA graphs, which does not. A
+learning rate is an input of the graph, a tensor of double precision, so that a scheduler may set
+it. All else in the parameter groups is constant: a changed value is another signature, and so is a
+state that was loaded.
 """
 
 import contextlib
@@ -24,16 +25,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torchlayers.core.device import HOST
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 
-# They decide by counters, unless their groups are "capturable".
+# They branch on their counters, unless their groups are "capturable".
 _DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
 
 
 class Stepped(NamedTuple):
-    """An optimizer that is stepped.
+    """An optimizer that the function steps.
 
     Attributes:
-        held: what it held before its step: of each group and each parameter.
-        rates: learning rates that are inputs: of which group, and the tensor.
+        held: named values of its groups and the state of its parameters before the step.
+        rates: learning rates that are inputs: the index of the group, and the tensor.
     """
 
     optimizer: Optimizer
@@ -41,13 +42,13 @@ class Stepped(NamedTuple):
     rates: list[tuple[int, Tensor]]
 
     def read_rates(self) -> None:
-        """The inputs are the learning rates of now."""
+        """Sets the inputs to the current learning rates."""
         for i, rate in self.rates:
             rate.fill_(self.optimizer.param_groups[i]["lr"])
 
 
 class FirstStepError(TransformError):
-    """An optimizer steps that has no state yet: the call runs as it is, and makes it."""
+    """An optimizer without state takes a step: the call runs uncompiled, and creates the state."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(
@@ -57,19 +58,19 @@ class FirstStepError(TransformError):
 
 
 class Steps:
-    """The steps of one recording."""
+    """The optimizer steps of one capture."""
 
     def __init__(self) -> None:
         self.stepped: list[Stepped] = []
         self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._is_stepping = False
-        self._groups: list[tuple[dict[str, Any], str, Any]] = []  # with what was changed in them
-        self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # and where they are
+        self._groups: list[tuple[dict[str, Any], str, Any]] = []  # group, key, value before
+        self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # counter, state, name
         self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Inside, this thread's steps are; afterwards states hold what they held."""
+        """Notes the steps of this thread inside; restores the optimizers' states on exit."""
         handles = [
             optimizers.register_optimizer_step_pre_hook(self._before),
             optimizers.register_optimizer_step_post_hook(self._after),
@@ -93,7 +94,7 @@ class Steps:
                 _put_back(optimizer, state)
 
     def item(self, x: Tensor) -> Any:
-        """``x.item()``: of a counter, while an optimizer steps, a tensor."""
+        """Replaces ``x.item()``: while an optimizer steps, the result is a tensor."""
         if self._is_stepping and x.dim() == 0:
             return x.to(torch.float64)
         return x.item()
@@ -111,7 +112,7 @@ class Steps:
             self._groups.append((group, "lr", group["lr"]))
             group["lr"] = rate
         for group in optimizer.param_groups:
-            self._set(group, "foreach", False)  # which takes no tensors for numbers
+            self._set(group, "foreach", False)  # which accepts no tensors as numbers
             if isinstance(optimizer, _DECIDING):
                 self._set(group, "capturable", True)
                 for parameter in group["params"]:
@@ -158,9 +159,9 @@ class Steps:
 
 @contextlib.contextmanager
 def _capturable_anywhere() -> Iterator[None]:
-    """On a CPU there are no CUDA graphs, and torch refuses to be prepared for one.
+    """Allows capturable groups on the CPU, where torch rejects them for want of CUDA graphs.
 
-    To other threads it still does.
+    Other threads still get torch's error.
     """
     modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
     name = "_get_capturable_supported_devices"
@@ -184,12 +185,12 @@ def _capturable_anywhere() -> Iterator[None]:
 
 
 def hold_the_same(stepped: Sequence[Stepped]) -> bool:
-    """Whether optimizers hold the tensors and numbers that they held."""
+    """Whether optimizers hold the same tensors and numbers as at the capture."""
     return all(_are_same(held_by(each.optimizer), each.held) for each in stepped)
 
 
 def difference(stepped: Sequence[Stepped]) -> str:
-    """What an optimizer holds that it did not, in words, or nothing."""
+    """Describes the first difference in the optimizers' state; empty if there is none."""
     for optimizer, held, _ in stepped:
         for (name, now), (_, before) in zip(held_by(optimizer), held, strict=False):
             if not _are_same([now], [before]):
@@ -199,7 +200,7 @@ def difference(stepped: Sequence[Stepped]) -> str:
 
 
 def held_by(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    """What its steps read, besides gradients, by name."""
+    """Returns the named values that an optimizer's steps read, besides gradients."""
     held = []
     for group in optimizer.param_groups:
         held += [
@@ -215,12 +216,12 @@ def held_by(optimizer: Optimizer) -> list[tuple[str, Any]]:
 
 
 def _is_rate(group: dict[str, Any]) -> bool:
-    """Whether the learning rate of a group is an input of recordings, and no constant."""
+    """Whether the learning rate of a group is an input of captured graphs, not a constant."""
     return type(group.get("lr")) is float and not group.get("fused")
 
 
 def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
-    if not type(optimizer).__module__.startswith("torch.optim"):  # it may decide by one
+    if not type(optimizer).__module__.startswith("torch.optim"):  # it may branch on the rate
         return []
     with _disable_current_modes():
         return [

@@ -1,10 +1,10 @@
-"""What a function changes of Python while it is recorded: a counter, a list, an attribute.
+"""Changes that a function makes to Python state during capture: a counter, a list, an attribute.
 
-Python runs once for many calls. What sets an attribute or a variable that the function does not
-read to a number or the like does so at each call. Anything else that it changes makes the recording
-good for that call alone. Often the next one changes nothing: something was made at the first call
-and kept. Where the same place is changed again, the function runs uncompiled, and a warning says
-so.
+Python runs once for many calls. If the function sets an attribute or a variable that it does not
+read to a number or the like, each call repeats that. Any other change makes the captured graph
+valid for that call alone. Often the next call changes nothing, since an object was created at the
+first call and stored. If the same place is changed again, the function runs uncompiled, with a
+warning.
 """
 
 import collections
@@ -30,7 +30,7 @@ class Change(NamedTuple):
 
     Attributes:
         holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell or a class.
-        before, after: what it held. Of a container, whose key is None, all of it by keys.
+        before, after: its values. For a whole container, whose key is None, all items by keys.
     """
 
     holder: Any
@@ -73,7 +73,7 @@ class Change(NamedTuple):
 
 
 class _Generator(NamedTuple):
-    """Random numbers that torch does not draw."""
+    """A random number generator other than torch's."""
 
     name: str
     get: Any
@@ -94,14 +94,17 @@ def _generators() -> list[_Generator]:
 
 
 class Before:
-    """Python as it was before a function is recorded."""
+    """The Python state before a function is captured."""
 
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
         self._generators = [(each, each.get()) for each in _generators()]
 
     def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Place]:
-        """What the user's code has set to what it was: from another value it would be a change."""
+        """Returns the places that user code set to the value they had before.
+
+        From another value it would have been a change.
+        """
         names = together(code for code, _ in of_users(ran)).stored
         return [
             place
@@ -110,7 +113,7 @@ class Before:
         ]
 
     def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
-        """What the code that ran has changed."""
+        """Returns the changes that the code that ran has made."""
         users = [code for code, _ in of_users(ran)]
         every = together(code for code, _ in ran if not is_recordings(code))
         own = together(users)
@@ -184,14 +187,14 @@ def _is_same(before: Any, now: Any) -> bool:
 
 
 def undo(changes: Sequence[Change]) -> None:
-    """Python is again as it was."""
+    """Undoes the changes."""
     for change in changes:
         change.undo()
 
 
 @contextlib.contextmanager
 def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
-    """The call that is recorded does not happen if an error, or Ctrl-C, comes before it runs."""
+    """Undoes the changes if an error, or Ctrl-C, comes before the captured call has run."""
     try:
         yield
     except BaseException:
@@ -200,7 +203,7 @@ def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
 
 
 def made_again(changes: Sequence[Change], guards: Guards) -> bool:
-    """Whether each of them can be made at later calls: nothing that is read, and plain values."""
+    """Whether later calls can repeat all changes: plain values, in places that are not read."""
     read = {
         (id(place.holder), key) for place in guards.places for key in (place.keys or (None, ""))
     }

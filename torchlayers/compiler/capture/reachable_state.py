@@ -1,4 +1,4 @@
-"""Places of Python's that code can reach by the names in it. NOTE [What is guarded]."""
+"""Finds the Python state that code can reach by the names in it. NOTE [What is guarded]."""
 
 import collections
 import enum
@@ -30,17 +30,17 @@ from torchlayers.compiler.capture.leaked_tensors import ABSENT
 from torchlayers.compiler.capture.module_guards import Noting
 from torchlayers.core.code_objects import codes_in
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 
 _MANY = 50_000  # places
 _MANY_ITEMS = 20_000  # of a container
 _Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
-# What else tells of hooks is changed together with these.
+# The other dicts about hooks change together with these.
 _CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
-# Names by which code goes through all that a module holds.
+# Names with which code iterates over everything that a module holds.
 _WALKS = ("children", "modules", "parameters", "buffers")
 _THROUGH = {"state_dict", "apply", *TABLES, *_WALKS, *(f"named_{name}" for name in _WALKS)}
 _CONTAINERS = (
@@ -51,7 +51,7 @@ _CONTAINERS = (
     container.ParameterDict,
     torch.nn.RNNBase,
 )
-_REMADE = "_flat_weights"  # which a recurrent module makes of its parameters
+_REMADE = "_flat_weights"  # a recurrent module rebuilds them from its parameters
 _CONSTANTS = (
     type(None),
     bool,
@@ -71,12 +71,12 @@ _CONSTANTS = (
 
 
 class Place(NamedTuple):
-    """A place that a recording has read.
+    """A place that a function has read during capture.
 
     Attributes:
-        kind: how C++ looks at ``holder``.
-        name: of the place, in words, with ``{}`` for a key.
-        sizes: of a whole container, what it is and what there is in it: ``terms``, ``items``.
+        kind: how C++ reads ``holder``.
+        name: of the place in messages, with ``{}`` for a key.
+        sizes: for a whole container, its name and that of its contents: ``terms``, ``items``.
     """
 
     kind: str
@@ -87,19 +87,19 @@ class Place(NamedTuple):
     sizes: tuple[str, str]
 
     def told(self) -> tuple[Any, ...]:
-        """For C++. What is absent has no value, and is neither constant nor not."""
+        """Returns the arguments for C++. Absent values are neither constant nor not, so None."""
         constants = tuple(None if value is ABSENT else is_constant(value) for value in self.values)
         return self.kind, self.holder, self.keys, self.values, constants
 
 
 def is_constant(value: Any) -> bool:
-    """Whether two that are equal are the same to a function."""
+    """Whether equal values of this kind are interchangeable, so that == is the right guard."""
     if isinstance(value, (tuple, frozenset)):
         return type(value).__eq__ in (tuple.__eq__, frozenset.__eq__) and all(
             map(is_constant, value)
         )
     if isinstance(value, enum.Enum):
-        return False  # there is one of each
+        return False  # each member exists once
     module = type(value).__module__
     if module.startswith("numpy"):  # which need not be installed
         numpy: Any = sys.modules["numpy"]
@@ -108,7 +108,7 @@ def is_constant(value: Any) -> bool:
 
 
 class Walk:
-    """From what a function has in hand to all that its code can name."""
+    """A walk from the function, its globals and arguments to everything that its code can name."""
 
     def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
         self.places: list[Place] = []
@@ -119,7 +119,7 @@ class Walk:
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
 
     def globals(self) -> None:
-        """What the code that ran loads of its modules' variables."""
+        """Guards the module variables that the code that ran loads, and the modules it imports."""
         by_module: dict[int, tuple[dict[str, Any], set[str]]] = {}
         for code, variables in self._ran:
             by_module.setdefault(id(variables), (variables, set()))[1].update(reads(code).globals)
@@ -131,7 +131,7 @@ class Walk:
                 self.go(module, name)
 
     def unreached(self) -> None:
-        """Functions that ran and were not found: closures may be anywhere."""
+        """Guards functions that ran and were not found yet: closures may be anywhere."""
         inner = {each for code in self._codes for each in codes_in(code) if each is not code}
         found = {
             thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)
@@ -144,7 +144,7 @@ class Walk:
                 self.go(function, function.__name__)
 
     def add_hooks_of_all(self) -> None:
-        """The hooks of all modules."""
+        """Guards the global module hooks."""
         for name in _GLOBAL_HOOKS:
             table = getattr(modules, name)
             if isinstance(table, dict):
@@ -152,7 +152,7 @@ class Walk:
                 self._add("whole", table, held, "hook {} of all modules", ("torch", "hooks"))
 
     def go(self, thing: Any, name: str) -> None:
-        """Guards what can be reached from something that is itself the same."""
+        """Guards everything that can be reached from an object that is itself always the same."""
         self._todo.append((thing, name))
         while self._todo:
             thing, name = self._todo.popleft()
@@ -172,7 +172,7 @@ class Walk:
             return
         keys = () if kind in ("list", "cell", "function", "object", "asked") else tuple(held)
         self.places.append(Place(kind, holder, keys, tuple(held.values()), name, sizes))
-        if kind != "object":  # whose attributes are followed by their names
+        if kind != "object":  # its attributes are followed by their names
             self._todo += [
                 (value, name.format(key)) for key, value in held.items() if value is not ABSENT
             ]
@@ -208,7 +208,7 @@ class Walk:
 
     def _look_at_function(self, function: types.FunctionType) -> None:
         if not is_users(function.__code__):
-            for cell in function.__closure__ or ():  # a decorator's function
+            for cell in function.__closure__ or ():  # of a library's decorator
                 self._look_at_cell(cell, "", guarded=False)
             return
         name = function.__name__
@@ -270,7 +270,7 @@ class Walk:
                 continue
             own = vars(each)
             here = left & own.keys()
-            if is_library(each.__module__):  # whose methods name what else there is of it
+            if is_library(each.__module__):  # only its own methods use the rest
                 here &= self._reads.attributes | {"forward"}
             self._add(
                 "class", each, {n: own[n] for n in here}, f"{{}} of the class {each.__name__}"
@@ -292,7 +292,7 @@ class Walk:
             return
         if type(own) is dict:
             said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")
-            is_module = isinstance(thing, Module)  # whose tables are no numbers
+            is_module = isinstance(thing, Module)  # its tables are guarded elsewhere
             self._add("object", thing, {"kind": kind, "dict": own}, f"the kind of {name}")
             hidden = {n for n in names if n not in own and _comes_after(kind, n)}
             hidden |= self._reads.asked - own.keys()
@@ -311,7 +311,7 @@ class Walk:
     def _look_at_module(self, module: Module) -> None:
         kind = type(module)
         own = vars(module)
-        if "training" not in own:  # a scripted one: module_guards.py
+        if "training" not in own:  # a TorchScript module: see module_guards.py
             return
         of_class, any_of_class = _names_of_library_class(kind)  # type: ignore[arg-type]
         names = self._reads.attributes | of_class | {"training", "forward", *TABLES}
@@ -339,7 +339,7 @@ class Walk:
 
 
 _BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
-# What may come later: a class with a length may get a truth value.
+# Methods that may be added later: a class with __len__ may get a __bool__.
 _OPERATORS = {
     *(
         name
@@ -349,11 +349,11 @@ _OPERATORS = {
     *(f"__r{name}__" for name in _BINARY),
     *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
 }
-_HEAP = 1 << 9  # of a class that Python code defines
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is defined in Python
 
 
 def _contents(thing: Any, kept: list[Any]) -> Any:
-    """What a set or a deque holds, as a constant; what is ``kept`` keeps its identity."""
+    """Returns the items of a set or deque as a constant; ``kept`` keeps those with an id alive."""
     told = [each if is_constant(each) else ("object", id(each)) for each in thing]
     return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
 
@@ -363,7 +363,7 @@ def _imported(name: str) -> types.ModuleType | None:
 
 
 def _comes_after(kind: type, name: str) -> bool:
-    """Whether an instance's attribute of that name would hide what its class has or makes."""
+    """Whether an instance attribute of that name would shadow what its class has or computes."""
     for each in kind.__mro__:
         if name in vars(each):
             found = vars(each)[name]
@@ -372,7 +372,7 @@ def _comes_after(kind: type, name: str) -> bool:
 
 
 def _specials(kind: type) -> set[str]:
-    """The methods of a user's class that no name is loaded for: ``__call__``, ``__mul__``."""
+    """Returns the methods of a user's class that run unnamed: ``__call__``, ``__mul__``."""
     if is_library(kind.__module__):
         return set()
     own = {
@@ -394,7 +394,7 @@ def _slots(kind: type) -> frozenset[str]:
 
 @functools.lru_cache(1024)
 def _names_of_library_class(kind: type) -> tuple[frozenset[str], bool]:
-    """What the methods of torch's own modules read of them, and whether that may be anything."""
+    """Returns the attributes that a torch module's methods read, and whether they may read any."""
     found: Reads = together(
         code
         for each in kind.__mro__

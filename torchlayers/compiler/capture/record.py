@@ -1,8 +1,8 @@
-"""A function recorded: the plain operators that reach the bottom of the stack.
+"""Captures a function as a graph of the plain operators that reach the bottom of the stack.
 
-The function runs once, through whatever layers it has, on fake tensors. Below the layers, and
-below autograd, each operator is written down by make_fx; what arrives there that is no fake
-tensor is one that the function captured, and becomes an input of the recording.
+The function runs once on fake tensors, through its layers if it has any. Below the layers, and
+below autograd, make_fx traces each operator; a tensor there that is not a fake tensor is one that
+the function captured, and becomes an input of the graph.
 """
 
 import contextlib
@@ -56,11 +56,11 @@ from torchlayers.fx.capture_lock import recording
 from torchlayers.fx.fake_tensors import fake_like, memory_of, symbolic_like, symbols
 from torchlayers.fx.recomputation import Recomputations, recorded
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 
 
 class NoReverseError(Exception):
-    """Why a function's reverse pass can't be recorded, where autograd may never be asked for it."""
+    """A function's reverse pass can't be captured. The caller may never need it."""
 
 
 def record(
@@ -72,25 +72,25 @@ def record(
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
 ) -> Recording:
-    """func(*args, **kwargs) through the layers, once, on fake tensors.
+    """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
     Args:
         func: any function.
         args: tensors, or pytrees of tensors and other values.
         kwargs: likewise.
-        gradients: record the reverse pass too, where an output requires grad.
-        symbolic: of each tensor among the arguments, the dimensions whose sizes are symbols.
-        guarded: find out what func reads of Python, and what it changes, which is as func left it
-            afterwards.
+        gradients: capture the reverse pass too, if an output requires grad.
+        symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
+        guarded: find the Python state that func reads, and the changes that it makes, which are not
+            undone.
     Raises:
-        DataDependentError: func asked for a value that only a call's data has.
-        NoReverseError: there is no reverse pass to record.
+        DataDependentError: func needs a value that depends on the data of a call.
+        NoReverseError: the reverse pass can't be captured.
     """
     given = func, args, kwargs or {}, gradients, symbolic, guarded
     try:
         return _record(_Recorder(*given))
     except RuntimeError as error:
-        # In inference mode a captured tensor has no views that have no data.
+        # In inference mode, a captured tensor can't have views without data.
         if "Cannot set version_counter for inference tensor" not in str(error):
             raise
     with torch.inference_mode(False), torch.no_grad():
@@ -104,7 +104,7 @@ def _record(recorder: "_Recorder") -> Recording:
         without_hooks(),
         fakes_not_logged(),
         seeds_refused(recorder.func),
-        _use_lazy_graph_module(True),  # which writes its code when that is asked for
+        _use_lazy_graph_module(True),  # which generates its code on demand
     )
     with deferred() as raise_interrupt, recording(), contextlib.ExitStack() as stack:
         for each in around:
@@ -124,7 +124,7 @@ def _record(recorder: "_Recorder") -> Recording:
 
 
 class _Recorder:
-    """One recording, while it is made."""
+    """A capture in progress."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Recorder:
         self.subscripts = Subscripts(func)
         self.effects = Effects.none()
         self.steps = Steps()
-        self.calls_hooks = False  # of captured tensors
+        self.calls_hooks = False  # those of captured tensors
         self.ran = _C.RanCode()
         self.before = Before(self.watch.surroundings) if guarded else None
 
@@ -209,9 +209,9 @@ class _Recorder:
     def input(
         self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
     ) -> FakeTensor:
-        """A new input of the graph, of this shape, for the operators that follow.
+        """Adds an input to the graph, at its end, with the metadata of this tensor.
 
-        ``dense``: each element has its own memory, where the other's may be expanded.
+        ``dense``: each element has its own memory, even if the tensor is expanded.
         """
         mode: Any = proxy_tensor.get_proxy_mode()
         with proxy_tensor.disable_proxy_modes_tracing():
@@ -222,13 +222,13 @@ class _Recorder:
                 symbolic_like(self.mode, like, symbolic) if symbolic else fake_like(self.mode, like)
             )
             proxy: Proxy = mode.tracer.create_proxy("placeholder", name, (), {}, name=name)
-            proxy.node.target = proxy.node.name  # which is an identifier, and no other's
+            proxy.node.target = proxy.node.name  # a unique identifier
             proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=mode.tracer)
         self.inputs.append(proxy.node)
         return fake
 
     def capture(self, tensor: Tensor) -> FakeTensor:
-        """The fake tensor of one that the function captured."""
+        """Returns the fake tensor for a tensor that the function captured."""
         if id(tensor) not in self.captured:
             if (kind := kind_of(tensor)) is not None:
                 raise KindError(self.func, kind)
@@ -240,12 +240,12 @@ class _Recorder:
         return self.captured[id(tensor)][1]
 
     def grad(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
-        """``torch.autograd.grad``, which calls the hooks of tensors on its way."""
+        """Replaces ``torch.autograd.grad``, and notes whether it calls hooks of tensors."""
         self.calls_hooks = self.calls_hooks or calls_hooks(inputs)
         return torch.autograd.grad(outputs, inputs, *rest, **named)
 
     def refuse_backward(self, given: list[Any]) -> None:
-        """A call of backward() would leave gradients without data in .grad."""
+        """Raises if a call of backward() has left gradients without data in .grad."""
         captured = [tensor for tensor, _ in self.captured.values()]
         wrong = [
             tensor
@@ -271,13 +271,13 @@ class _Recorder:
         return [Hooked.now(tensor) for tensor in captured if tensor.requires_grad]
 
     def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
-        """A list or a dict that is changed is not the caller's."""
+        """Raises if a list or dict among the arguments was changed: the caller's would not be."""
         leaves, spec = pytree.flatten(arguments)
         if spec != self.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
             raise ContainerError(self.func)
 
     def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
-        """Finds where each leaf of the result comes from; returns those that are computed."""
+        """Finds the source of each leaf of the result; returns the leaves that are computed."""
         arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
         computed: dict[int, tuple[int, Tensor]] = {}
         self.outputs = []
@@ -306,7 +306,7 @@ class _Recorder:
         return self.detached([leaf for _, leaf in computed.values()], given)
 
     def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
-        """Those that don't require grad, and share an input's memory that does, say so."""
+        """Detaches outputs that don't require grad but share memory with an input that does."""
         inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
         inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
         memories = {*map(memory_of, inputs)} - {None}
@@ -318,7 +318,7 @@ class _Recorder:
         ]
 
     def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
-        """The gradients of what requires grad, recorded below the function's own operators."""
+        """Captures the gradients of inputs that require grad, after the function's operators."""
         of_outputs = [i for i, output in enumerate(outputs) if output.grad_fn is not None]
         if not of_outputs:
             return []
@@ -343,16 +343,16 @@ class _Recorder:
         return found
 
     def pull_back(self, outputs: list[Tensor], wanted: list[Any]) -> list[Tensor | None]:
-        """The gradients of these outputs, by cotangents that are inputs of the graph."""
+        """Pulls cotangents of these outputs back to ``wanted``; they become inputs of the graph."""
         cotangents = [
             self.input(output.detach(), f"cotangent_{count}", dense=True)
             for count, output in enumerate(outputs)
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
-        # A backward is called where autocast is off.
+        # A backward pass runs with autocast off.
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
-                # The graph is for one more try, where one of the outputs is spent.
+                # The autograd graph is retained for a second try, without outputs that are spent.
                 return list(gradients(outputs, wanted, cotangents, retain_graph=True))
             except RuntimeError as error:
                 said = str(error).strip().partition("\n")[0]
@@ -364,11 +364,11 @@ class _Recorder:
                 raise NoReverseError(said or type(error).__name__) from error
 
     def changes(self) -> list[Change]:
-        """What the function has changed of Python."""
+        """Returns the changes that the function has made to Python state."""
         return self.before.changes(self.ran.codes) if self.before is not None else []
 
     def guards(self, modules: list[Called]) -> Guards | None:
-        """What it has read of Python."""
+        """Returns the guards of the Python state that the function has read."""
         if not self.guarded:
             return None
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
@@ -377,7 +377,7 @@ class _Recorder:
         return guards_of(self.func, given, called, self.ran.codes, stored)
 
     def _is_part(self, module: torch.nn.Module) -> bool:
-        """Whether a module is a branch or a body that was traced for this recording."""
+        """Whether a module is a branch or a loop body that was traced for this capture."""
         return isinstance(module, GraphModule) and any(
             getattr(node.meta.get("val"), "fake_mode", None) is self.mode
             for node in module.graph.nodes
@@ -418,12 +418,12 @@ class _Recorder:
         )
 
 
-# What torch says of a graph that backward() has been through.
+# torch's message for an autograd graph that backward() has freed.
 _SPENT = "Trying to backward through the graph a second time"
 
 
 class _SpentError(Exception):
-    """An output's graph has been let go of by a backward() inside the function."""
+    """An output's autograd graph was freed by a backward() inside the function."""
 
 
 def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
@@ -443,7 +443,7 @@ def _held_by(module: torch.nn.Module) -> list[Any]:
 
 
 def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:
-    """The tensors that the graph holds, each made an input."""
+    """Turns the tensors that the graph holds into inputs; returns the tensors by node."""
     uses: dict[str, list[Node]] = {}
     for node in graph.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(graph, str(node.target)), Tensor):

@@ -1,4 +1,4 @@
-"""What there is of a function once it has been recorded."""
+"""The result of capturing a function."""
 
 import contextlib
 import linecache
@@ -19,9 +19,9 @@ from torchlayers.core import pytree
 
 @contextlib.contextmanager
 def source_forgotten() -> Iterator[None]:
-    """Of the graphs that are made inside, and replayed: torch.fx keeps it for good, for tracebacks.
+    """Drops the sources of graphs made and replayed inside, which torch.fx keeps for tracebacks.
 
-    Another thread's that are made meanwhile lose theirs.
+    Graphs that other threads make meanwhile lose theirs as well.
     """
     loader: Any = graph_module._loader
     first = loader.next_id
@@ -35,9 +35,9 @@ def source_forgotten() -> Iterator[None]:
 
 
 class Output(NamedTuple):
-    """Where a leaf of the result comes from.
+    """The source of a leaf of the result.
 
-    ``"computed"``: the graph's output of that index. ``"argument"``: the leaf of that index
+    ``"computed"``: the graph's output of that index. ``"argument"``: the tensor of that index
     among the arguments, the same object. ``"captured"``: likewise. ``"constant"``: the value.
     """
 
@@ -46,10 +46,10 @@ class Output(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The reverse pass in a recording: a part of its inputs and outputs.
+    """The reverse pass in a captured graph: the last of its inputs and outputs.
 
-    The graph's last inputs are cotangents of the computed outputs that are named here; its last
-    outputs are the gradients of the inputs that are named here, None where nothing depends on one.
+    The graph's last inputs are the cotangents of the outputs ``of_outputs``; its last outputs are
+    the gradients of the inputs ``by_inputs``, None where no output depends on an input.
     """
 
     of_outputs: list[int]
@@ -57,14 +57,14 @@ class Gradients(NamedTuple):
 
 
 class Recording(NamedTuple):
-    """What a function did to tensors of given shapes.
+    """A captured graph: the operators that a function ran on tensors of given shapes.
 
-    ``graph`` takes the arguments' tensors, then the captured ones, then cotangents where there are
-    gradients; it returns a list: what the result is made of, and then gradients. Each node has
-    what it computes as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that
-    the function made of numbers (torch.tensor), which nobody else holds. ``modules`` are those that
-    it called, and whether they were training; ``stepped`` the optimizers that it stepped, and what
-    they held; ``hooked`` the captured tensors whose hooks it may have called.
+    ``graph`` takes the tensors among the arguments, then the captured ones, then cotangents if
+    there are gradients; it returns a list: the computed tensors, and then gradients. Each node has
+    its result as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that the
+    function made from numbers (torch.tensor), to which nothing else refers. ``modules`` are the
+    modules that it called, with their state, such as training; ``stepped`` the optimizers that it
+    stepped, with their state; ``hooked`` the captured tensors whose hooks it may have called.
     """
 
     graph: GraphModule
@@ -72,16 +72,16 @@ class Recording(NamedTuple):
     out_spec: pytree.TreeSpec
     outputs: list[Output]
     gradients: Gradients | None
-    constants: int  # how many of the captured tensors are the recording's own
+    constants: int  # the number of captured tensors that only the graph refers to
     modules: list[Called]
     effects: Effects
     stepped: list[Stepped]
     hooked: list[Hooked]
-    guards: Guards | None  # what it read of Python, if that was asked for
-    changes: list[Change]  # and what it changed
+    guards: Guards | None  # of the Python state that it read, if that was requested
+    changes: list[Change]  # of Python state
 
     @property
     def computed(self) -> int:
-        """How many outputs of the graph are no gradients."""
+        """The number of outputs of the graph that are not gradients."""
         returned = {out.value for out in self.outputs if out.source == "computed"}
         return len(returned | self.effects.computed)

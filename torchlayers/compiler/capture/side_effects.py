@@ -1,7 +1,7 @@
-"""What a call does besides writing numbers to its inputs.
+"""Side effects of a call, other than in-place writes to its inputs.
 
-A recording computes tensors. That an input then has another memory (``.data``) or another
-``.grad``, that it requires grad or an attribute has another value, is done around each run.
+A captured graph only computes tensors. Changes to an input's memory (``.data``), to its ``.grad``,
+to whether it requires grad, or to an attribute are made around each run of the graph.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,15 +17,15 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class Effects(NamedTuple):
-    """By the places of inputs; what is computed is one of the graph's outputs, by its index."""
+    """Side effects by index of the input; computed values are indices of the graph's outputs."""
 
-    data: dict[int, int]  # x.data = what is computed
-    grad: dict[int, int | None]  # x.grad = what is computed, or None
+    data: dict[int, int]  # x.data = a computed value
+    grad: dict[int, int | None]  # x.grad = a computed value, or None
     requires_grad: dict[int, bool]
-    grads_read: dict[int, int | None]  # the input that x.grad is, or None where there was none
-    attributes: list[tuple[dict[str, Any], str, int]]  # an object's, a name, what is computed
-    leaves: list[int]  # results that require grad though nothing that they are made of does
-    changes: list[Change]  # of Python
+    grads_read: dict[int, int | None]  # the index of x.grad among the inputs; None if x had none
+    attributes: list[tuple[dict[str, Any], str, int]]  # an object's dict, a name, a computed value
+    leaves: list[int]  # results that require grad though nothing they are computed from does
+    changes: list[Change]  # to Python state
     stepped: list[Stepped]  # whose learning rates are inputs
 
     @classmethod
@@ -34,18 +34,18 @@ class Effects(NamedTuple):
 
     @property
     def computed(self) -> set[int]:
-        """The outputs that these need."""
+        """The indices of the outputs that the side effects need."""
         put = (source for *_, source in self.attributes)
         return {i for i in (*self.data.values(), *self.grad.values(), *put) if i is not None}
 
     def of_run(self, run: Run) -> Run:
-        """The same, which does this, too."""
+        """Wraps ``run`` so that it also has these side effects."""
         if not any(self):
             return run
 
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             for place, required in self.requires_grad.items():
-                if required:  # what is computed of it requires grad as well
+                if required:  # so that tensors computed from it require grad as well
                     tensors[place].requires_grad_()
             for stepped in self.stepped:
                 stepped.read_rates()
@@ -56,7 +56,7 @@ class Effects(NamedTuple):
         return call
 
     def _with_grads(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Gradients are those that the inputs have now."""
+        """Replaces gradients among the inputs by the current ones."""
         for place, of in self.grads_read.items():
             gradient = tensors[place].grad
             if gradient is not None and of is not None:
@@ -79,7 +79,7 @@ class Effects(NamedTuple):
             change.again()
 
     def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, Like | None]:
-        """What the gradients are that are read, of inputs."""
+        """Returns the metadata of the gradients that are read, by index of the input."""
         return {place: grad_like(tensors[place]) for place in self.grads_read}
 
 

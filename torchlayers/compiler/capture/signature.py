@@ -1,4 +1,4 @@
-"""What two calls must have in common to run the same recording."""
+"""Signatures: two calls run the same captured graph if their signatures are equal."""
 
 import struct
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ PLAIN = (Tensor, Parameter, Buffer)
 
 
 class Modes(NamedTuple):
-    """What holds around a call, and changes what a function does."""
+    """The modes and settings around a call that affect what a function does."""
 
     grad: bool
     inference: bool
@@ -26,7 +26,7 @@ class Modes(NamedTuple):
     autocast: tuple[tuple[bool, torch.dtype], ...]
     deterministic: bool
     device: torch.device | None  # the default one
-    settings: int  # of torch: which kernels, precision of products, anomaly mode
+    settings: int  # of torch: choice of kernels, matmul precision, anomaly mode
 
     @property
     def any_autocast(self) -> bool:
@@ -34,7 +34,7 @@ class Modes(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Autocast and the default device are inside as they were."""
+        """Restores autocast and the default device inside."""
         with ExitStack() as stack:
             stack.enter_context(default_device_restored(self.device))
             for device, (enabled, dtype) in zip(with_autocast(), self.autocast, strict=True):
@@ -43,21 +43,21 @@ class Modes(NamedTuple):
 
 
 class Like(NamedTuple):
-    """All of a tensor but its data."""
+    """The metadata of a tensor: all but its data."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
-    stride: tuple[int, ...] | None  # None where it has none
+    stride: tuple[int, ...] | None  # None if the layout has no strides
     requires_grad: bool
     layout: torch.layout
 
 
 class Constant(NamedTuple):
-    """A value that is no tensor. Values of two types are never the same: 1, 1.0 and True.
+    """A value that is not a tensor. Values of different types are never equal: 1, 1.0 and True.
 
-    What holds tensors, as a frozen dataclass may, has a hash of which they are; its == compares
-    their values.
+    Hashes are compared as well: an object that holds tensors, as a frozen dataclass may, has a hash
+    by their identities, while its == compares their values.
     """
 
     kind: type
@@ -76,7 +76,7 @@ class Constant(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """Where two calls have the same, the second runs what the first recorded."""
+    """The signature of a call; a later call with an equal one runs the same captured graph."""
 
     spec: pytree.TreeSpec
     leaves: tuple[Like | Constant, ...]
@@ -84,7 +84,7 @@ class Signature(NamedTuple):
     modes: Modes
 
     def key(self) -> Any:
-        """All of it that has a hash."""
+        """Returns the parts that are hashable."""
         return self.leaves, self.static, self.modes
 
 
@@ -116,8 +116,8 @@ def like(tensor: Tensor) -> Like:
 
 
 def constant(value: Any, where: str) -> Constant:
-    """Raises TransformError where the value has no hash."""
-    if type(value) is float:  # nan is nan, and 0.0 is not -0.0
+    """Makes a Constant; raises TransformError if the value is not hashable."""
+    if type(value) is float:  # as bytes: nan equals nan, and 0.0 differs from -0.0
         return Constant(float, struct.pack("d", value))
     if type(value) is complex:
         return Constant(complex, struct.pack("dd", value.real, value.imag))
@@ -133,7 +133,7 @@ def constant(value: Any, where: str) -> Constant:
 def signature(
     leaves: Sequence[Any], spec: pytree.TreeSpec, static: Sequence[Any] = ()
 ) -> Signature:
-    """Of a call with these leaves, and these arguments that are constants as a whole."""
+    """Returns the signature of a call with these leaves, and these static arguments."""
     return Signature(
         spec,
         tuple(
@@ -146,7 +146,7 @@ def signature(
 
 
 def why_new(now: Signature, before: Signature) -> str:
-    """How a call's signature differs from the most similar one before it."""
+    """Describes how a call's signature differs from the most similar one before it."""
     if now.modes != before.modes:
         return _differing_modes(now.modes, before.modes)
     if now.spec != before.spec:
@@ -166,7 +166,7 @@ def why_new(now: Signature, before: Signature) -> str:
 
 
 def differing(one: Like | Constant, other: Like | Constant) -> str:
-    """``has shape (9,), was (8,)``: the first thing in which the two differ."""
+    """Describes the first difference of two leaves: ``has shape (9,), was (8,)``."""
     if isinstance(one, Like) and isinstance(other, Like):
         for field, new, old in zip(Like._fields, one, other, strict=True):
             if new != old:
@@ -177,7 +177,7 @@ def differing(one: Like | Constant, other: Like | Constant) -> str:
 
 
 def distance(now: Signature, before: Signature) -> int:
-    """In how many places they differ."""
+    """Returns the number of places in which two signatures differ."""
     if now.spec != before.spec:
         return 1 + len(now.leaves) + len(before.leaves)
     pairs = zip(now.leaves + now.static, before.leaves + before.static, strict=False)
@@ -185,7 +185,7 @@ def distance(now: Signature, before: Signature) -> int:
 
 
 def described(given: Signature) -> str:
-    """``f32[3, 2], 1``: the leaves, shortly."""
+    """Describes the leaves in short: ``f32[3, 2], 1``."""
     return ", ".join(map(_shown, [*given.leaves, *given.static]))
 
 
@@ -224,7 +224,7 @@ def _differing_modes(now: Modes, before: Modes) -> str:
 
 
 def _name(spec: pytree.TreeSpec, index: int) -> str:
-    """What a leaf is called in words: ``argument 0``, ``argument x['w']``."""
+    """Returns the name of a leaf in messages: ``argument 0``, ``argument x['w']``."""
     args, kwargs = pytree.unflatten(list(range(spec.num_leaves)), spec)
     for value in args:
         if index in pytree.leaves(value):

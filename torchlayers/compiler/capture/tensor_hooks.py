@@ -1,9 +1,9 @@
-"""Hooks on tensors that a recorded function is given, and the reverse pass without them.
+"""Hooks on the input tensors of a captured function, and the reverse pass without them.
 
-A hook on an argument or a captured tensor is called where autograd hands its gradient on, which is
-outside of the recording (NOTE [Hooks of inputs] in csrc/python/cut_graph.cpp). Where the function
-calls torch.autograd.grad itself, captured tensors' hooks are part of it, and recorded; with other
-hooks it is another signature.
+A hook on an argument or a captured tensor is called where autograd passes its gradient on, which is
+outside the captured graph (NOTE [Hooks of inputs] in csrc/python/cut_graph.cpp). If the function
+calls torch.autograd.grad itself, hooks of captured tensors are part of the function, and are
+captured; other hooks then mean another signature.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,9 +26,9 @@ def gradients(
     create_graph: bool = False,
     retain_graph: bool | None = None,
 ) -> Sequence[Tensor | None]:
-    """As torch.autograd.grad, of a function of the inputs alone, and without their hooks.
+    """Like torch.autograd.grad, of a function of the inputs alone, and without their hooks.
 
-    An input that is there twice has its whole gradient in the first place.
+    An input that is listed twice has its whole gradient at its first position.
     """
     with _C.CutGraph(outputs, inputs) as ends:
         found: Any = torch.autograd.grad(
@@ -43,7 +43,7 @@ def gradients(
 
 
 class Hooked(NamedTuple):
-    """A captured tensor that requires grad, and the hooks that it had."""
+    """A captured tensor that requires grad, and its hooks at the capture."""
 
     tensor: Tensor
     hooks: tuple[Callable[..., Any], ...]
@@ -58,6 +58,6 @@ class Hooked(NamedTuple):
 
 
 def calls_hooks(inputs: Any) -> bool:
-    """Whether torch.autograd.grad calls hooks for the gradients of these."""
+    """Whether torch.autograd.grad calls hooks for the gradients of these inputs."""
     edge = inputs[0] if isinstance(inputs, Sequence) and inputs else inputs
     return not (isinstance(edge, GradientEdge) and edge.node.name() == _END)

@@ -1,9 +1,9 @@
-"""What a function that is recorded does to tensors themselves, and not to their numbers.
+"""Captures changes that a function makes to tensor objects rather than to their elements.
 
-No operator tells of ``x.data = y``, ``x.requires_grad_()`` or ``x.grad = g``. torch's functions are
-watched for them. Tensors of the recording do as they are told; captured ones do, too, and are put
-back when it is over; side_effects.py does it to the caller's at each call. What can't be done then
-is refused where it is written.
+No operator shows ``x.data = y``, ``x.requires_grad_()`` or ``x.grad = g``, so torch's functions are
+watched for them. Such changes are made to the fake tensors, and to captured tensors, which are
+restored after the capture; side_effects.py makes them to the caller's tensors at each call. For a
+change that calls can't make, an error is raised that points to its line.
 """
 
 import inspect
@@ -25,7 +25,7 @@ from torchlayers.compiler.capture.side_effects import Effects
 from torchlayers.compiler.capture.signature import PLAIN, like
 from torchlayers.core.errors import TransformError, location
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # private functions have no types
 _tensor: Any = Tensor
 _SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
 _GET_GRAD, _SET_GRAD = _tensor.grad.__get__, _tensor.grad.__set__
@@ -38,7 +38,7 @@ _LAYOUT = (
     "changes the shape or strides of a tensor that it was given: use the method without the "
     "underscore, and return what that gives"
 )
-# Refused on inputs.
+# Rejected on inputs.
 _OF_INPUTS: dict[Any, str] = {
     Tensor.register_hook: _HOOK,
     Tensor.register_post_accumulate_grad_hook: _HOOK,
@@ -50,7 +50,7 @@ _OF_INPUTS: dict[Any, str] = {
     Tensor.unsqueeze_: _LAYOUT,
     Tensor.as_strided_: _LAYOUT,
 }
-# Refused on any tensor.
+# Rejected on any tensor.
 _OF_ALL: dict[Any, str] = {
     Tensor.retain_grad: "asks for the gradient of a tensor of the recording to be kept: return the "
     "tensor, and call retain_grad() on the result",
@@ -66,7 +66,7 @@ _ZERO_GRADS = {inspect.unwrap(each).__code__ for each in (Module.zero_grad, Opti
 
 
 def _is_in_zero_grad() -> bool:
-    """Whether a gradient is read only to be dropped, so that it does not matter what it is."""
+    """Whether a gradient is read only to be dropped, so that its value does not matter."""
     frame = sys._getframe(2)
     for _ in range(6):
         if frame.f_code in _ZERO_GRADS:
@@ -78,7 +78,7 @@ def _is_in_zero_grad() -> bool:
 
 
 class Recorder(Protocol):
-    """What makes the recording."""
+    """The capture in progress: see record.py."""
 
     func: Callable[..., Any]
     leaves: list[Any]  # of its arguments
@@ -89,25 +89,25 @@ class Recorder(Protocol):
 
 
 class Watch:
-    """The watch over one recording.
+    """Watches the changes to tensor objects in one capture.
 
     Attributes:
-        rules: by torch's functions, what is called in their place.
-        surroundings: what the function can reach, as it was.
+        rules: the replacements for torch functions, by function.
+        surroundings: the state that the function can reach, before the capture.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        # By id: the argument's tensor in the recording, the caller's, and the former's attributes.
+        # By id: the argument's fake tensor, the caller's tensor, and the attributes of the former.
         self._arguments: dict[int, tuple[Tensor, Tensor, dict[str, Any]]] = {}
-        self._histories: list[tuple[Tensor, bool, Any]] = []  # of captured tensors, as they were
-        self._moved: dict[int, Tensor] = {}  # whose data was set
-        self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # as they were
+        self._histories: list[tuple[Tensor, bool, Any]] = []  # of captured tensors, before
+        self._moved: dict[int, Tensor] = {}  # inputs whose data was set
+        self._grads: dict[int, tuple[Tensor, Tensor | None]] = {}  # before
         self._grads_set: dict[int, Tensor] = {}
         # Of captured leaves, before backward() may have added to them.
         self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._grads_read: dict[int, int | None] = {}
-        self._storages: list[tuple[Tensor, int]] = []  # with how many bytes they had
+        self._storages: list[tuple[Tensor, int]] = []  # with their sizes in bytes
         self.surroundings = Surroundings(recorder.func, recorder.leaves)
         self.rules: dict[Any, Callable[..., Any]] = {
             _SET_DATA: self._set_data,
@@ -133,7 +133,7 @@ class Watch:
         self._histories.append((tensor, tensor.requires_grad, tensor.grad_fn))
 
     def note_backward(self) -> None:
-        """What backward() has added to gradients of captured tensors, which no function tells."""
+        """Notes what backward() added to gradients of captured tensors, which no function shows."""
         for tensor, before in [*self._grads_before.values()]:
             if id(tensor) in self._grads or not tensor.is_leaf:
                 continue
@@ -149,7 +149,7 @@ class Watch:
         return id(tensor) in self._grads
 
     def finish(self, computed: Callable[[Tensor], int]) -> Effects:
-        """What there is to do at each call; ``computed`` makes a tensor one of the outputs."""
+        """Returns the side effects of each call; ``computed`` makes a tensor one of the outputs."""
         self._refuse_what_is_lost()
         effects = Effects.none()
         effects.grads_read.update(self._grads_read)
@@ -178,7 +178,7 @@ class Watch:
         return effects
 
     def put_back(self) -> None:
-        """Captured tensors, and what holds tensors, are as they were before the recording."""
+        """Restores captured tensors, and the objects that hold tensors."""
         self.surroundings.put_back()
         for tensor, gradient in (*self._grads_before.values(), *self._grads.values()):
             if tensor.is_leaf and _GET_GRAD(tensor) is not gradient:
@@ -230,7 +230,7 @@ class Watch:
             self._moved[id(x)] = x
 
     def _be(self, x: FakeTensor, y: Tensor) -> None:
-        """What is recorded of x from here on is of y."""
+        """Makes x refer to the graph's node of y from here on."""
         mode: Any = proxy_tensor.get_proxy_mode()
         slot: Any = proxy_tensor.get_proxy_slot(y, mode.tracer)
         proxy_tensor.set_proxy_slot(x, mode.tracer, slot)
@@ -250,7 +250,7 @@ class Watch:
         return _GET_GRAD(x, *owner)  # type: ignore[no-any-return]
 
     def _note_grad(self, x: Tensor) -> None:
-        """The gradient that an input has already is an input, too."""
+        """Makes an input of the gradient that an input has already."""
         given = self._arguments[id(x)][1] if id(x) in self._arguments else x
         place = self._place(x)
         gradient = _GET_GRAD(given) if given.is_leaf else None
@@ -267,7 +267,7 @@ class Watch:
             self._grads_set[id(x)] = x
 
     def _backward(self, x: Tensor, *rest: Any, **named: Any) -> None:
-        """What it adds to is read. Captured tensors tell themselves: note_backward."""
+        """Notes the gradients that it adds to. For those of captured tensors, see note_backward."""
         for fake, _, _ in self._arguments.values():
             if fake.requires_grad and fake.is_leaf and id(fake) not in self._grads:
                 self._note_grad(fake)
@@ -301,7 +301,7 @@ class Watch:
         return refuse
 
     def _refuse(self, why: str, is_here: bool = True) -> NoReturn:
-        """``is_here``: the line that is run is to blame."""
+        """Raises TransformError; if ``is_here``, it names the line that is running."""
         name = name_of(self._recorder.func)
         raise TransformError(f"torchlayers: compile: {name} {why}.{location() if is_here else ''}")
 
@@ -309,7 +309,7 @@ class Watch:
         return id(x) not in self._recorder.captured
 
     def _is_ours(self, x: Any) -> bool:
-        """Whether it is the recording's or captured, and no layer's."""
+        """Whether a tensor is fake or a plain captured one, and not wrapped by a layer."""
         return isinstance(x, FakeTensor) or (
             type(x) in PLAIN
             and x.layout is torch.strided
@@ -324,7 +324,7 @@ class Watch:
         return x if isinstance(x, FakeTensor) else self._recorder.capture(x)
 
     def _place(self, x: Tensor) -> int:
-        """Of an input, among the recording's."""
+        """Returns the index of an input among those of the graph."""
         if id(x) in self._arguments:
             return [*self._arguments].index(id(x))
         self._recorder.capture(x)

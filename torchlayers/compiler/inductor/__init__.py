@@ -1,1 +1,1 @@
-"""Graphs compiled by torch's inductor."""
+"""Compiles graphs with PyTorch's Inductor."""

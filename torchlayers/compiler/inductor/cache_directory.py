@@ -1,4 +1,4 @@
-"""The directory that inductor keeps code in, and what is said where it can't be used."""
+"""Checks Inductor's cache directory, and warns if it can't be used."""
 
 import contextlib
 import errno
@@ -8,22 +8,22 @@ import tempfile
 
 from torchlayers.core.errors import warn
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # which is another matter: there may be room later
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # handled separately: there may be room later
 
 
 class NoCacheError(Exception):
-    """Why inductor's cache directory can't be used."""
+    """The reason why Inductor's cache directory can't be used."""
 
 
 def folder() -> str:
-    """Its name. It need not be there yet."""
+    """The path of the directory, which may not exist yet."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
 
 
 def check() -> None:
-    """Raises NoCacheError where no file can be made in it."""
+    """Raises NoCacheError if no file can be created in the directory."""
     try:
         where = folder()
         os.makedirs(where, exist_ok=True)
@@ -36,7 +36,7 @@ def check() -> None:
 
 
 def reason(error: BaseException | None) -> str | None:
-    """Why the directory can't be used, where that is what an error comes of."""
+    """Why the directory can't be used, if that caused the error, or None."""
     while error is not None:
         if isinstance(error, NoCacheError):
             return str(error)

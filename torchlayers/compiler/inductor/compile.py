@@ -1,4 +1,4 @@
-"""The door to PyTorch's compiler: a graph becomes compiled code."""
+"""Compiles a graph with Inductor, PyTorch's compiler."""
 
 import difflib
 import functools
@@ -26,7 +26,7 @@ from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.nodes import aten, calls
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
-# compile_graph, or what takes its place.
+# The type of compile_graph and its substitutes.
 Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
 
 
@@ -35,7 +35,7 @@ class NoCompilerError(Exception):
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Raises TransformError where inductor has no such option."""
+    """Raises TransformError if Inductor lacks one of the options."""
     if not options:
         return
     import_whole("torch._inductor.config")
@@ -52,17 +52,17 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | None = None) -> Run:
-    """The graph's compiled code. It takes a list of tensors, which it clears.
+    """Returns the graph's compiled code, which takes a list of tensors and clears it.
 
     Args:
-        graph: of ATen operators that write to nothing but, at its end and by copy_, its inputs;
-            its nodes have fake tensors in ``meta["val"]``.
+        graph: ATen operators that write to nothing, except that the graph may end with copy_ to its
+            inputs; the nodes have fake tensors in ``meta["val"]``.
         threads: how many threads the code uses.
-        options: what inductor is configured with, by the names in torch._inductor.config.
+        options: options for Inductor, by their names in torch._inductor.config.
     Raises:
         NoCompilerError: this machine has no C++ compiler.
-        NoCacheError: no file can be written to inductor's cache directory.
-        Exception: whatever inductor ends with.
+        NoCacheError: no file can be written to Inductor's cache directory.
+        Exception: any error that Inductor raises.
     """
     cache_directory.check()
     import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
@@ -71,7 +71,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     graph = simplify(graph, fuse_small=True)
     bodies = scan_op.take_out(graph)
     settings = {
-        # The numbers that torch draws, from torch's generators.
+        # Draw the same random numbers as torch, from torch's generators.
         "fallback_random": True,
         "cpp.threads": threads,
         **(options or {}),
@@ -100,12 +100,12 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
 
 
 class Compiled:
-    """Inductor's code for a graph, and for the bodies of its scans.
+    """Inductor's code for a graph and for the bodies of its scans.
 
-    It is called as the code is. Where sizes are symbols to it, a program runs those of a call.
+    It is called like that code. With symbolic sizes, ``run_for`` makes a program for given sizes.
 
     Attributes:
-        is_symbolic: whether there are such sizes.
+        is_symbolic: whether the graph has symbolic sizes.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Compiled:
         return self._run(tensors)
 
     def run_for(self, number: Callable[[Any], int]) -> Run:
-        """What runs it where sizes are these numbers."""
+        """Returns a callable that runs the code with symbolic sizes replaced by these numbers."""
         programs: dict[str, Any] = {}
         for body, code in zip(self._bodies, self._codes, strict=False):
             programs[body.name] = program_of(code, programs, {}, _layouts(body.graph, number))
@@ -144,7 +144,7 @@ def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
 
 
 def _code_of(graph: GraphModule) -> Any:
-    """What inductor makes of it, whose kernels are still to be compiled."""
+    """Returns Inductor's code for the graph; its kernels are not compiled yet."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
@@ -153,7 +153,7 @@ def _code_of(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = torch._subclasses.FakeTensorMode()
-    with recording(), tracing(TracingContext(fake)):  # inductor records too
+    with recording(), tracing(TracingContext(fake)):  # Inductor traces too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
@@ -162,7 +162,7 @@ def _code_of(graph: GraphModule) -> Any:
 
 
 def _apart(run: Run, operators: Mapping[int, Any]) -> Run:
-    """With these results as tensors of their own: inductor returns one tensor for several."""
+    """Wraps run to make these results separate tensors: Inductor may return one for several."""
     if not operators:
         return run
 
@@ -176,7 +176,7 @@ def _apart(run: Run, operators: Mapping[int, Any]) -> Run:
 
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
-    """The graph in the operators that inductor knows."""
+    """Decomposes the graph to operators that Inductor supports."""
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -184,7 +184,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
         return make_fx(
             traced_here(
                 torch.fx.Interpreter(graph).run
-            ),  # sizes may be symbols, which code can't hold
+            ),  # an Interpreter, since generated code can't contain symbolic sizes
             decomposition_table={
                 **select_decomp_table(),
                 torch.ops.aten.bernoulli.p: _bernoulli,

@@ -1,9 +1,9 @@
-"""Inductor's kernels compiled a few at a time.
+"""Compiles several of Inductor's CPU kernels per file.
 
-For the CPU inductor writes each kernel into a file of its own, and has the C++ compiler make a
-module for Python of it. For a small kernel a compiler takes most of its time to begin and to end.
-Here the kernels of a graph are shared out to as many files as are compiled at a time, or to fewer
-where they are short. Nothing is made for Python: a program calls them by their addresses
+For the CPU, Inductor writes each kernel to a separate file and compiles it to a Python module. For
+a small kernel, most of that time is the compiler's startup and shutdown. Here, the kernels of a
+graph are distributed over as many files as are compiled in parallel, or over fewer if they are
+short. No Python bindings are generated: a program calls the kernels by address
 (wrapper_program.py).
 """
 
@@ -20,23 +20,23 @@ from torch import Tensor
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiler.inductor.linking import link_lightly
 
-# How many tensors a kernel is called with at most: csrc/compiled/kernels.h.
+# The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
 _MOST = 80
-# How many letters take the compiler as long as a file with nothing but the header does, about.
+# About this many characters of source compile as long as a file with nothing but the header.
 _WORTH_A_FILE = 16_000
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
-# All that inductor writes for a kernel: the header, and a function of this name.
+# All that Inductor writes for a kernel: the header, and a function named kernel.
 _KERNEL = re.compile(
     r'\s*#include <torch/csrc/inductor/cpp_prefix\.h>\s*(extern "C"\s[^({;]*\bkernel\(.*)',
     re.DOTALL,
 )
 
-# Who takes the methods of AsyncCompile's place.
+# Held while a method of AsyncCompile is patched.
 _patching = threading.RLock()
 
 
 class Kernel:
-    """A function in C that takes the addresses of so many tensors' elements."""
+    """A C function that takes the data pointers of ``count`` tensors."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -61,7 +61,7 @@ class _Source:
 
 @contextlib.contextmanager
 def compiled_together() -> Iterator[None]:
-    """What inductor compiles in here, on this thread, is compiled by this module, at the end."""
+    """Collects the kernels that Inductor would compile inside, on this thread; compiles at exit."""
     from torch._inductor import async_compile
 
     compiler: Any = async_compile.AsyncCompile
@@ -84,7 +84,7 @@ def compiled_together() -> Iterator[None]:
 
 
 def _read(types: Sequence[str], text: str) -> _Source | None:
-    """None where it is more than is known here: it takes numbers, or has functions of its own."""
+    """Reads a kernel; returns None if it takes numbers or defines other functions."""
     found = _KERNEL.fullmatch(text)
     are_addresses = len(types) <= _MOST and all(kind.endswith("*") for kind in types)
     if found is None or not are_addresses or text.count('extern "C"') != 1:
@@ -93,26 +93,26 @@ def _read(types: Sequence[str], text: str) -> _Source | None:
 
 
 def _compile(sources: Sequence[_Source]) -> None:
-    """Gives the kernels their addresses."""
+    """Compiles the kernels and sets their addresses."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if not sources:
         return
     files = _shared_out(sources, get_compile_threads())
     try:
-        # One of them on this thread: inductor's own wait for each other 50 ms at a time.
+        # Compiles one of them on this thread: Inductor's workers wait in steps of 50 ms.
         first, *others = map(_library, files)
         waiting = [AsyncCompile.submit(library) for library in others]
         libraries = [first(), *(library.result() for library in waiting)]
         for file, library in zip(files, libraries, strict=True):
             for i, source in enumerate(file):
                 source.kernel.address = ctypes.cast(library[f"kernel_{i}"], ctypes.c_void_p).value
-    finally:  # it keeps what a compiler ended with, too: an interrupt, a full disk
+    finally:  # the cache also retains failures: an interrupt, a full disk
         _libraries().cache.clear()
 
 
 def _shared_out(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source]]:
-    """The longest first, each to the file that is the shortest so far."""
+    """Assigns the kernels to files: the longest first, each to the shortest file so far."""
     worth = 1 + sum(len(source.text) for source in sources) // _WORTH_A_FILE
     shared: list[list[_Source]] = [[] for _ in range(min(at_a_time, len(sources), worth))]
     lengths = [0] * len(shared)
@@ -124,7 +124,7 @@ def _shared_out(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source
 
 
 def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
-    """What compiles and loads it."""
+    """Returns a function that compiles and loads the file."""
     renamed = [
         f"#define kernel kernel_{i}\n{source.text}\n#undef kernel\n"
         for i, source in enumerate(file)
@@ -137,13 +137,13 @@ def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
 
 @functools.cache
 def _libraries() -> Any:
-    """Inductor's cache on disk, by its flags for kernels and with its precompiled header."""
+    """Inductor's code cache, with its flags for kernels and its precompiled header."""
     from torch._inductor import codecache
 
     of_modules: Any = codecache.CppPythonBindingsCodeCache
 
     class Libraries(of_modules):  # type: ignore[misc]
-        cache: dict[str, Any] = {}  # noqa: RUF012  # by the name that inductor has for it
+        cache: dict[str, Any] = {}  # noqa: RUF012  # required by Inductor, under this name
 
         @staticmethod
         def _load_library_inner(path: str, key: str) -> ctypes.CDLL:

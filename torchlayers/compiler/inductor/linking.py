@@ -1,8 +1,9 @@
-"""Kernels linked against empty libraries in place of torch's.
+"""Links kernels against empty stub libraries in place of torch's.
 
-A linker reads all the names in a library, and torch's has hundreds of thousands: that takes as long
-as compiling a small kernel. What a kernel uses of it, a vectorized sine, is looked up when it is
-loaded, and then torch's library is in memory. To be found there it has to be named, no more.
+A linker reads all symbols of a library, and torch's has hundreds of thousands: that takes as long
+as compiling a small kernel. The few symbols that a kernel uses, such as a vectorized sine, are
+resolved at load time, when torch's library is already in memory. For that, the kernel only has to
+name the library.
 """
 
 import functools
@@ -15,12 +16,12 @@ from typing import Any
 import torch
 
 _NEEDED = "libtorch_cpu.so"
-# What else inductor has the linker read, for nothing that a kernel uses.
+# Other libraries that Inductor passes to the linker, though kernels use nothing from them.
 _ALSO_READ = ("libtorch.so", "libtorch_python.so")
 
 
 def link_lightly(task: Any) -> None:
-    """Changes how a file is linked that inductor is about to compile: what it would submit."""
+    """Changes the link flags of a compile task that Inductor is about to submit."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     flags = _flags(cache_dir())
@@ -31,7 +32,7 @@ def link_lightly(task: Any) -> None:
 
 @functools.cache
 def _flags(cache: str) -> str:
-    """Nothing where the libraries are called otherwise, or the compiler refuses."""
+    """The link flags; empty if the libraries have other names, or the stubs can't be built."""
     if not os.path.exists(os.path.join(os.path.dirname(torch.__file__), "lib", _NEEDED)):
         return ""
     folder = os.path.join(cache, "torchlayers", "named")
@@ -61,5 +62,5 @@ def _make(folder: str) -> None:
         try:
             os.rename(made, folder)
         except OSError:
-            if not os.path.exists(folder):  # no other process was sooner
+            if not os.path.exists(folder):  # otherwise another process made it first
                 raise

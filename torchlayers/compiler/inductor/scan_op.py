@@ -1,8 +1,8 @@
-"""Scans as inductor is given them: one operator each, whose body is compiled by itself.
+"""Lowers scans for Inductor: each becomes one custom operator, whose body is compiled separately.
 
-Inductor would run the steps from Python. Here a body is compiled as a graph of its own, and the
-scan is an operator that it knows nothing of, and calls; where all is a program in C++ the steps
-run there (csrc/compiled/loop.h).
+Inductor would run the steps from Python. Here, the body is compiled as a separate graph, and
+Inductor calls the scan as an opaque operator. If the whole graph becomes a C++ program, the steps
+run in C++ as well (csrc/compiled/loop.h).
 """
 
 import hashlib
@@ -21,11 +21,11 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class Body:
-    """What a scan runs in each step.
+    """The body of a scan.
 
     Attributes:
-        name: the same for the same graph, in any process: inductor's cache on disk asks for it.
-        run: how it is run, once it has been compiled.
+        name: the same for equal graphs in every process, as Inductor's cache on disk requires.
+        run: runs the body, once it has been compiled.
     """
 
     def __init__(self, graph: GraphModule) -> None:
@@ -33,19 +33,19 @@ class Body:
         self.run: Run | None = None
         texts = [held.code for held in graph.modules() if isinstance(held, GraphModule)]
         values = [node.meta["val"] for node in inputs_of(graph)]
-        # Code for symbols holds for sizes that meet the conditions that these do.
+        # Code for symbolic sizes is only valid under guards that these sizes (the hints) satisfy.
         sizes = [size for x in values for size in x.shape if isinstance(size, torch.SymInt)]
         kinds = [str(told) for told in (*values, *(size.node.hint for size in sizes))]
         self.name = hashlib.sha256("\n".join([*texts, *kinds]).encode()).hexdigest()[:32]
 
 
-# While something can run them.
+# Bodies by name, as long as something can run them.
 _bodies: weakref.WeakValueDictionary[str, Body] = weakref.WeakValueDictionary()
 
 
 @torch.library.custom_op("torchlayers::repeat", mutates_args=())
 def repeat(body: str, tensors: Sequence[Tensor], carried: int, sliced: int) -> list[Tensor]:
-    """A scan by the name of its body: the last carry, and the ys."""
+    """Runs a scan, given the name of its body; returns the last carry and the ys."""
     run = _bodies[body].run
     assert run is not None
     carry, xs = tensors[:carried], tensors[carried : carried + sliced]
@@ -66,7 +66,7 @@ def _(body: str, tensors: Sequence[Tensor], carried: int, sliced: int) -> list[T
 
 
 def take_out(graph: GraphModule) -> list[Body]:
-    """Scans become operators; their bodies, and the bodies inside these ahead of them."""
+    """Replaces scans by operators; returns their bodies, each after the bodies nested in it."""
     found: list[Body] = []
     for node in graph.graph.find_nodes(op="call_function", target=scan_op):
         held, carry, xs, captured = node.args
@@ -86,7 +86,7 @@ def take_out(graph: GraphModule) -> list[Body]:
 
 
 class WithBodies:
-    """Compiled code that is run by inductor's own function, and what its scans run."""
+    """Compiled code run by Inductor's wrapper; also keeps the bodies of its scans alive."""
 
     def __init__(self, code: Any, bodies: Sequence[Body]) -> None:
         self._code = code

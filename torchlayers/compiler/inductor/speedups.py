@@ -1,7 +1,7 @@
-"""Where inductor takes its time over what is known: the same answers, sooner.
+"""Patches that speed up slow parts of Inductor without changing its results.
 
-Each is in place while one graph is compiled, on the thread that compiles it. Where a torch has no
-such place, nothing is done.
+Each is active while one graph is compiled, on the thread that compiles it. If a torch version lacks
+the patched function, nothing is done.
 """
 
 import contextlib
@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it takes twice as long to import as the package
+if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
 
-# Who takes the place of functions of inductor's.
+# Held while functions of Inductor are patched.
 _replacing = threading.RLock()
 
 
@@ -25,9 +25,9 @@ def shortcuts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _rules_made_once() -> Iterator[None]:
-    """Inductor has one table of its operators' dtypes, and fills it in anew at each operator."""
+    """Stops Inductor from refilling its table of operator dtypes, a singleton, at each operator."""
     from torch._inductor import dtype_propagation
-    from torch._inductor import lowering as lowering  # fills it in for all operators
+    from torch._inductor import lowering as lowering  # registers all operators
 
     table: Any = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
     if not hasattr(table, "_instance"):
@@ -49,10 +49,10 @@ def _rules_made_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _sums_not_simplified() -> Iterator[None]:
-    """How far apart two neighbours of a loop are in memory is asked of each index, and simplified.
+    """Computes an index's stride along a loop variable without simplifying the index.
 
-    That takes milliseconds an index, and for the first one another library. An index is a sum of
-    products of numbers and loop variables, unless it divides.
+    Inductor simplifies each index first, which takes milliseconds, and loads another library for
+    the first. An index without divisions is a sum of products of numbers and loop variables.
     """
     from torch._inductor import sizevars
 
@@ -85,7 +85,7 @@ def _sums_not_simplified() -> Iterator[None]:
 
 
 def _is_sum(index: "sympy.Expr") -> bool:
-    """Of products of integers and different symbols."""
+    """Whether the index is a sum of products of integers and distinct symbols."""
     import sympy
 
     def is_factor(part: "sympy.Expr") -> bool:

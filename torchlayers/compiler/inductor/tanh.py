@@ -1,8 +1,8 @@
-"""tanh as a quotient of polynomials, in single precision.
+"""Computes tanh as a quotient of polynomials, in single precision.
 
-Inductor calls a function of a library for it, which on CPUs takes as long as some 40
-multiplications; PyTorch's own kernel is six times as fast, but can't be fused. One operator it
-stays in the graph: written out there, it is 25 for inductor to work on.
+Inductor calls a library function for it, which on CPUs takes as long as some 40 multiplications;
+PyTorch's own kernel is six times as fast, but can't be fused. In the graph, tanh stays one
+operator: decomposed there, it would be 25 operators for Inductor to process.
 """
 
 import contextlib
@@ -14,20 +14,20 @@ import torch
 
 from torchlayers.core.tracing_state import patched
 
-# tanh(x) / x is P(x * x) / Q(x * x) within 2e-8 up to x = 9: least squares, weighted until the
-# largest relative error was as small as it gets. At LARGEST it is more than 1, and cut off.
+# tanh(x) / x is P(x * x) / Q(x * x) within 2e-8 up to x = 9: a least-squares fit, reweighted until
+# the largest relative error was minimal. At LARGEST the quotient exceeds 1 and is clamped.
 P = (0.9999999794689591, 0.13381023960983976, 0.0034955861621070636, 2.0609051437470025e-05,
      1.33546216177627e-08)  # fmt: skip
 Q = (1.0, 0.4671433955674721, 0.02587697464118322, 0.0003285631665486697, 7.776541561339786e-07)
 LARGEST = 9.2
 
-# Who takes the place of the methods of inductor's that write it.
+# Held while Inductor's methods that generate tanh are patched.
 _writing = threading.RLock()
 
 
 @contextlib.contextmanager
 def tanh_as_quotient() -> Iterator[None]:
-    """What inductor writes in here, on this thread, is within 7 units in the last place."""
+    """Inside, on this thread, Inductor generates the quotient (accurate to 7 ulps) for tanh."""
     import torch.compiler.config as compiler
     from torch._inductor.codegen import cpp
 
@@ -43,7 +43,7 @@ def tanh_as_quotient() -> Iterator[None]:
 
         return cls, tanh, cls.__dict__["tanh"]
 
-    # What inductor keeps on disk has its own name: torch.compile's users have the library's.
+    # A separate tag in Inductor's disk cache, so that torch.compile does not pick up this tanh.
     settings: Any = compiler
     tag = f"{settings.cache_key_tag} torchlayers' tanh"
     with _writing, patched(settings, {"cache_key_tag": tag}):
@@ -66,7 +66,7 @@ def _polynomial(coefficients: tuple[float, ...], step: Callable[[str, float], st
 
 
 def _quotient(clamp: str, step: Callable[[str, float], str]) -> str:
-    """A function in C++. Of nan it is nan."""
+    """Returns the C++ source of the function, which maps nan to nan."""
     above, below = _polynomial(P, step), _polynomial(Q, step)
     return (
         "[](auto given) { using T = decltype(given); "

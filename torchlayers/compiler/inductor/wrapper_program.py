@@ -1,10 +1,10 @@
-"""Inductor's code without its Python: kernels called by a program.
+"""Translates Inductor's Python wrapper to a C++ program that calls the kernels.
 
-For the CPU inductor writes kernels in C++, and a Python function that allocates memory and calls
-them one after the other. At small sizes that function takes longer than the kernels. It is a list
-of few kinds of statements, which are read here and become the steps of a program in C++. Where
-there is another kind, as for another device, inductor's function stays. Sizes that are symbols are
-read from the inputs: such a function is read anew for other sizes.
+For the CPU, Inductor writes kernels in C++ and a Python function, the wrapper, that allocates
+memory and calls the kernels one after the other. At small sizes the wrapper takes longer than the
+kernels. It consists of a few kinds of statements, which are parsed here and become the steps of a
+C++ program. If it has another kind, as for other devices, the wrapper is used as it is. Wrappers
+read symbolic sizes from the inputs, so they are translated again for other sizes.
 """
 
 import ast
@@ -24,8 +24,8 @@ from torchlayers.core.device import HOST
 
 _aten = torch.ops.aten
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-# Of one tensor. The second, since 2.15, has a dtype too: where an operator's is another than it
-# says, the first call's results show it.
+# Checks of one tensor. The second, since torch 2.15, also has a dtype, which is ignored: if an
+# operator's result had another, the comparison of the first results would show it.
 _LAYOUT_CHECKS = ("assert_size_stride", "assert_tensor_metadata")
 
 
@@ -39,7 +39,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 class _UnknownError(Exception):
-    """The function has something that isn't known here."""
+    """The wrapper contains something that is not supported here."""
 
 
 class Layout(NamedTuple):
@@ -53,14 +53,14 @@ def program_of(
     apart: Mapping[int, OpOverload] | None = None,
     inputs: Sequence[Layout] = (),
 ) -> Program | None:
-    """What inductor compiled, as a program; None where it is more than is known here.
+    """Translates code compiled by Inductor to a program, or returns None if it is not supported.
 
     Args:
         code: a CompiledFxGraph.
-        bodies: what its scans run, by name.
-        apart: of results that are to be tensors of their own, what makes them that: inductor
-            returns one tensor for several.
-        inputs: what it will be given, where sizes are symbols to it.
+        bodies: the bodies of its scans, by name.
+        apart: by index, operators that make results separate tensors: Inductor may return one
+            tensor for several results.
+        inputs: the layouts of the inputs, for symbolic sizes.
     """
     try:
         if code.inputs_to_check or set(code.device_types) != {HOST.type}:
@@ -72,14 +72,14 @@ def program_of(
         return None
 
 
-@functools.lru_cache(32)  # read anew for each size
+@functools.lru_cache(32)  # translated again for each size
 def _parsed(path: str) -> ast.Module:
     with open(path, encoding="utf-8") as file:
         return ast.parse(file.read())
 
 
 class _Reader:
-    """Reads the function, and writes the program."""
+    """Reads the wrapper and writes the program."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class _Reader:
         self.body = functions[0].body
         self.parameter = functions[0].args.args[-1].arg
         self.kernels = _kernels(module)
-        # What each name is: values, several results of an operator, constants, sizes.
+        # What each name is bound to: a value, several results of an operator, a constant, a size.
         self.values: dict[str, Any] = {}
-        self.known: dict[str, Layout] = {}  # of inputs
+        self.known: dict[str, Layout] = {}  # the layouts of inputs
 
     def program(self, apart: Mapping[int, OpOverload]) -> Program:
         unpacked, *rest = self.body
@@ -121,7 +121,7 @@ class _Reader:
         self.known = dict(zip(self.values, self.layouts, strict=False))
         for statement in rest:
             match statement:
-                case ast.Delete():  # a value is freed where it is read last
+                case ast.Delete():  # the program frees a value after its last use
                     pass
                 case ast.Assign(targets=[ast.Name(id=target)], value=value):
                     self.values[target] = self.value(value)
@@ -138,7 +138,7 @@ class _Reader:
         raise _UnknownError
 
     def value(self, node: ast.expr) -> Any:
-        """What an expression comes to; its steps are written."""
+        """Evaluates an expression, and writes the steps for it."""
         match node:
             case ast.Name(id=name) if name in self.values:
                 return self.values[name]
@@ -157,7 +157,7 @@ class _Reader:
                 return self.constant(node)
 
     def constant(self, node: ast.expr) -> Any:
-        """A number, or something of torch's, such as a dtype, by its name."""
+        """Evaluates a number, or the name of an object such as a torch dtype."""
         match node:
             case ast.Constant(value=value):
                 return value
@@ -196,14 +196,14 @@ class _Reader:
         if name in _LAYOUT_CHECKS and isinstance(node.args[0], ast.Name):
             self.check_layout(node.args[0], *map(self.value, node.args[1:3]))
             return None
-        if name == "assert_size_stride_grouped":  # of several tensors, since 2.15
+        if name == "assert_size_stride_grouped":  # checks several tensors, since torch 2.15
             tensors, sizes, strides = node.args[0], *map(self.value, node.args[1:3])
             if not isinstance(tensors, ast.Tuple):
                 raise _UnknownError
             for tensor, size, stride in zip(tensors.elts, sizes, strides, strict=True):
                 self.check_layout(tensor, size, stride)
             return None
-        if name == "assert_alignment":  # kernels for the CPU read memory from any address on
+        if name == "assert_alignment":  # CPU kernels do not need aligned memory
             return None
         args = [self.value(arg) for arg in node.args]
         if node.keywords:
@@ -218,7 +218,7 @@ class _Reader:
 
     def check_layout(self, tensor: ast.expr, size: Any, stride: Any) -> None:
         if isinstance(tensor, ast.Name) and tensor.id in self.inputs:
-            return  # the call's signature has those of the inputs
+            return  # the call's signature has checked those of the inputs
         self.writer.check_layout(self.value(tensor), size, stride)
 
     def multiply(self, name: str, node: ast.Call) -> None:
@@ -264,7 +264,7 @@ def _kind(value: Any) -> str:
 
 
 def _kernels(module: ast.Module) -> dict[str, list[str]]:
-    """What each kernel of the module takes, of those that take tensors and sizes alone."""
+    """The kinds of parameters of each kernel in the module that takes only tensors and sizes."""
     found = {}
     for statement in module.body:
         match statement:
@@ -281,7 +281,7 @@ def _kernels(module: ast.Module) -> dict[str, list[str]]:
 
 
 def _address(kernel: Any) -> int:
-    """Where the function in C is, of a kernel alone or of one that has a module for Python."""
+    """The address of a kernel's C function, for a Kernel or for one in a Python module."""
     if isinstance(kernel, Kernel):
         address = kernel.address
     else:

@@ -1,1 +1,1 @@
-"""Captured graphs made, run and verified, a call at a time."""
+"""Builds, runs and verifies captured graphs at the calls of a compiled function."""

@@ -1,10 +1,10 @@
-"""A compiled function under plain autograd: its backward is compiled too, to any order.
+"""Runs compiled functions under plain autograd, with a compiled backward, to any order.
 
-The recording has the reverse pass in it, and is split in a forward and a backward graph. Where
-autograd is to differentiate the backward again (create_graph), it is a compiled function itself:
-of the inputs and the cotangents, recorded from the function anew.
+The captured graph includes the reverse pass and is split into a forward and a backward graph. Where
+autograd has to differentiate the backward again (create_graph), the backward is itself a compiled
+function of the inputs and the cotangents, captured by running the function once more.
 
-The first results and the first gradients are held against those of the recording as it was made.
+The first results and the first gradients are compared with those of the unsimplified graph.
 """
 
 import threading
@@ -39,12 +39,12 @@ from torchlayers.core.errors import TransformError
 _C: Any = torch._C
 _BATCHED = _C._parse_dispatch_key("Batched")
 
-# What a call of the function itself returns for tensors: the results that were computed.
+# Calls the original function with the inputs and returns the tensors that it computed.
 Computed = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class Derivative:
-    """Runs a recording, and is a node of autograd's graph."""
+    """Runs a captured graph as a node of the autograd graph."""
 
     def __init__(
         self,
@@ -77,14 +77,14 @@ class Derivative:
         )
         self._again: Callable[..., Any] | None = None
         self._compile_again = asked.again
-        self._func = computed  # by which what the function can reach is found
+        self._func = computed  # capture/reachable_state.py looks for this attribute
         self.name = asked.name
         self.problem: str | None = None
         self.lock = threading.RLock()
         self._adopt = adopt
         self._results_checked = False
         self._keeps_writes = asked.keeps_writes
-        # Until the first gradients have been compared.
+        # Set until the first gradients have been compared.
         self.unsimplified: Unsimplified | None = None
         if asked.settings.check:
             self.unsimplified = Unsimplified(recording, self.pull_back_again)
@@ -105,7 +105,7 @@ class Derivative:
         return self.forward.seconds + self.backward.seconds
 
     def _first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """A call whose gradients may be the first that are computed."""
+        """Runs a call whose gradients may be the first to be computed."""
         recorded = self.unsimplified
         if recorded is None:
             return self(tensors)
@@ -154,7 +154,7 @@ class Derivative:
     def pull_back(
         self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None
     ) -> Sequence[Any]:
-        """The gradients, as tensors without a history."""
+        """Returns the gradients, detached from the autograd graph."""
         if any(cotangent.is_conj() or cotangent.is_neg() for cotangent in cotangents):
             cotangents = [cotangent.resolve_conj().resolve_neg() for cotangent in cotangents]
         if _any_batched(cotangents):
@@ -162,11 +162,11 @@ class Derivative:
         return self.run_backward([*saved, *self.laid_out(cotangents)])
 
     def laid_out(self, cotangents: list[Tensor]) -> list[Tensor]:
-        """With the strides that the backward was recorded for."""
+        """Copies the cotangents, if need be, to the strides that the backward was captured for."""
         return [*map(_laid_out, cotangents, self.strides)]
 
     def pull_back_again(self, inputs: Sequence[Tensor], cotangents: list[Tensor]) -> Sequence[Any]:
-        """The gradients as a differentiable function of the inputs and the cotangents."""
+        """Returns the gradients as differentiable functions of the inputs and the cotangents."""
         if self._again is None:
             self._again = self._compile_again(self._backward, self._backward_name)
         return self._again(tuple(inputs[: self.arguments]), tuple(cotangents))  # type: ignore[no-any-return]
@@ -192,7 +192,7 @@ class Derivative:
 
 
 class _First:
-    """A call whose gradients are held against the recording's, unless another's were before."""
+    """A call whose gradients are verified against the captured graph, unless an earlier one was."""
 
     def __init__(
         self, derivative: Derivative, recorded: Unsimplified, tensors: list[Tensor]
@@ -208,7 +208,7 @@ class _First:
         derivative = self._derivative
         with derivative.lock:
             is_right = derivative.unsimplified is None
-            # Where an input was written to since, another call has to do.
+            # If an input has been written to since, the gradients of a later call are compared.
             may_compare = not _any_batched(cotangents) and not self._is_overwritten()
             if is_right or (derivative.problem is None and not may_compare):
                 return derivative.pull_back(saved, cotangents, random)
@@ -220,7 +220,7 @@ class _First:
                 return expected
             found = derivative.pull_back(saved, cotangents, random)
             if draws_from(derivative.halves.backward) is not None:
-                return found  # the recording draws these right after the forward's
+                return found  # the captured graph draws these right after the forward's
             half = self._recorded.half
             problem = first_difference(expected, found, half, what="gradient")
             if problem is not None:
@@ -233,7 +233,7 @@ class _First:
             return found
 
     def _inputs(self) -> list[Tensor]:
-        """As they were before the call."""
+        """Returns the inputs with their values from before the call."""
         written = self.before.written
         return [written.get(i, tensor) for i, tensor in enumerate(self.before.tensors)]
 
@@ -246,13 +246,13 @@ class _First:
         )
 
     def _reverse(self, inputs: list[Tensor]) -> list[Any]:
-        """The recording's gradients at inputs and cotangents."""
+        """Returns the unsimplified graph's gradients for the inputs and cotangents."""
         count = len(self.before.tensors)
         return [*self._recorded.pull_back(inputs[:count], inputs[count:], self.before.random)]
 
 
 class _Call(torch.autograd.Function):
-    """One call of a Derivative."""
+    """One call of a Derivative, as seen by autograd."""
 
     @staticmethod
     def forward(
@@ -263,8 +263,8 @@ class _Call(torch.autograd.Function):
         outputs = derivative.run_forward([*inputs])
         results = outputs[: derivative.results]
         saved = outputs[derivative.results :]
-        # The inputs themselves, so that what differentiates again knows their history; those that
-        # are not read here may be written to until then.
+        # Saves the inputs themselves, so that a second differentiation sees their autograd history.
+        # Inputs that the backward does not read may be written to until then.
         places = derivative.saved_inputs
         ctx.save_for_backward(
             *(
@@ -292,7 +292,7 @@ class _Call(torch.autograd.Function):
                     inputs[place] = value
             if ctx.random is None:
                 found = derivative.pull_back_again(inputs, chosen)
-            else:  # the numbers that the forward drew
+            else:  # draw the same numbers as the forward
                 with ctx.random.restored():
                     found = derivative.pull_back_again(inputs, chosen)
         else:
@@ -304,7 +304,7 @@ class _Call(torch.autograd.Function):
 
 
 def _laid_out(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """The cotangent with the strides that the backward was recorded for."""
+    """Returns the cotangent with the strides that the backward was captured for."""
     if cotangent.stride() == stride:
         return cotangent
     return torch.empty_strided(
@@ -313,7 +313,7 @@ def _laid_out(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 
 def _any_batched(cotangents: list[Tensor]) -> bool:
-    """Whether these are many at once, by a layer or by is_grads_batched."""
+    """Whether any cotangent is batched, by a layer or by is_grads_batched."""
     return inlined(cotangents) or any(_C._dispatch_keys(each).has(_BATCHED) for each in cotangents)
 
 

@@ -1,4 +1,4 @@
-"""How a graph is run: replayed, by inductor's code, or by both in turn."""
+"""Runs a graph by replay, as Inductor's code, or by replay until that code is ready."""
 
 import errno
 import os
@@ -28,29 +28,29 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 BACKENDS = ("inductor", "replay", "auto")
 
-# Inductor is no more than one thread's at a time.
+# Inductor may be used by one thread at a time.
 _compiling = threading.Lock()
 
 
-# So many seconds after the disk was full there may be room.
+# Seconds to wait before compiling again after the disk was full.
 _WAIT = 60.0
 
 
 class Settings(NamedTuple):
-    """What compile was given."""
+    """The settings passed to compile."""
 
     backend: str
     options: dict[str, Any] | None
     check: bool
     guards: bool = True
-    replayed: str = ""  # why inductor is not asked
+    replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 
 class Runner:
-    """A graph and what runs it, which may become something else.
+    """A graph and the callable that currently runs it.
 
-    ``adopt`` is called with what runs it, and again whenever that is replaced; before that it is
-    changed by ``around``. ``replayed`` runs it in any case, by whatever layers there are.
+    ``adopt`` is passed that callable, wrapped by ``around``, and again whenever it is replaced.
+    ``replayed`` always runs the graph by replay, under any layers.
     """
 
     def __init__(
@@ -91,9 +91,9 @@ class Runner:
             self._start_compiling_aside()
 
     def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """The first call: compiles, and holds the result against the replayed one.
+        """Runs the first call: compiles, and compares the result with the replayed one.
 
-        Where that is interrupted, the next call is the first.
+        If that is interrupted, the next call counts as the first.
         """
         with self._lock:
             if not self._settled:
@@ -114,7 +114,7 @@ class Runner:
             self._adopt(self._compile_first)
 
     def _compile(self) -> None:
-        """Sets the code, or says why there is none."""
+        """Compiles the graph; if that fails, warns and goes on replaying."""
         start = time.perf_counter()
         options = self._settings.options
         try:
@@ -169,7 +169,7 @@ class Runner:
         return result
 
     def _compile_again(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """A call after the disk was full."""
+        """Runs a call after the disk was full: compiles again once the waiting time is over."""
         with self._lock:
             if self._settled and self._code is None and time.monotonic() >= self._again_at:
                 self._settled = False
@@ -185,7 +185,7 @@ class Runner:
         self._adopt(self.replayed)
 
     def _checked(self, run: Run, tensors: list[Tensor]) -> tuple[Sequence[Tensor], str | None]:
-        """The code's result, and None; or the replayed one, and what is wrong with the code's."""
+        """Returns the code's result and None, or the replayed one and how the code's is wrong."""
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
             before = Before(tensors, written, draws_from(self.graph))
@@ -200,7 +200,7 @@ class Runner:
 
 
 def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether that is what an error comes of, in this process or in a compiler's."""
+    """Whether a full disk caused the error, in this process or in a compiler's."""
     while error is not None:
         if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT)):
             return True
@@ -209,7 +209,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
 
 
 def plainly(run: Run) -> Run:
-    """The same where neither autograd nor autocast looks at its operators."""
+    """Wraps the callable so that it runs without autograd and autocast."""
 
     def plain(tensors: list[Tensor]) -> Sequence[Tensor]:
         with torch.no_grad(), torch._C._DisableAutocast():

@@ -1,4 +1,4 @@
-"""What runs for a signature is made: recorded, simplified, split if need be, given to a backend."""
+"""Builds the entry for a signature: captures, simplifies, splits if needed, passes to a backend."""
 
 import functools
 import time
@@ -42,7 +42,7 @@ from torchlayers.fx.program import replay
 
 
 class Runs(Protocol):
-    """What runs an entry."""
+    """Runs an entry, for the report."""
 
     @property
     def how(self) -> str: ...
@@ -51,7 +51,7 @@ class Runs(Protocol):
 
 
 class AsItIs(NamedTuple):
-    """The function itself."""
+    """Runs the original function, uncompiled."""
 
     why: str
     advice: str
@@ -63,7 +63,7 @@ class AsItIs(NamedTuple):
 
 
 class Made:
-    """An entry, and for its report what it was made of."""
+    """An entry, with the data for its report."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Made:
         lost: Sequence[Change] = (),
     ) -> None:
         self.entry = entry
-        self.lost = lost  # what the function changed of Python, and later calls would not
+        self.lost = lost  # changes to Python state that the captured graph can't repeat
         self.why = ""
         self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
@@ -95,16 +95,16 @@ class Made:
 @nothing_collected()
 @source_forgotten()
 def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
-    """Records asked.func(*args, **kwargs), a call of this signature."""
+    """Captures asked.func(*args, **kwargs), a call with this signature, and builds its entry."""
     start = time.perf_counter()
     why_as_it_is = ""
     guarded = asked.settings.guards or not asked.keeps_writes
     try:
         recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
-    except NoReverseError as error:  # nor a graph of autograd's, which only the function makes
+    except NoReverseError as error:  # only the function itself can build the autograd graph
         why_as_it_is = f"its reverse pass can't be recorded: {error}"
         recorded = record(asked.func, args, kwargs, guarded=guarded)
-    if not asked.keeps_writes:  # what it changes of Python has happened, too
+    if not asked.keeps_writes:  # the forward has also made its changes to Python state
         undo(recorded.changes)
         recorded = recorded._replace(guards=None, changes=[])
     with undone_after_errors(recorded.changes):
@@ -139,7 +139,7 @@ def _differentiable(
     computed: "_Computed",
     why_as_it_is: str,
 ) -> AsItIs | Derivative:
-    """What runs where autograd is on: a pass that was recorded as well, or the function itself."""
+    """Returns what runs with autograd on: the graph with its reverse pass, or the function."""
     advice = (
         "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
         "backward()), or call it under torch.no_grad()."
@@ -149,7 +149,7 @@ def _differentiable(
         why_as_it_is = "an operator writes to what it is given"
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
-        undo(recorded.changes)  # which the function makes
+        undo(recorded.changes)  # running the function will make them
         adopt(computed)
         return AsItIs(why_as_it_is, advice)
     if written := {*final_copies(graph).values()}:
@@ -163,10 +163,10 @@ def _differentiable(
 def make_for_sizes(
     asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
 ) -> Made:
-    """An entry for a call of the family's.
+    """Builds the entry for a call that the family covers.
 
     Args:
-        alone: what is recorded for these sizes, if the family's results are held against it.
+        alone: a capture for these sizes only, if the family's results are to be compared with it.
     """
     start = time.perf_counter()
     recorded = alone or family.recording_for(numbers)
@@ -197,7 +197,7 @@ def _plain(
     graph: GraphModule,
     compiler: inductor.Compiler | None = None,
 ) -> Runs:
-    """Sets what the entry runs where nothing is differentiated."""
+    """Sets what the entry runs if nothing is differentiated, and returns it."""
     around = plainly if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
     effects = _effects(asked, recorded)
@@ -228,21 +228,24 @@ def _with_effects(adopt: Callable[[Run], None], effects: Effects) -> Callable[[R
 def _unless_shared(
     entry: Entry, written: set[int], in_order: Callable[[], Run]
 ) -> Callable[[Run], None]:
-    """The entry runs what the result is called with, or in order where memory is shared."""
+    """Makes the entry run the adopted callable, or in_order's where a written input is aliased.
+
+    Returns the function that adopts a callable.
+    """
     entry.run = watched = UnlessShared(sorted(written), in_order)
     return watched.adopt
 
 
 def _checked_if_alone(asked: Asked, recorded: Recording) -> Asked:
-    """Results are compared by running again, for which other ranks would not be there."""
+    """Turns checks off for graphs with collectives: no other rank would join when they rerun."""
     if not communicates(recorded.graph):
         return asked
     return asked._replace(settings=asked.settings._replace(check=False))
 
 
 def _replayed_if_inductor_cannot(asked: Asked, recorded: Recording) -> Asked:
-    """Inductor (torch 2.13) refuses sparse tensors, and was wrong in random programs with writes
-    to the parts of complex numbers.
+    """Requests replay where Inductor (torch 2.13) fails: it rejects sparse tensors, and was wrong
+    in random programs that write to the real or imaginary parts of complex tensors.
     """
     if any_without_strides(recorded.graph.graph):
         why = "it computes with sparse tensors, which inductor does not support"
@@ -262,7 +265,10 @@ def _leave_out_writes(graph: GraphModule) -> None:
 
 
 class _Computed:
-    """The function again, from the tensors of a recording to those that it computes."""
+    """Calls the original function with the tensors that a captured graph takes.
+
+    It returns those that the graph computes.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""A call of a compiled function: from the arguments to the entry that runs them, and back.
+"""Calls compiled functions: finds the entry for the arguments, runs it, and rebuilds the result.
 
-Flatten, compare the signature, gather the captured tensors, run, unflatten: in C++ for the calls
-that it can tell (csrc/python/compiled_call.cpp), and here for the first one with a signature, and
-for those with pytrees or tensors of other kinds. What an entry does is decided when it is made
-(compiler/compiled_function.py).
+The steps are: flatten, compare the signature, gather the captured tensors, run, unflatten. C++ does
+them for the calls that it supports (csrc/python/compiled_call.cpp); this file does them for the
+first call with a signature, and for calls with other kinds of pytrees or tensors.
+compiler/compiled_function.py makes the entries.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from torchlayers.compiler.capture.signature import PLAIN, Like, Signature, like,
 from torchlayers.compiler.capture.tensor_hooks import Hooked
 from torchlayers.core import pytree
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions are untyped
 
 
-# So many recordings of one signature stay, for a state of Python that changes back.
+# The number of entries retained per signature, for Python state that changes back.
 _KEPT = 16
 
 
 class Entry(_C.CompiledEntry):
-    """What runs for one signature.
+    """Runs the calls with one signature, as long as its guards hold.
 
     ``run`` takes the arguments' tensors and the captured ones, in one list that it may keep or
-    clear, and returns a list of tensors, of which ``outputs`` tells what becomes of them. ``run``
-    may be replaced at any time. It is called without autograd, unless ``is_recorded``.
+    clear, and returns a list of tensors; ``outputs`` describes how the result is built from them.
+    ``run`` may be replaced at any time. It is called with grad mode off unless ``is_recorded``.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Entry(_C.CompiledEntry):
         self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
         self.held_by_modules = [held for each in self.modules for held in each.held]
         self.guarded = guarded
-        self.guards = None if guarded is None else guarded.held  # which C++ looks at
+        self.guards = None if guarded is None else guarded.held  # checked by C++
         self.stepped = stepped
         self.hooked = hooked
         self.captured_like: list[Like] = [like(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
-        self.grads_like: dict[int, Like | None] = {}  # of inputs whose .grad was read
+        self.grads_like: dict[int, Like | None] = {}  # the .grad of each input where it was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether captured tensors, their hooks, Python and optimizers are as when recorded."""
+        """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
             and (self.guards is None or self.guards.hold())
@@ -99,7 +99,7 @@ def _is_like(tensor: Tensor, expected: Like) -> bool:
 
 
 class Entries:
-    """The entries of one function, by signature."""
+    """The entries of one function, looked up by signature."""
 
     def __init__(self) -> None:
         self._found: dict[Any, list[Entry]] = {}
@@ -112,7 +112,7 @@ class Entries:
         return None
 
     def add(self, entry: Entry) -> Entry | None:
-        """Returns one that is dropped: of one signature there are some for what Python was."""
+        """Adds an entry; returns the oldest for its signature if there are too many, or None."""
         alike = self._found.setdefault(entry.signature.key(), [])
         alike.append(entry)
         self.all.append(entry)
@@ -123,7 +123,7 @@ class Entries:
 
 
 def inlined(leaves: Sequence[Any]) -> bool:
-    """Whether somebody looks at each operator: a layer, a recording, a mode, a tensor's class."""
+    """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
     return (
         _C.any_layer()
         or _torch._C._functorch.peek_interpreter_stack() is not None
@@ -136,7 +136,7 @@ def inlined(leaves: Sequence[Any]) -> bool:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Whether a shape, a dtype and strides say all of it but its data."""
+    """Whether shape, dtype and strides describe the tensor fully, apart from its data."""
     return (
         type(tensor) in PLAIN
         and tensor.layout is torch.strided
@@ -148,7 +148,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def static_places(static: Sequence[int], args: Sequence[Any]) -> set[int]:
-    """Which of the arguments are static: those named that are there, negative ones from the end."""
+    """The indices of the static arguments that are present; negative ones count from the end."""
     count = len(args)
     return {place % count for place in static if -count <= place < count}
 
@@ -161,7 +161,7 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """func(*args, **kwargs), by the entry that fits, or one that make adds."""
+    """Returns func(*args, **kwargs), by the entry that fits, or one that make adds."""
     dynamic = args
     if static:
         dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)

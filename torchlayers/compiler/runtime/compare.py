@@ -1,4 +1,4 @@
-"""Whether two computations of the same are equal but for rounding."""
+"""Compares the results of two implementations of one computation, up to rounding."""
 
 from collections.abc import Callable, Container, Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from torch import Tensor
 from torchlayers.core.device import RandomState, has_numbers
 
 Run = Callable[[list[Tensor]], Sequence[Any]]
-Draws = Sequence[torch.Generator] | None  # what graphs.draws_from gives
+Draws = Sequence[torch.Generator] | None  # the result of graph_queries.draws_from
 
-# How many units of rounding, of the largest entry, sums in another order may be apart.
+# The error allowed for sums in another order, in units of rounding of the largest entry.
 _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
 
 
 class Before:
-    """A call's inputs and the random generators as they are before it, for another one like it."""
+    """Saves a call's written inputs and generator states, so that the call can be repeated."""
 
     def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: Draws) -> None:
         self.tensors = [*tensors]
@@ -25,7 +25,7 @@ class Before:
         self.random = random_state(draws)
 
     def again(self) -> list[Tensor]:
-        """The inputs, copies of those that are written; what was drawn since is drawn again."""
+        """Returns the inputs, with copies of those that are written, and rewinds the generators."""
         self.rewind()
         return [
             self.written[i].clone() if i in self.written else tensor
@@ -37,7 +37,7 @@ class Before:
             self.random.restore()
 
     def undo(self) -> None:
-        """What was written since is as it was; what was drawn is drawn again."""
+        """Restores the inputs that were written since, and rewinds the generators."""
         self.rewind()
         with torch.no_grad():
             for i, value in self.written.items():
@@ -56,11 +56,11 @@ def compared(
     written_too: bool = True,
     uninitialized: Container[int] = (),
 ) -> tuple[Sequence[Any], str | None]:
-    """run's results, and how they differ from the reference's by more than rounding, or None.
+    """Returns run's results, and how they differ from the reference's beyond rounding, or None.
 
-    Both start from the same inputs and generators; what run writes and draws has happened. Where
-    ``written_too``, the written inputs are results, too. ``half`` and ``uninitialized`` are for
-    first_difference.
+    Both start from the same inputs and generator states; the writes and draws of ``run`` stay in
+    effect. With ``written_too``, the written inputs are compared as well. ``half`` and
+    ``uninitialized`` are passed to first_difference.
     """
     places = [*before.written] if written_too else []
     with torch.no_grad():
@@ -70,7 +70,7 @@ def compared(
     before.rewind()
     try:
         results = run([*before.tensors])
-    except Exception as error:  # the reference has done without
+    except Exception as error:  # the reference raised none
         return [], f"result is missing: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if after is not None and not after.is_now():
         return results, "result comes of another number of random numbers"
@@ -93,10 +93,10 @@ def first_difference(
     what: str = "result",
     uninitialized: Container[int] = (),
 ) -> str | None:
-    """Of the first result that differs: ``result 0 is off by 2 where its largest entry is 1``.
+    """Describes the first difference: ``result 0 is off by 2 where its largest entry is 1``.
 
-    ``half`` is what graphs.half_precision says: results of any dtype are rounded as such are.
-    Of those in ``uninitialized`` the numbers don't count.
+    ``half`` is the result of graph_queries.half_precision: the tolerance for results of any dtype
+    is at least that dtype's. The values of results in ``uninitialized`` are not compared.
     """
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
@@ -112,7 +112,7 @@ def first_difference(
 
 
 def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
-    """How two tensors differ in shape, dtype or layout, or None."""
+    """Describes how two tensors differ in shape, dtype or layout, or returns None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
             f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
@@ -126,7 +126,7 @@ def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
 def difference(
     ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
 ) -> str | None:
-    """How two tensors differ by more than rounding and what else is allowed, or None."""
+    """Describes how two tensors differ by more than rounding plus ``allowed``, or returns None."""
     if (problem := other_kind(ours, theirs)) is not None:
         return problem
     ours, theirs = _dense(ours), _dense(theirs)
@@ -153,10 +153,10 @@ def difference(
 def sensitivity(
     run: Run, inputs: Sequence[Tensor], written: Sequence[int], outputs: Sequence[Any]
 ) -> list[float]:
-    """How far each output moves, at most, where every input is moved by some units of rounding.
+    """Bounds how far each output moves if every input is perturbed by some units of rounding.
 
-    What would be zero without rounding has no scale but this one: a sum that cancels. Outputs are
-    what run returns, and then the inputs that are written.
+    A sum that cancels, which would be zero without rounding, has no other scale. ``outputs`` are
+    the results of ``run``, followed by the inputs that it writes to.
     """
     moved = [_nudged(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
     found = [*run([*moved]), *(moved[i] for i in written)]
@@ -164,7 +164,7 @@ def sensitivity(
 
 
 def _nudged(tensor: Tensor) -> Tensor:
-    """Every number moved by some units of rounding, in memory that is laid out the same."""
+    """Perturbs every element by some units of rounding, and keeps the memory layout."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)

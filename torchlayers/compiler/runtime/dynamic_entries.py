@@ -1,4 +1,4 @@
-"""The recordings of one function that are for many sizes: what a call with new sizes runs."""
+"""Finds or makes the entry of a call whose sizes are new, from graphs with symbolic sizes."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,7 +17,10 @@ from torchlayers.core.errors import warn
 
 
 class Families:
-    """They are made as calls come; where one can't be, a warning says why, and no more are."""
+    """The families of one function, made as calls come.
+
+    If one can't be made, a warning says why, and no more are tried.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,10 +35,10 @@ class Families:
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> tuple[Entry, bool] | None:
-        """The entry of a call of one of the families, and whether it stays.
+        """Returns the entry for a call that a family covers, and whether it is permanent, or None.
 
         Args:
-            before: the signatures that were recorded by themselves.
+            before: the signatures that were captured separately.
         """
         for made in self._all:
             if (found := made.find(asked, given, args, kwargs)) is not None:
@@ -64,7 +67,7 @@ class Families:
 
 
 class _Made:
-    """A family, and its entries for the sizes of the first calls and of the last ones."""
+    """A family, with permanent entries for its first sizes and an LRU cache for later ones."""
 
     KEPT = 64
 
@@ -74,7 +77,7 @@ class _Made:
         self._last: OrderedDict[Any, Made] = OrderedDict()
         self._gone: list[SignatureReport] = []
         self._refuted = False
-        self._compared: Runs | None = None  # what ran at the second call with new sizes
+        self._compared: Runs | None = None  # what runs the second call, which is compared
 
     def find(
         self, asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
@@ -108,7 +111,7 @@ class _Made:
         return made.entry, False
 
     def is_refuted(self) -> bool:
-        """Whether a call with other sizes had another result. NOTE [A size that is a number]."""
+        """Whether the check with other sizes failed. NOTE [A size that is a number]."""
         return self._refuted or (isinstance(self._compared, Held) and bool(self._compared.problem))
 
     def report(self) -> SignatureReport:

@@ -1,15 +1,16 @@
-"""Sizes that change from call to call: one recording for all of them.
+"""Dynamic shapes: one captured graph with symbolic sizes for all sizes that change between calls.
 
-A function is recorded for the sizes of its first call. At a call whose arguments differ in sizes
-alone it is recorded once more, those sizes being symbols: torch's fake tensors have SymInts for
-them, and a guard for whatever the function, the layers and the passes asked about them. From then
-on a call with new sizes puts numbers in the symbols' places, which runs neither Python nor passes.
+A function is first captured for the sizes of its first call. At a call whose arguments differ only
+in sizes it is captured once more, with symbols for those sizes: torch's fake tensors have SymInts
+for them, and guards for whatever the function, the layers and the passes asked about them. From
+then on, a call with new sizes substitutes numbers for the symbols, without running the function or
+the passes again.
 
 NOTE [A size that is a number]
-Where something took a size for a number (range, len, C++ that has no symbols), the guards say so,
-and calls are recorded a shape again. No guard tells of a number that was copied. So the first call
-with other sizes than the recording was made at is recorded by itself as well: what runs is held
-against that (verify.py), and where it differs, the recording for many sizes is not used again.
+Where something used a size as a number (range, len, C++ without symbolic sizes), the guards show
+it, and each shape is captured separately. But no guard reveals a number that was copied. Therefore
+the first call whose sizes differ from those at the symbolic capture is also captured on its own,
+and what runs is compared with that (verify.py). If they differ, the symbolic graph is discarded.
 """
 
 import threading
@@ -34,21 +35,21 @@ from torchlayers.compiler.runtime.request import Asked
 from torchlayers.fx.nodes import mode_of, value
 from torchlayers.fx.strides import STRIDES, strides_of
 
-if TYPE_CHECKING:  # it takes twice as long to import as the package
+if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
 
 Numbers = dict["sympy.Expr", "sympy.Integer"]
 
 
 class NotSymbolicError(Exception):
-    """Why there is no recording for many sizes."""
+    """The reason why a function can't be captured with symbolic sizes."""
 
 
 def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
-    """Of each tensor among the arguments, the dimensions whose sizes differ.
+    """Returns the dimensions whose sizes differ, for each tensor among the arguments.
 
-    None where something else differs too, or nothing does, or a size is 0 or 1: torch's fake
-    tensors take these for numbers.
+    Returns None if anything else differs, if nothing differs, or if such a size is 0 or 1, which
+    torch's fake tensors specialize on.
     """
     if (now.spec, now.static, now.modes) != (before.spec, before.static, before.modes):
         return None
@@ -69,7 +70,7 @@ def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
 
 
 class Family:
-    """A recording for many sizes. NOTE [A size that is a number]."""
+    """A captured graph with symbolic sizes. NOTE [A size that is a number]."""
 
     def __init__(
         self,
@@ -81,10 +82,10 @@ class Family:
     ) -> None:
         """
         Args:
-            given, args, kwargs: a call's.
-            before: the signature of one that differed in sizes alone.
+            given, args, kwargs: the signature and arguments of a call.
+            before: the signature of an earlier call that differs only in sizes.
         Raises:
-            NotSymbolicError: the sizes can't be symbols.
+            NotSymbolicError: the sizes can't be symbolic.
         """
         start = time.perf_counter()
         symbolic = changed_sizes(given, before)
@@ -130,7 +131,7 @@ class Family:
 
     @property
     def signature(self) -> Signature:
-        """A call's, with ``*`` for sizes that are symbols."""
+        """The signature of the captured call, with ``*`` for symbolic sizes."""
         fakes = iter(self._inputs)
 
         def shown(leaf: Any) -> Any:
@@ -142,7 +143,7 @@ class Family:
         return self._signature._replace(leaves=tuple(map(shown, self._signature.leaves)))
 
     def fits(self, given: Signature) -> Numbers | None:
-        """The symbols' numbers at a call, if it is one of these."""
+        """Returns the symbols' values for a call, or None if the graph is not valid for it."""
         if [like(tensor) for tensor in self.recorded.captured] != self.captured_like:
             return None
         if not are_as_then(self.recorded.modules):
@@ -161,7 +162,7 @@ class Family:
         likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
         numbers: Numbers = {}
         for fake, told in zip(self._inputs, likes, strict=True):
-            # Of memory with holes the strides are no products of sizes, but symbols of their own.
+            # With gaps in memory, strides are not products of sizes but separate symbols.
             given_as = (*told.shape, *(told.stride or ()))
             for size, number in zip((*fake.shape, *fake.stride()), given_as, strict=False):
                 if isinstance(size, SymInt) and size.node._expr.is_Symbol:
@@ -187,7 +188,7 @@ class Family:
         return numbers if holds else None
 
     def compiler_for(self, given: Signature) -> inductor.Compiler:
-        """Inductor's code for all sizes, where it is for these."""
+        """Returns a compiler that yields Inductor's code for all sizes, if that is valid here."""
 
         def compile_graph(
             graph: GraphModule, threads: int, options: dict[str, Any] | None = None
@@ -204,7 +205,7 @@ class Family:
         return compile_graph
 
     def is_like(self, alone: Recording, numbers: Numbers) -> bool:
-        """Whether a recording for these sizes alone has the same captures and structure."""
+        """Whether a capture for these sizes only has the same captured tensors and structure."""
         own = self.recording_for(numbers)
         return (
             [*map(id, alone.captured[: len(alone.captured) - alone.constants])]
@@ -223,7 +224,7 @@ class Family:
 
 
 def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
-    """The graph with numbers in its symbols' places. It has no fake values."""
+    """Returns the graph with numbers substituted for its symbols, and without fake values."""
     made, known = Graph(), dict[Node, Any]()
 
     def fill(argument: Any) -> Any:
@@ -240,14 +241,14 @@ def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
         if (strides := strides_of(node)) is not None:
             known[node].meta[STRIDES] = tuple(_put(stride, numbers) for stride in strides)
     filled = GraphModule(graph, made)
-    for name, held in graph.named_children():  # branches, and bodies of loops
+    for name, held in graph.named_children():  # branches and loop bodies
         if isinstance(held, GraphModule):
             setattr(filled, name, concrete(held, numbers))
     return filled
 
 
 def _put(given: Any, numbers: Numbers) -> Any:
-    """A number for what is of symbols; anything else as it is."""
+    """Evaluates a symbolic number; returns anything else unchanged."""
     if isinstance(given, SymInt):
         return int(_expression(given).xreplace(numbers))
     if isinstance(given, SymFloat):

@@ -1,4 +1,4 @@
-"""Inputs that share memory, one of them written: a graph whose writes come last is not enough."""
+"""Handles written inputs that alias others: a graph whose writes come last would be wrong then."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,13 +9,13 @@ Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
 class UnlessShared:
-    """Runs what is adopted, or, where a written input shares memory, what writes in order."""
+    """Runs the adopted callable or, if a written input is aliased, one that writes in order."""
 
     def __init__(self, written: Sequence[int], in_order: Callable[[], Run]) -> None:
         """
         Args:
-            written: which of the inputs.
-            in_order: makes what runs where memory is shared.
+            written: the indices of the inputs that are written to.
+            in_order: makes the callable that runs if memory is shared.
         """
         self._written = [*written]
         self._make_in_order = in_order
@@ -27,7 +27,7 @@ class UnlessShared:
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         if not self._shared(tensors):
-            # Inductor's code clears the list, and writes without telling autograd.
+            # Inductor's code clears the list, and writes without bumping versions.
             written = [tensors[i] for i in self._written if not tensors[i].is_inference()]
             results = self.run(tensors)
             torch.autograd.graph.increment_version(written)

@@ -1,4 +1,4 @@
-"""A recording with its reverse pass, split in two: the forward graph, and the backward one."""
+"""Partitions a captured graph with its reverse pass into a forward and a backward graph."""
 
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from torchlayers.fx.recomputation import NUMBER
 
 
 class Split(NamedTuple):
-    """``forward`` returns its results and then what ``backward`` needs; this takes that, and
-    then cotangents. ``saved_inputs`` tells, for each saved value, the input that it is, or None.
+    """``forward`` returns its results and then the residuals; ``backward`` takes the residuals and
+    then the cotangents. ``saved_inputs`` has, for each residual that is an input, its index, and
+    None for the others.
     """
 
     forward: GraphModule
@@ -23,25 +24,25 @@ class Split(NamedTuple):
 
 
 def split(joint: GraphModule, results: int, cotangents: int) -> Split:
-    """The two graphs that save the fewest bytes, by torch's own choice of what to compute again.
+    """Splits the graph so that the fewest bytes are saved; torch chooses what is recomputed.
 
     Args:
-        joint: functional; it returns so many results, and then gradients. Its last inputs are so
-            many cotangents.
+        joint: a functional graph, which returns ``results`` results and then gradients. Its last
+            ``cotangents`` inputs are cotangents.
     """
     from torch._functorch import config
     from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     inputs = inputs_of(joint)
     first = len(inputs) - cotangents
-    for i, node in enumerate(inputs):  # torch goes by these names, and knows capitals no more
+    for i, node in enumerate(inputs):  # torch finds inputs by these names, now in lower case only
         name = f"primals_{i}" if i < first else f"tangents_{i - first}"
         node._rename(name)
         node.target = name
 
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
-    # torch would share what is computed again with what was computed first.
+    # torch's CSE would merge recomputed nodes with the originals.
     with recording(), torch.no_grad(), patched(config, {"cse": not recomputes}):
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
@@ -54,7 +55,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
 
 
 def _keep_recomputed(joint: GraphModule) -> bool:
-    """Says in torch's words that what a checkpoint computes again is not saved; if there is any."""
+    """Tags nodes that a checkpoint recomputes so that torch does not save them; whether any are."""
     recomputed = [node for node in operators(joint) if NUMBER in node.meta]
     for node in recomputed:
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
@@ -63,7 +64,7 @@ def _keep_recomputed(joint: GraphModule) -> bool:
 
 
 def _writes_as_results(graph: GraphModule, results: int) -> list[int]:
-    """What is copied to inputs becomes results after the others; returns which inputs."""
+    """Turns final copies to inputs into further results; returns the indices of those inputs."""
     copies = final_copies(graph)
     output = graph.graph.output_node()
     returned = outputs_of(graph)
@@ -79,7 +80,7 @@ def _writes_as_results(graph: GraphModule, results: int) -> list[int]:
 
 
 def _drop_repeated(forward: GraphModule, backward: GraphModule) -> None:
-    """torch has the backward, too, draw numbers that nobody reads."""
+    """Removes unread random draws that torch repeats in the backward."""
     of_forward = {node.name for node in operators(forward)}
     for node in reversed(backward.graph.nodes):
         if not node.users and node.name in of_forward:
@@ -88,7 +89,7 @@ def _drop_repeated(forward: GraphModule, backward: GraphModule) -> None:
 
 
 def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -> None:
-    """The other way round, once the graph is split."""
+    """Reverts _writes_as_results in the forward graph."""
     if not written:
         return
     output = forward.graph.output_node()
@@ -106,7 +107,7 @@ def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -
 
 
 def _kept(forward: GraphModule, node: Any, targets: list[Node]) -> Any:
-    """A value that outlives the write to the input that it is."""
+    """Returns a copy of the value if it is an input that will be overwritten."""
     if node not in targets:
         return node
     with forward.graph.inserting_before(forward.graph.output_node()):

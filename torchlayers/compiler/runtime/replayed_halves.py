@@ -1,7 +1,7 @@
-"""A recording with its reverse pass replayed as it was made, each half by itself.
+"""Replays the unsimplified graph of a differentiated function, forward and backward separately.
 
-The backward computes the forward again. It is what the halves of a split recording are held
-against, and what runs in their place where they are wrong.
+The backward recomputes the forward. The halves of the simplified, partitioned graph are compared
+with these, and replaced by them if they are wrong.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ Again = Callable[[Sequence[Tensor], list[Tensor]], Sequence[Any]]
 
 
 class Unsimplified:
-    """What a Derivative is, by replaying the recording itself."""
+    """The counterpart of a Derivative that replays the unsimplified graph."""
 
     def __init__(self, recording: Recording, pull_back_again: Again) -> None:
         assert recording.gradients is not None
@@ -45,7 +45,7 @@ class Unsimplified:
         self._both = plainly(replay(recording.graph))
 
     def run_forward(self, inputs: list[Tensor]) -> Sequence[Any]:
-        """The results, and then the inputs as they were."""
+        """Returns the results, and then the inputs with their values from before the call."""
         kept = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(inputs)]
         return [*self.forward(inputs), *kept]
 
@@ -59,12 +59,12 @@ class Unsimplified:
             return self.reverse(inputs, cotangents)
 
     def reverse(self, inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Any]:
-        """The gradients; it writes to the inputs, and draws what the forward draws."""
+        """Returns the gradients; repeats the forward's writes to the inputs and its draws."""
         return self._both([*inputs, *cotangents])[self.results :]
 
 
 def _forward(recorded: GraphModule, inputs: int, results: int) -> GraphModule:
-    """Without what depends on cotangents."""
+    """Returns the graph without the nodes that depend on cotangents."""
     cotangents = inputs_of(recorded)[inputs:]
     reverse = {*cotangents}
     for node in recorded.graph.nodes:

@@ -1,20 +1,20 @@
-"""What a compiled function has done so far, to read."""
+"""Reports on what a compiled function has captured so far."""
 
 from typing import NamedTuple
 
 
 class SignatureReport(NamedTuple):
-    """One signature that was recorded.
+    """One captured signature.
 
     Attributes:
-        arguments: the leaves of the arguments, shortly: ``f32[3, 2], 1``.
-        how: what runs it: "inductor", "replay", and why not what was asked for. Where the function
-            is differentiated, the forward's and the backward's.
-        seconds: how long recording and compiling took.
-        calls: how often it was called.
-        operators: how many operators its graph has.
-        why: how it differs from the most similar signature before it.
-        guards: what it has read of Python, which is compared before each call.
+        arguments: the leaves of the arguments in short form: ``f32[3, 2], 1``.
+        how: the backend that runs it, "inductor" or "replay", and why it is not the requested one;
+            for a differentiated function, those of the forward and of the backward.
+        seconds: how long capture and compilation took.
+        calls: the number of calls.
+        operators: the number of operators in the graph.
+        why: how it differs from the most similar earlier signature.
+        guards: the Python values that were read, which are checked before each call.
     """
 
     arguments: str
@@ -27,7 +27,7 @@ class SignatureReport(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What :meth:`Compiled.report` returns; it prints as a table."""
+    """The result of :meth:`Compiled.report`; it prints as a table."""
 
     name: str
     signatures: tuple[SignatureReport, ...]
@@ -54,7 +54,7 @@ _SHOWN = 8
 
 
 def _listed(names: tuple[str, ...]) -> str:
-    """The first ones, each once: many layers have the same."""
+    """Lists the first distinct names: many modules have the same ones."""
     once = [*dict.fromkeys(names)]
     more = f", and {len(once) - _SHOWN} more" if len(once) > _SHOWN else ""
     return ", ".join(once[:_SHOWN]) + more

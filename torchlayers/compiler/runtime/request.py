@@ -1,4 +1,4 @@
-"""What is to be compiled, and how."""
+"""The request to compile a function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -7,10 +7,10 @@ from torchlayers.compiler.runtime.backends import Settings
 
 
 class Asked(NamedTuple):
-    """A function, and how it is to be compiled."""
+    """A function to compile, with its settings."""
 
     func: Callable[..., Any]
     name: str
     settings: Settings
-    keeps_writes: bool  # False where they happened before: a forward that is computed again
+    keeps_writes: bool  # False for a recomputed forward, whose side effects have already happened
     again: Callable[[Callable[..., Any], str], Callable[..., Any]]  # compiles a backward

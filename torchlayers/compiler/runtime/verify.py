@@ -1,8 +1,8 @@
-"""The first results of what runs are held against the recording's, as it was made.
+"""Verifies the first results of a compiled graph against the unsimplified graph.
 
-Simplifying can be wrong as a compiler can. Whatever runs a recording comes from its simplified
-graph, so that comparing these with each other is not enough. What was recorded is dropped once it
-has been compared; where the results differ by more than rounding, it is replayed from then on.
+Simplification passes can be wrong, just as a compiler can. Replay and Inductor's code both run the
+simplified graph, so comparing them with each other is not enough. The unsimplified graph is dropped
+after the comparison; if the results differ by more than rounding, it is replayed from then on.
 """
 
 import threading
@@ -24,7 +24,7 @@ Adopt = Callable[[Run], None]
 
 
 class Held:
-    """Hands on what it adopts, once its first result was right, or the recording's replay."""
+    """Passes on the adopted callable if its first result is right, else the unsimplified graph."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Held:
                 self._hand_on(run)
 
     def _first_result(self, tensors: list[Tensor]) -> Sequence[Any]:
-        """Where it is interrupted, the next call is the first."""
+        """Runs and checks the first call; if that is interrupted, the next call is the first."""
         with self._lock:
             replayed = self._replayed
             if replayed is not None and self.problem is None:
@@ -90,7 +90,7 @@ class Held:
 
 
 def places_written(recorded: GraphModule) -> list[int]:
-    """Which inputs the recording writes to."""
+    """The indices of the inputs that the graph writes to."""
     written = written_inputs(recorded)
     return [i for i, node in enumerate(inputs_of(recorded)) if node in written]
 
