@@ -80,7 +80,7 @@ def _returned(prepared: _C.PreparedGraph, outputs: Sequence[Any]) -> Any:
     values = iter(outputs)
     result = assemble(prepared.output, values)
     for i in prepared.written:
-        # Bypasses the version counter, as batch_norm does: what saved the buffer doesn't read it.
+        # Bypasses the version counter, as batch_norm does: nodes that saved it don't read it.
         prepared.bound[i].data.copy_(next(values))
     return result
 

@@ -25,7 +25,7 @@ from torchlayers.fx.nodes import (
 )
 
 # Number of multiplications up to which products were faster; docs/compile-passes.md. If there is a
-# kernel for each sample, a library starts anew with each.
+# kernel for each sample, a library pays its setup cost for each.
 SMALL = 1 << 23
 SMALL_WITH_KERNELS = 1 << 24
 

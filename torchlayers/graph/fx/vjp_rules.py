@@ -177,7 +177,7 @@ class Call:
         ]
 
     def known_outputs(self, mode: FakeTensorMode) -> AbstractContextManager[Any]:
-        """In this context an operator with data-dependent shapes has those its node records."""
+        """Returns a context in which an operator has the data-dependent shapes of its node."""
         target = self.node.target
         if not isinstance(target, OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
             return nullcontext()
