@@ -1,9 +1,9 @@
 """Reverse-mode differentiation of a whole graph, ahead of running it.
 
-A TorchScript or FX graph comes in; a Gradient comes out, which holds two graphs: the forward
-one, which also returns what the backward one needs, and the backward one. What torch does with
-TorchScript graphs inside its executor is the model: which nodes are differentiable, each
-node's gradient, the reverse graph, what it captures, what of that can go, and lifting it out.
+differentiate takes a TorchScript or FX graph and returns a Gradient, which has two graphs: the
+forward graph, which also returns the values that the backward graph needs, and the backward graph.
+The steps are those of torch's TorchScript executor: find the differentiable nodes, derive each
+node's gradient, build the reverse graph, find and reduce its captures, and lift it out.
 """
 
 from collections.abc import Sequence
@@ -28,32 +28,32 @@ def differentiate(
     argnums: int | Sequence[int] | None = None,
     save: str = "min-compute",
 ) -> Gradient:
-    """The forward and the backward graph of a scripted or traced function, or of an FX graph.
+    """Returns the forward and the backward graph of a scripted or traced function or FX graph.
 
-    The graph that is given is left as it is.
+    The given graph is not modified.
 
     Args:
-        fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a
-            ``torch._C.Graph``; an FX GraphModule (of symbolic_trace, make_fx or torch.export)
+        fn_or_graph: a function or module from torch.jit.script or torch.jit.trace, a
+            ``torch._C.Graph``, an FX GraphModule (from symbolic_trace, make_fx or torch.export)
             or an ExportedProgram.
-        example_inputs: the arguments of one call. An FX graph that does not record the shapes
-            of its values, as symbolic_trace's, needs them; so does one that has to be traced
-            anew for other reasons, where it does not record them.
-        argnums: which inputs to differentiate by, counted as the graph's inputs are, pytrees
-            flattened; () for none. Default: every floating-point or complex one. Parameters
-            that require gradients are always differentiated by.
-        save: what the backward graph is given. ``"min-compute"`` saves what it needs and
-            computes again only what costs nothing (views, sizes); ``"min-memory"`` saves the
-            fewest bytes that the rest can be computed from. TorchScript graphs know the first.
+        example_inputs: the arguments of one call. Required for an FX graph that has to be retraced
+            and does not record the shapes of its inputs; a graph that does not record the shapes
+            of its values, such as one from symbolic_trace, always has to be.
+        argnums: which inputs to differentiate with respect to, as positions among the graph's
+            inputs, pytrees flattened; () for none. Default: every floating-point or complex one.
+            Parameters that require gradients are always included.
+        save: which values the backward graph receives. ``"min-compute"`` saves what it needs and
+            recomputes only what costs nothing (views, sizes); ``"min-memory"`` saves the fewest
+            bytes that the rest can be computed from. TorchScript graphs support only the first.
     Returns:
-        A :class:`Gradient`: readable, drawable, and callable as the original, with autograd
+        A :class:`Gradient`: readable, drawable, and callable like the original, with autograd
         attached.
     Raises:
-        GraphError: the graph can't be differentiated. It says which node, where it comes from,
-            and why.
-        ArgnumsError: argnums names no input, or one twice.
-        TypeError: fn_or_graph is none of these, or example_inputs no tuple.
-        ValueError: save is neither word.
+        GraphError: the graph can't be differentiated. The message has the node, its source
+            location and the reason.
+        ArgnumsError: argnums names an input that does not exist, or one twice.
+        TypeError: fn_or_graph has none of these types, or example_inputs is not a tuple.
+        ValueError: save is neither of the two policies.
     Source: torch/csrc/jit/runtime/autodiff.cpp, which does this for TorchScript.
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx

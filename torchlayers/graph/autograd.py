@@ -1,14 +1,14 @@
-"""A differentiated graph as an operator that autograd and the function transforms can take.
+"""Runs a differentiated graph as autograd Functions, under autograd and the function transforms.
 
-Two autograd Functions: Forward runs f, and its backward is Backward, which runs df. Both say
-how they are batched (run on batched values) and pushed forward (run the graph under jvp).
+There are two Functions: Forward runs f, and its backward is Backward, which runs df. Both define
+how they are batched (run on batched values) and their jvp (run the graph under jvp).
 
 NOTE [Higher orders]
 df reads captures, which are functions of f's inputs. So the derivative of Backward has two
 parts, and the one through the captures would need a cotangent for every temporary in Forward.
-Backward takes its captures for constants instead. Where it is asked for its own derivative, it
-gives that of ``cotangents, inputs -> vjp of f``, operator by operator. That is right to every
-order, also where df has operators without derivative (autograd has other formulas where more
+Backward treats its captures as constants instead. If it is differentiated itself, its derivative
+is that of ``cotangents, inputs -> vjp of f``, operator by operator. That is correct to every
+order, even if df has operators without derivative (autograd uses other formulas where more
 orders follow), and costs one more run of f only from the second order on.
 """
 
@@ -31,7 +31,7 @@ Tensors = tuple[Tensor, ...]
 
 
 def call(gradient: Halves, inputs: Sequence[Any]) -> list[Any]:
-    """f's real outputs, with autograd attached."""
+    """Returns f's real outputs, with autograd attached."""
     if _sees_operators():
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
     run = _Run(gradient, inputs)
@@ -45,15 +45,15 @@ def call(gradient: Halves, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _sees_operators() -> bool:
-    """Whether f is better run operator by operator.
+    """Whether f should run operator by operator.
 
-    A compiler differentiates those as it does all others; functionalize refuses autograd
-    Functions, and autograd sees the operators through it; and where nothing is differentiated
-    or transformed, there is nothing to attach.
+    A compiler differentiates these operators as it does all others; functionalize rejects autograd
+    Functions, and autograd sees the operators through it; and if nothing is differentiated or
+    transformed, there is nothing to attach.
     """
     if tracing_state.is_tracing():
         return True
-    # torch.func's layers and ours, which are mirrored there.
+    # torch.func's layers, and torchlayers' layers, which are mirrored there.
     layers: list[Any] = _functorch.get_interpreter_stack() or []
     if not layers:
         return not torch.is_grad_enabled() and forward_ad._current_level < 0
@@ -61,7 +61,7 @@ def _sees_operators() -> bool:
 
 
 class _Layout:
-    """Which of some values are tensors. Functions take and return those; the rest is kept here."""
+    """Which of some values are tensors, which Functions take and return; stores the others."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.places = [i for i, value in enumerate(values) if isinstance(value, Tensor)]
@@ -71,7 +71,7 @@ class _Layout:
         return tuple(values[i] for i in self.places)
 
     def fill(self, tensors: Sequence[Any], places: Sequence[int] | None = None) -> list[Any]:
-        """All the values, with these tensors at their places, or at some of them."""
+        """Returns all values, with tensors filled in at all their places or at the given ones."""
         values = list(self._others)
         for i, tensor in zip(self.places if places is None else places, tensors, strict=True):
             values[i] = tensor
@@ -79,7 +79,7 @@ class _Layout:
 
 
 def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
-    """The outputs, with views for those that are inputs, or there twice.
+    """Returns the outputs, with views in place of inputs and of outputs that occur twice.
 
     An autograd Function can't save an input that it returns.
     """
@@ -92,11 +92,11 @@ def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
 
 
 class _Run:
-    """One call of a gradient: what both Functions need to know beside tensors."""
+    """One call of a gradient: the data that both Functions need besides tensors."""
 
     inputs: _Layout
-    outputs: _Layout  # known when f has run
-    gradients: _Layout  # known when df has run
+    outputs: _Layout  # set when f has run
+    gradients: _Layout  # set when df has run
 
     def __init__(self, gradient: Halves, inputs: Sequence[Any]) -> None:
         self.gradient = gradient
@@ -104,7 +104,7 @@ class _Run:
         self._random = RandomState() if gradient.draws_random_numbers else None
 
     def f_again(self, tensors: Sequence[Tensor]) -> Tensors:
-        """f once more in the same call: what it drew then, it draws now."""
+        """Runs f again for the same call, with the same random draws."""
         with nullcontext() if self._random is None else self._random.restored():
             return self.f(tensors)
 
@@ -114,7 +114,7 @@ class _Run:
         return _distinct(self.outputs.tensors(outputs), tensors)
 
     def temporaries(self) -> list[int]:
-        """The captured outputs of f that are tensors."""
+        """Returns the positions of f's captured outputs that are tensors."""
         tensors = set(self.outputs.places)
         return [i for i in self.gradient.captured_outputs if i in tensors]
 
@@ -130,7 +130,7 @@ class _Run:
         return _distinct(self.gradients.tensors(gradients), given)
 
     def real_cotangents(self, cotangents: Sequence[Tensor | None], like: list[Any]) -> list[Tensor]:
-        """Those of the differentiable outputs; a missing one is zero."""
+        """Returns the cotangents of the differentiable outputs; a missing one becomes zeros."""
         by_output = dict(zip(self.outputs.places, cotangents, strict=True))
         found = []
         for i, (shape, dtype, device) in zip(
@@ -164,14 +164,14 @@ class Forward(Function):
         ctx.set_materialize_grads(False)
         kept = (*tensors, *(by_output[i] for i in run.temporaries()))
         ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)  # what vmap keeps beside them holds for both
+        ctx.save_for_forward(*kept)  # the same, as vmap stores one list of batch dims for both
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         run = ctx.run
         given = run.real_cotangents(cotangents, ctx.like)
         values = (run, *given, *ctx.saved_tensors)
-        if torch.is_grad_enabled():  # someone may differentiate this
+        if torch.is_grad_enabled():  # the result may be differentiated
             gradients = Backward.apply(*values)  # type: ignore[no-untyped-call]
         else:
             gradients = Backward.forward(*values)
@@ -231,7 +231,7 @@ def _split(run: _Run, tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
 
 
 def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
-    """What df computes, of f's inputs and cotangents alone. NOTE [Higher orders]."""
+    """Returns df as a function of cotangents and f's inputs alone. NOTE [Higher orders]."""
     gradient = run.gradient
     outputs = [run.outputs.places.index(i) for i in gradient.differentiable_outputs]
     returned = [gradient.output_vjps[i] for i in run.gradients.places]
@@ -253,7 +253,7 @@ def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
 def _of_some(
     function: Callable[[Sequence[Tensor]], Tensors], values: Sequence[Tensor], places: Sequence[int]
 ) -> Callable[..., Tensors]:
-    """The function of the values at these places, the others held."""
+    """Returns the function of the values at these places, with the other values constant."""
 
     def of_some(*some: Tensor) -> Tensors:
         all_values = list(values)
@@ -278,15 +278,15 @@ def _push(
     primals: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
 ) -> Tensors:
-    """The output tangents, where some inputs have none."""
+    """Returns the output tangents, where some inputs have none."""
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
-    # Autograd turns forward AD off in here, for all levels. It has to stay on for those below
-    # this one; of this one, the primals' own tangents are in the way.
+    # Autograd disables forward AD here, for all levels. The levels below this one need it; at this
+    # level, the primals' own tangents would interfere.
     with forward_ad._set_fwd_grad_enabled(True):
         points = [_without_tangent(primal) for primal in primals]
         _, pushed = jvp(
             _of_some(function, points, moving),
-            tuple(points[i].contiguous() for i in moving),  # an expanded one can't have a tangent
+            tuple(points[i].contiguous() for i in moving),  # expanded tensors can't have tangents
             tuple(tangents[i] for i in moving),
         )
         return tuple(pushed)

@@ -1,4 +1,4 @@
-"""A Gradient drawn: as Graphviz's language, or as a picture that needs no other program."""
+"""Draws a Gradient in Graphviz's language, or as an SVG picture without other programs."""
 
 from html import escape
 
@@ -6,7 +6,7 @@ from torchlayers.graph.draw_boxes import BACKWARD, CAPTURED, FORWARD, Box, boxes
 from torchlayers.graph.draw_layout import layers_of
 from torchlayers.graph.forward_backward import Halves
 
-# Blue, green and orange differ in lightness too, for those who tell colours apart badly.
+# Blue, green and orange differ in lightness too, for colour-blind readers.
 COLOURS = {FORWARD: "#cfe2f3", CAPTURED: "#6aa84f", BACKWARD: "#f9b96e"}
 LEGEND = {FORWARD: "forward", CAPTURED: "captured for backward", BACKWARD: "backward"}
 

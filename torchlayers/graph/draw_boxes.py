@@ -1,4 +1,4 @@
-"""What a drawing of a Gradient shows: boxes in three roles, and the values that join them."""
+"""The contents of a drawing of a Gradient: boxes in three roles, joined by values."""
 
 import operator
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ class _Read:
 
 
 def boxes_of(gradient: Halves) -> list[Box]:
-    """Both graphs as one: the captured values of f are the inputs of df."""
+    """Returns both graphs as one: the captured values of f are the inputs of df."""
     f, df = _read(gradient.f), _read(gradient.df)
     captured = [f.inputs[i] for i in gradient.captured_inputs]
     captured += [f.outputs[i] or "" for i in gradient.captured_outputs]
@@ -80,7 +80,7 @@ def _read(graph: Any) -> _Read:
 
 def _read_fx(module: GraphModule) -> _Read:
     read = _Read([], [], [])
-    alias: dict[Node, str] = {}  # one of several results is drawn with the operator it is from
+    alias: dict[Node, str] = {}  # a getitem is drawn as the operator that it takes a result of
     for node in module.graph.nodes:
         arguments = [alias.get(a, a.name) for a in node.all_input_nodes]
         if node.op == "placeholder":
@@ -117,7 +117,7 @@ def _read_script(graph: torch._C.Graph) -> _Read:
 
 
 def _names_used(node: Any) -> Iterator[str]:
-    """What a TorchScript node takes, for its blocks as well."""
+    """Yields the names of the values that a TorchScript node reads, including in its blocks."""
     for value in node.inputs():
         yield value.debugName()
     for block in node.blocks():

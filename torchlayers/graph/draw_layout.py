@@ -1,4 +1,4 @@
-"""Where the boxes of a drawing go: in layers, each below all that it takes values of."""
+"""Places the boxes of a drawing in layers, with each box below those whose values it takes."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ _SWEEPS = 8
 
 
 def layers_of(boxes: Sequence[Box]) -> list[list[Box]]:
-    """The boxes from top to bottom, and in each layer from left to right.
+    """Returns the layers from top to bottom, and the boxes in each from left to right.
 
     A box is one layer below the lowest of its sources. Within layers, boxes move towards the
-    middle of what they are joined to, downwards and upwards in turns, so that few lines cross.
+    middle of their neighbours, in downward and upward sweeps by turns, so that few lines cross.
     """
     depth: dict[str, int] = {}
     for box in boxes:  # sources come first
@@ -35,7 +35,7 @@ def layers_of(boxes: Sequence[Box]) -> list[list[Box]]:
 
 
 def _number(layer: Sequence[Box], place: dict[str, float]) -> None:
-    """Places from -1 to 1, so that layers of different lengths compare."""
+    """Assigns places from -1 to 1, so that layers of different lengths are comparable."""
     for i, box in enumerate(layer):
         place[box.name] = (2 * i + 1) / len(layer) - 1
 

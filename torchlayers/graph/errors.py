@@ -1,10 +1,10 @@
-"""What differentiate raises."""
+"""The error that differentiate raises."""
 
 from torchlayers.core.errors import TransformError
 
 
 class GraphError(TransformError):
-    """A graph can't be differentiated, or was called with other inputs than it is for.
+    """A graph can't be differentiated, or was called with inputs that it is not made for.
 
     Example:
         >>> torchlayers.graph.differentiate(torch.fx.symbolic_trace(torch.nn.Tanh()))

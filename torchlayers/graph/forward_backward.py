@@ -1,4 +1,4 @@
-"""The two halves of a differentiated graph, the forward and the backward one, and how they fit."""
+"""The forward and backward graphs of a differentiated graph, and how their values correspond."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -12,14 +12,14 @@ Graph = GraphModule | torch._C.Graph
 
 @dataclass(eq=False, repr=False)
 class Halves:
-    """``f`` and ``df``, as :class:`Gradient` describes them, and what runs them.
+    """``f`` and ``df``, as described in :class:`Gradient`, and the functions that run them.
 
     Args:
-        run_f: runs f: its inputs in one sequence, its outputs in another.
-        run_df: runs df in the same way. A temporary's cotangent is given as None, and a
-            gradient that is zero throughout may come back as None.
-        draws_random_numbers: whether f may. Where a derivative takes another run of f, it
-            gets the same ones.
+        run_f: runs f on a sequence of inputs, and returns a sequence of outputs.
+        run_df: runs df in the same way. A temporary's cotangent is passed as None, and a
+            gradient that is zero throughout may be returned as None.
+        draws_random_numbers: whether f may draw random numbers. If a derivative runs f again, it
+            draws the same ones.
     """
 
     f: Graph
@@ -43,17 +43,17 @@ class Halves:
 
     @property
     def differentiable_outputs(self) -> tuple[int, ...]:
-        """The original's outputs that have a cotangent: those backward takes one for."""
+        """The original's outputs that have a cotangent, which backward takes."""
         return tuple(i for i in self.input_vjps if i < self.real_outputs)
 
     def captures(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
-        """What df needs of f's inputs and all of f's outputs, in df's order."""
+        """Returns what df needs from f's inputs and all of f's outputs, in df's order."""
         return tuple(
             [inputs[i] for i in self.captured_inputs] + [outputs[i] for i in self.captured_outputs]
         )
 
     def pull_back(self, cotangents: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
-        """df, given one cotangent for each of differentiable_outputs."""
+        """Runs df on one cotangent for each of differentiable_outputs."""
         given = iter(cotangents)
         vjps = [next(given) if i < self.real_outputs else None for i in self.input_vjps]
         return tuple(self.run_df([*vjps, *captures]))

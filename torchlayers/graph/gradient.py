@@ -1,4 +1,4 @@
-"""A differentiated graph: its forward and backward graphs, how they fit, and how to run them."""
+"""A differentiated graph: its forward and backward graphs, their values, and running them."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,23 +19,23 @@ class Gradient(Halves):
     ``f`` takes the original's inputs, pytrees flattened and parameters and buffers appended.
     It returns the original's outputs and then the temporaries that ``df`` needs. ``df`` takes
     cotangents, then captured inputs of f, then captured outputs of f, and returns cotangents
-    of f's inputs. The numbers below say which ones.
+    of f's inputs. The attributes below tell which ones.
 
     Attributes:
         f: the forward graph: a ``torch.fx.GraphModule`` or a ``torch._C.Graph``.
         df: the backward graph, of the same kind.
         real_outputs: how many of f's outputs are the original's; they come first.
         input_vjps: the outputs of f whose cotangents df takes, in that order. Those from
-            real_outputs on are temporaries: backward passes none for them.
+            real_outputs on are temporaries: backward passes no cotangents for them.
         output_vjps: the inputs of f whose cotangents df returns, in that order.
-        captured_inputs: the inputs of f that df is given.
-        captured_outputs: the outputs of f that df is given.
-        saved_bytes: how many bytes the captured tensors hold, where the graph tells shapes.
+        captured_inputs: the inputs of f that df takes.
+        captured_outputs: the outputs of f that df takes.
+        saved_bytes: how many bytes the captured tensors have, if the graph has their shapes.
 
-    Calling the gradient is calling the original, with autograd attached: it works under
-    ``backward()``, torchlayers' and torch.func's grad, jvp, vmap and their nests. Such a call
-    keeps f's inputs besides the captures, for derivatives of higher order; forward and backward
-    keep nothing.
+    Calling the gradient calls the original, with autograd attached: it works under
+    ``backward()``, and under nested grad, jvp and vmap of torchlayers and torch.func. Such a call
+    saves f's inputs besides the captures, for derivatives of higher order; forward and backward
+    hold no state.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -51,28 +51,29 @@ class Gradient(Halves):
         flatten: Callable[..., list[Any]],
         unflatten: Callable[[Sequence[Any], Any, Any], Any],
     ) -> None:
-        """For the passes that make one.
+        """Used by the passes that differentiate a graph.
 
         Args:
-            halves: the two graphs, and how they fit.
-            flatten: the original's arguments as f's inputs, or an error that says what is wrong.
-            unflatten: f's real outputs, and the original's args and kwargs, as what the original
-                would return. It may also do what the original does beside, as update its
-                buffers or write to an argument.
+            halves: the two graphs, and how their values correspond.
+            flatten: returns the original's arguments as f's inputs, or raises an error that says
+                what is wrong with them.
+            unflatten: returns the original's result, given f's real outputs and the original's
+                args and kwargs. It may also have the original's side effects: updating buffers
+                or writing to an argument.
         """
         super().__init__(**vars(halves))
         self._flatten = flatten
         self._unflatten = unflatten
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
-        """The original's outputs, and what backward needs to know of this call.
+        """Returns the original's outputs, and the values of this call that backward needs.
 
         Args:
             args, kwargs: the original's.
         Returns:
             ``(outputs, captures)``: the first in the original's structure.
         Raises:
-            GraphError: the arguments are not what the graph is for.
+            GraphError: the arguments do not fit the graph.
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
             >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
@@ -82,21 +83,21 @@ class Gradient(Halves):
         inputs = self._flatten(*args, **kwargs)
         with torch.no_grad():
             outputs = self.run_f(inputs)
-            # Captures are taken first, for the original may go on to write to an input.
+            # Captures are taken first, because the original may write to an input afterwards.
             captures = self.captures(inputs, outputs)
             return self._unflatten(outputs[: self.real_outputs], args, kwargs), captures
 
     def backward(self, captures: Sequence[Any], *grad_outputs: Tensor) -> tuple[Any, ...]:
-        """The gradients of the inputs that output_vjps names.
+        """Returns the gradients of the inputs in output_vjps.
 
         Args:
-            captures: what forward returned beside the outputs.
+            captures: the captures that forward returned.
             grad_outputs: a cotangent for every differentiable output, of its shape.
         Returns:
-            One gradient for each of output_vjps, of the input's shape and dtype; None stands
-            for a gradient that is zero throughout.
+            One gradient for each of output_vjps, of the input's shape and dtype, or None if the
+            gradient is zero throughout.
         Raises:
-            GraphError: there are more or fewer of them than the graph takes.
+            GraphError: there are more or fewer captures or cotangents than the graph takes.
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
             >>> gradient = torchlayers.graph.differentiate(make_fx(torch.exp)(torch.zeros(2)))
@@ -123,7 +124,7 @@ class Gradient(Halves):
         return self._unflatten(outputs, args, kwargs)
 
     def to_dot(self) -> str:
-        """Both graphs in Graphviz's language: forward, captured and backward in three colours.
+        """Returns both graphs in Graphviz's language: forward, captured, backward in three colours.
 
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -134,7 +135,7 @@ class Gradient(Halves):
         return draw.to_dot(self)
 
     def to_svg(self) -> str:
-        """Both graphs as an SVG picture. It needs no other program.
+        """Returns both graphs as an SVG picture, which needs no other program.
 
         Example:
             >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -145,7 +146,7 @@ class Gradient(Halves):
         return draw.to_svg(self)
 
     def _repr_svg_(self) -> str:
-        return self.to_svg()  # what notebooks show
+        return self.to_svg()  # shown by notebooks
 
     def __repr__(self) -> str:
         size = "" if self.saved_bytes is None else f", {self.saved_bytes} bytes saved"
@@ -171,5 +172,5 @@ class Gradient(Halves):
 def _text(graph: Graph) -> str:
     if not isinstance(graph, GraphModule):
         return str(graph).strip()
-    # Without what frees values after their last use.
+    # Without the assignments that free values after their last use.
     return re.sub(r";  (\w+ = )+None", "", graph.code.strip())

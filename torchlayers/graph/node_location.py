@@ -1,4 +1,4 @@
-"""Which node of an FX graph, and where it comes from: for errors."""
+"""Describes a node of an FX graph and its source location, for error messages."""
 
 import os
 import re
@@ -12,7 +12,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*(.+))?')
 
 
 def where(node: Node) -> str:
-    """``node `sin` (aten.sin.default), in model.py:7, `y = x.sin()` ``."""
+    """Returns, for example, ``node `sin` (aten.sin.default), in model.py:7, `y = x.sin()` ``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
         return f"node `{node.name}` ({target_name(node.target)}), which records no source line"

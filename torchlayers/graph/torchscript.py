@@ -1,4 +1,4 @@
-"""TorchScript graphs: differentiate_script. The pass itself is C++, in csrc/graph/."""
+"""Differentiates TorchScript graphs: differentiate_script. The pass is in C++, in csrc/graph/."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from torchlayers.graph.forward_backward import Halves
 from torchlayers.graph.gradient import Gradient
 from torchlayers.graph.torchscript_values import Arguments, assemble
 
-# A ScriptFunction, ScriptModule, ScriptMethod or torch._C.Graph: torch gives no type for them all.
+# A ScriptFunction, ScriptModule, ScriptMethod or torch._C.Graph: torch has no common type for them.
 Script = Any
 
 
@@ -21,29 +21,29 @@ def differentiate_script(
     *,
     argnums: int | Sequence[int] | None = None,
 ) -> Gradient:
-    """The forward and the backward graph of a scripted or traced function or module.
+    """Returns the forward and the backward graph of a scripted or traced function or module.
 
-    The graph that is given is left as it is. A module's parameters and buffers become the last
-    inputs of ``f``; what else it reads of the module, as ``training``, is taken as it is now.
-    Buffers that it writes to are returned by ``f`` after the original's outputs, and updated by
-    forward and by calls.
+    The given graph is not modified. A module's parameters and buffers become the last inputs of
+    ``f``; its other attributes, such as ``training``, become constants with their current values.
+    Buffers that it writes to are returned by ``f`` after the original's outputs, and are updated
+    by forward and by calls.
 
     Args:
-        fn_or_graph: a function or module of torch.jit.script or torch.jit.trace, a method of
-            such a module, or a ``torch._C.Graph``, whose types are taken at their word: shapes
-            and dtypes that they tell, and what requires grad. Where they say that no input
-            does, as those of a trace of plain tensors do, that is not taken at its word.
-        example_inputs: the arguments of one call. They say which tensors are of integers, and
-            so not differentiated by, and how many tensors a list of them holds; a function that
-            takes such a list can't be differentiated without. Shapes are not taken from them.
-        argnums: which inputs to differentiate by, tuples and lists flattened. Default: every
-            tensor whose type does not rule it out. Parameters that require gradients are always
-            differentiated by.
+        fn_or_graph: a function or module from torch.jit.script or torch.jit.trace, a method of
+            such a module, or a ``torch._C.Graph``. The types of the latter are trusted: the shapes
+            and dtypes that they have, and which values require grad. They are not trusted if no
+            input requires grad, as in a trace of plain tensors.
+        example_inputs: the arguments of one call. They determine which tensors have integers, and
+            so are not differentiated, and how many tensors a list of them holds; a function that
+            takes such a list can't be differentiated without them. Their shapes are not used.
+        argnums: which inputs to differentiate with respect to, tuples and lists flattened.
+            Default: every tensor whose type does not exclude it. Parameters that require gradients
+            are always included.
     Returns:
         A :class:`Gradient` whose ``f`` and ``df`` are ``torch._C.Graph``.
     Raises:
-        GraphError: the graph can't be differentiated: the error says which node, from which
-            source line, and why. Or argnums names an input that is not there or no tensor.
+        GraphError: the graph can't be differentiated; the message has the node, its source line
+            and the reason. Or argnums names an input that does not exist or is not a tensor.
     Example:
         >>> import torchlayers.graph.torchscript as script
         >>> gradient = script.differentiate_script(torch.jit.trace(torch.exp, torch.zeros(2)))
@@ -76,11 +76,11 @@ def differentiate_script(
 
 
 def _returned(prepared: _C.PreparedGraph, outputs: Sequence[Any]) -> Any:
-    """What the original returns. Updates the buffers that it would update."""
+    """Returns the original's result. Updates the buffers that the original would update."""
     values = iter(outputs)
     result = assemble(prepared.output, values)
     for i in prepared.written:
-        # As batch_norm does, past the version counter: what saved it does not read it.
+        # Bypasses the version counter, as batch_norm does: nodes that saved it don't read it.
         prepared.bound[i].data.copy_(next(values))
     return result
 
@@ -91,14 +91,14 @@ def steps(
     *,
     argnums: int | Sequence[int] | None = None,
 ) -> dict[str, str]:
-    """The forward graph and the reverse one after each step of differentiate_script, printed.
+    """Prints the forward and the reverse graph after each step of differentiate_script.
 
     Args:
-        fn_or_graph, example_inputs, argnums: as differentiate_script's.
+        fn_or_graph, example_inputs, argnums: as in differentiate_script.
     Returns:
-        The steps' names, in order, and what the graphs look like after each.
+        The names of the steps, in order, with the graphs after each as text.
     Raises:
-        GraphError: as differentiate_script.
+        GraphError: as in differentiate_script.
     Example:
         >>> import torchlayers.graph.torchscript as script
         >>> list(script.steps(torch.jit.trace(torch.exp, torch.zeros(2))))
@@ -113,7 +113,7 @@ def _prepare(
     example_inputs: Sequence[Any] | None,
     argnums: int | Sequence[int] | None,
 ) -> tuple[_C.PreparedGraph, Arguments]:
-    """The graph that is differentiated, and how it is called."""
+    """Returns the graph to differentiate, and the conversion of its arguments."""
     schema: Any = None
     module: Any = None
     if isinstance(fn_or_graph, torch._C.Graph):
@@ -129,7 +129,7 @@ def _prepare(
         graph, schema, module = method.graph, method.schema, method.owner
     arguments = Arguments(graph, schema)
     examples = None if example_inputs is None else arguments.bind(*example_inputs)
-    # A raw graph's types are part of what it says; a function's are those of the call traced.
+    # A raw graph's types are part of its definition; a function's are those of the traced call.
     keep_types = isinstance(fn_or_graph, torch._C.Graph)
     prepared = _C.prepare_graph(graph, module, keep_types, examples)
     arguments.structures = prepared.inputs
@@ -141,7 +141,7 @@ def _prepare(
 
 
 def _select(prepared: _C.PreparedGraph, argnums: int | Sequence[int]) -> None:
-    """Marks the inputs that are differentiated by."""
+    """Marks the inputs to differentiate with respect to."""
     inputs = list(prepared.graph.inputs())
     own = len(inputs) - len(prepared.bound)
     selected = [False] * own

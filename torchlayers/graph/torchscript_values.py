@@ -1,4 +1,4 @@
-"""Python's arguments as a TorchScript graph's inputs, and its outputs as Python's results."""
+"""Converts Python arguments to a TorchScript graph's inputs, and its outputs to Python results."""
 
 import collections
 import inspect
@@ -13,11 +13,11 @@ from torchlayers.graph.errors import GraphError
 
 
 class Arguments:
-    """How a graph is called: its signature, and how arguments make its flat inputs."""
+    """A graph's signature, and the conversion of arguments to its flat inputs."""
 
     structures: Sequence[_C.Structure]  # one for each argument
     bound: Sequence[Any]  # a module's tensors: the last inputs
-    written: Sequence[int]  # those that a call changes
+    written: Sequence[int]  # the positions of those that a call writes to
 
     def __init__(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema | None) -> None:
         if schema is None:
@@ -34,7 +34,7 @@ class Arguments:
             )
 
     def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """One value for each argument, defaults filled in."""
+        """Returns one value for each argument, with defaults filled in."""
         try:
             call = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -45,7 +45,7 @@ class Arguments:
         return list(call.arguments.values())
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """The inputs of the forward graph."""
+        """Returns the inputs of the forward graph."""
         flat: list[Any] = []
         for name, structure, value in zip(
             self._signature.parameters, self.structures, self.bind(*args, **kwargs), strict=True
@@ -53,7 +53,7 @@ class Arguments:
             _disassemble(structure, value, name, flat)
         bound = list(self.bound)
         for i in self.written:
-            bound[i] = bound[i].clone()  # a derivative may ask what it was
+            bound[i] = bound[i].clone()  # a derivative may need the old value
         return [*flat, *bound]
 
 
@@ -89,7 +89,7 @@ def _disassemble(structure: _C.Structure, value: Any, name: str, flat: list[Any]
 
 
 def assemble(structure: _C.Structure, values: Iterator[Any]) -> Any:
-    """Flat outputs as the original returns them."""
+    """Returns flat outputs in the structure that the original returns."""
     if structure.kind == "value":
         return next(values)
     members = [assemble(part, values) for part in structure.parts]

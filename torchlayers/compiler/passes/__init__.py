@@ -1,10 +1,10 @@
-"""A recording made smaller: the same values from fewer operators.
+"""Graph passes that simplify a captured graph: the same values from fewer operators.
 
-A recording has what the layers did, one operator after the other: copies that guarded against
-writes, views of views, derivatives computed twice. functionalize.py comes first: after it an
-operator writes nothing, so that a value may stand for another. Each pass is a function of a graph
-that changes it; fx/nodes.py has what they share; control_flow_operands.py gives control flow, and
-output_aliasing.py the caller, what was recorded. docs/compile-passes.md draws them.
+A captured graph has the operators that the layers ran, in order: defensive copies, views of views,
+derivatives computed twice. functionalize.py comes first: after it no operator writes to memory, so
+one value may be replaced with an equal one. Each pass is a function that modifies a graph;
+fx/nodes.py has their common helpers. control_flow_operands.py and output_aliasing.py restore the
+strides and aliasing that control flow and the caller rely on. docs/compile-passes.md has diagrams.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -69,7 +69,7 @@ PASSES: tuple[Pass, ...] = (
     drop_copies,
     share_common,
 )
-# For a compiler that fuses operators.
+# Run in addition for a compiler that fuses operators.
 FUSING: tuple[Pass, ...] = (
     expand_convolutions,
     merge_views,
@@ -83,21 +83,20 @@ FUSING: tuple[Pass, ...] = (
 
 
 def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
-    """The recording with fewer operators: a new graph with the same inputs and outputs.
+    """Returns a simplified copy of a captured graph, with the same inputs and outputs.
 
-    Results are the same within rounding. Random operators keep their number and order, inputs
-    that are written are written once, at the end; what is returned shares memory with an input
-    where it did. Values of new nodes are in ``meta["val"]`` as record has them.
+    Results are the same within rounding. Random operators keep their number and order. A mutated
+    input is written once, at the end. An output shares memory with an input if it did before. New
+    nodes have fake values in ``meta["val"]``, as captured ones do.
 
     Args:
-        graph: as torchlayers.compiler.capture.record makes it. It stays as it is. Inputs that it
-        writes
-            share no memory with other inputs.
-        fuse_small: for a compiler that fuses operators: small products as multiplications and
-            sums. One after the other they take longer.
+        graph: from torchlayers.compiler.capture.record; it is not modified. Inputs that it writes
+            must share no memory with other inputs.
+        fuse_small: for a compiler that fuses operators: expands small products into
+            multiplications and sums, which are slower if they are run one by one.
     Returns:
-        A graph of the same signature. Where writes can't be removed, a copy of the graph. A pass
-        that ends in an error is left out, with a warning.
+        A graph with the same signature. If writes can't be removed, a copy of the graph. A pass
+        that raises an error is skipped with a warning.
     """
     left_out = set[str]()
     while True:
@@ -116,7 +115,7 @@ def _simplified(graph: GraphModule, fuse_small: bool, left_out: Collection[str])
     *_, (last, simplified) = steps(graph, fuse_small, left_out)
     _simplify_inside(simplified, fuse_small=False)
     if last == keep.__name__ and share_steps.__name__ not in left_out:
-        _share_steps(simplified)  # where writes remain, what two scans read may differ
+        _share_steps(simplified)  # where writes remain, two scans may read different values
     if fuse_small:
         _simplify_inside(simplified, fuse_small=True)
     simplified.graph.lint()
@@ -125,7 +124,7 @@ def _simplified(graph: GraphModule, fuse_small: bool, left_out: Collection[str])
 
 
 def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
-    """The graphs that its operators of control flow run."""
+    """Simplifies the subgraphs of control flow operators."""
     for node in graph.graph.find_nodes(op="get_attr"):
         name = str(node.target)
         held = getattr(graph, name)
@@ -157,13 +156,13 @@ def _share_steps(graph: GraphModule) -> None:
 def steps(
     graph: GraphModule, fuse_small: bool, left_out: Collection[str] = ()
 ) -> Iterator[tuple[str, GraphModule]]:
-    """What a pass is called, and the graph after it; one graph, which the next pass changes.
+    """Yields each pass's name and the graph after it: one graph, which the next pass modifies.
 
     Raises:
-        FailedError: a pass ended in an error.
+        FailedError: a pass raised an error.
     """
     yield "recorded", graph
-    # What torch does to fake values here is no part of the caller's program.
+    # Operations on fake values in here are not part of the caller's program.
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
         promise = promised(graph)
         functional = without_mutations(graph)
@@ -192,6 +191,6 @@ def _copied(graph: GraphModule) -> GraphModule:
     for node in graph.graph.nodes:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
-        made.args, made.kwargs = args, kwargs  # sizes that are symbols, too, which torch warns of
+        made.args, made.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
         made.meta = {**node.meta}
     return _LazyGraphModule(graph, copy)

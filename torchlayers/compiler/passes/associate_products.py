@@ -1,7 +1,7 @@
-"""A product of three factors, in the order that takes fewer multiplications.
+"""Reassociates products of three factors into the order with fewer multiplications.
 
-A Jacobian that is multiplied with a vector, a weight with the weight before it: (A B) v takes a
-product of matrices, A (B v) takes none.
+A Jacobian times a vector, or a weight times the weight before it: (A B) v computes a product of
+two matrices, A (B v) computes none.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torchlayers.fx.nodes import (
     value,
 )
 
-# Which product of matrices may be a factor of each.
+# For each product operator, the product of matrices that may be one of its factors.
 MATRICES: dict[Any, Any] = {
     aten.mm.default: aten.mm.default,
     aten.bmm.default: aten.bmm.default,
@@ -28,19 +28,19 @@ MATRICES: dict[Any, Any] = {
 
 
 def associate_products(graph: GraphModule) -> None:
-    """The same sums of products, multiplied and added in another order."""
+    """Computes the same sums of products in a different order."""
     for node in graph.graph.nodes:
         if (product := _product(node)) is None:
             continue
         told = value(node)
         if not told.dtype.is_floating_point or told.dtype.itemsize < 4:
-            continue  # in half precision a product of two may be out of range
+            continue  # in half precision the product of two factors may overflow
         if (associated := _associated(node, *product)) is not None:
             replace(node, associated)
 
 
 def _product(node: Node) -> tuple[Any, Any, Any] | None:
-    """The operator and its factors; sums of rows by one vector are such a product."""
+    """Returns the operator and its two factors; (matrix * vector).sum(-1) counts as mv."""
     if node.target in MATRICES:
         return node.target, *node.args  # type: ignore[return-value]
     if not calls(node, aten.sum.dim_IntList) or node.args[2:] or node.args[1] not in ([1], [-1]):
@@ -58,7 +58,7 @@ def _product(node: Node) -> tuple[Any, Any, Any] | None:
 
 
 def _associated(node: Node, target: Any, one: Any, other: Any) -> Node | None:
-    """(a b) c as a (b c), or the other way round."""
+    """Rewrites (a b) c as a (b c), or the reverse, if that takes fewer multiplications."""
     if calls(one, MATRICES[target]) and len(one.users) == 1:
         a, b = one.args
         right, left = _multiplications(a, b, other)
@@ -73,7 +73,7 @@ def _associated(node: Node, target: Any, one: Any, other: Any) -> Node | None:
 
 
 def _multiplications(a: Any, b: Any, c: Any) -> tuple[Any, Any]:
-    """Of a (b c), and of (a b) c."""
+    """Returns the number of multiplications of a (b c), and of (a b) c."""
     (rows, inner), middle = value(a).shape[-2:], value(b).shape[-1]
     columns = 1 if value(c).dim() == 1 else value(c).shape[-1]
     return inner * columns * (middle + rows), rows * middle * (inner + columns)

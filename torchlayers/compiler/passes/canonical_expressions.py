@@ -1,9 +1,9 @@
-"""What elementwise operators compute, in a form in which equal expressions are the same.
+"""Canonical forms of elementwise expressions, in which equal expressions compare equal.
 
-An expression is a number times factors, in any order. A factor is what no more is known of (a
-product of matrices, an input), an elementwise function of expressions, or a sum of expressions,
-whose common factors are taken out. Products of sums are not multiplied out and nothing is
-cancelled: two that are equal have the same terms, and differ by rounding alone.
+An expression is a number times factors, in any order. A factor is an opaque node (a product of
+matrices, an input), an elementwise function of expressions, or a sum of expressions, whose common
+factors are taken out. Products of sums are not multiplied out and nothing is cancelled: two equal
+expressions have the same terms, and differ only by rounding.
 """
 
 import math
@@ -31,19 +31,19 @@ from torchlayers.fx.nodes import (
     value,
 )
 
-# What is larger is no more than the node that it is.
+# A node whose expression exceeds these limits is treated as opaque.
 MOST_TERMS, MOST_FACTORS, DEEPEST = 16, 32, 50
 
 
 class Expression(NamedTuple):
-    """A number times factors, which a table has, in the table's order."""
+    """A number times factors: sorted indices into ``Expressions.factors``."""
 
     number: Fraction
     factors: tuple[int, ...]
 
 
 class Factor(NamedTuple):
-    """What it is, the dimensions of the space that it changes along, and the node, if it is one."""
+    """A factor's key, the dimensions of the space that it varies along, and its node if opaque."""
 
     key: Hashable
     moves: frozenset[int]
@@ -53,7 +53,7 @@ class Factor(NamedTuple):
 
 
 class Expressions:
-    """Those of a graph's nodes, at the positions of spaces (element_maps.py)."""
+    """Builds the expressions of a graph's nodes at the positions of a space (element_maps.py)."""
 
     def __init__(self) -> None:
         self.factors: list[Factor] = []
@@ -73,7 +73,7 @@ class Expressions:
         return self._known[key]
 
     def _computed(self, node: Node, places: Places, space: Sequence[Any]) -> Expression | None:
-        """None where no more can be said than that it is the node."""
+        """Returns None where the node has to be treated as opaque."""
         if node.op != "call_function" or not is_tensor(node) or is_random(node):
             return None
         if (source := of_source(node, places, space)) is not None:
@@ -103,7 +103,7 @@ class Expressions:
             if found:
                 return found
         if not moves:
-            return None  # it is to be a factor that a product can be multiplied with
+            return None  # opaque, so that a product can be multiplied with this node
         return self._function(str(node.target), operands, _sorted_kwargs(node), told.dtype)
 
     def _linear(self, node: Node, operands: list[Any]) -> Expression | None:
@@ -137,7 +137,7 @@ class Expressions:
         return None
 
     def _on_diagonal(self, node: Node, places: Places, space: Sequence[Any]) -> Expression | None:
-        """Zeros, with another tensor's last dimension along a diagonal: rows of an identity."""
+        """diagonal_backward: the source along a diagonal is the source times an identity's rows."""
         given: Any = node.args
         source, _, offset, *axes = given
         one, other = (axis % value(node).dim() for axis in axes)
@@ -182,7 +182,7 @@ class Expressions:
         return Expression(first, _sorted(common + Counter([total])))
 
     def _function(self, name: str, operands: Sequence[Any], *rest: Any) -> Expression:
-        """Of expressions, and of what is none."""
+        """Returns a function of operands, which may be expressions or other arguments."""
         moves = set[int]()
         for each in operands:
             if isinstance(each, Expression):
@@ -212,7 +212,7 @@ def of_identity(one: Place, other: Place) -> Hashable:
 
 
 def _number(given: Any) -> Expression | None:
-    """None of what can't be multiplied exactly."""
+    """Returns the number as an exact factor; None for 0, inf, nan and other types."""
     is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
     return Expression(Fraction(given), ()) if is_number and given and math.isfinite(given) else None
 

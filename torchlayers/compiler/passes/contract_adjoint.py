@@ -1,9 +1,9 @@
-"""A product that is contracted with what went through its transpose before.
+"""Rewrites sums of (A B) ∘ F as sums of A ∘ (F Bᵀ) if F Bᵀ is computed already.
 
 Forward over reverse, contracted with the direction: vᵀ H v, a Laplacian. The tangent of a layer is
-ẑ = F Bᵀ, and the pass back ends in sums of (A B) F, which are those of A (F Bᵀ) = A ẑ. Layer by
-layer no product of the tangents' pass back is left: as many as the forward Laplacian has
-(Li et al. 2023, arXiv:2307.08214).
+ẑ = F Bᵀ, and the backward pass ends in sums of (A B) ∘ F, which become those of A ∘ ẑ. Applied
+layer by layer, this removes every product of the tangents' backward pass: as many remain as the
+forward Laplacian has (Li et al. 2023, arXiv:2307.08214).
 """
 
 import itertools
@@ -26,7 +26,7 @@ from torchlayers.fx.nodes import (
 )
 from torchlayers.fx.recomputation import NUMBER
 
-# Whether the second is subtracted.
+# Operators that add, and whether the second argument is subtracted.
 SUMS = {aten.add.Tensor: False, aten.sub.Tensor: True, aten.addcmul.default: False}
 CONTRACTIONS = {
     aten.mv.default, aten.dot.default, aten.sum.default, aten.sum.dim_IntList,
@@ -34,7 +34,7 @@ CONTRACTIONS = {
 
 
 class Contraction(NamedTuple):
-    """Sums of a node's elements, each times one of the weight's (of them alone: None)."""
+    """Sums of a node's elements over ``dims``, each times the weight's element (None: one)."""
 
     summed: Node
     weight: Node | None
@@ -42,21 +42,21 @@ class Contraction(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """Each element that is summed is multiplied by a number, and by the node's (None: by ones)."""
+    """The multiplier of each summed element: a number times the node's element (None: ones)."""
 
     node: Node | None
     times: float
 
 
 class Found(NamedTuple):
-    """The nodes from what is summed to the product, and the weight's product with the transpose."""
+    """The nodes from the summed one to the product, and the weight's product with the transpose."""
 
     path: list[Node]
     adjoint: Weight
 
 
 def contract_adjoint(graph: GraphModule) -> None:
-    """The same sums of products, multiplied and added in another order."""
+    """Computes the same sums of products in a different order."""
     waiting = list(graph.graph.nodes)
     while waiting:
         node = waiting.pop()
@@ -67,7 +67,7 @@ def contract_adjoint(graph: GraphModule) -> None:
 
 
 def _contractions(node: Node) -> Iterator[Contraction]:
-    """What the node sums; in half precision one of the factors may be out of range."""
+    """Yields the node's sums; none in half precision, where one of the factors may overflow."""
     if node.target not in CONTRACTIONS:
         return
     arguments: Any = node.args
@@ -90,7 +90,7 @@ def _contractions(node: Node) -> Iterator[Contraction]:
 
 
 def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
-    """Products that are summed, and nowhere else read."""
+    """Yields products that contribute to the sum and have no other reader."""
     summed, weight, _ = contraction
     weights = [Weight(None, 1.0)] if weight is None else [*_expanded(weight, value(summed))]
     waiting: list[tuple[Any, list[Node], list[Weight]]] = [(summed, [], weights)]
@@ -113,7 +113,7 @@ def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
 
 
 def _product(node: Node) -> Node | None:
-    """The node, or the product whose rows it has as batches of rows."""
+    """Returns the node, or the product that the node views as batches of rows."""
     if node.target in PRODUCTS:
         return node
     matrix = rows_of(node)
@@ -122,12 +122,12 @@ def _product(node: Node) -> Node | None:
 
 
 def _has_rows_of(adjoint: Node, product: Node) -> bool:
-    """A weight that is the same for each batch of rows has fewer."""
+    """Whether both have the same rows: a weight that all batches of rows share has fewer."""
     return same_sizes(value(adjoint).shape[:-1], value(product).shape[:-1])
 
 
 def _linear_in(node: Node) -> list[Any]:
-    """The arguments that the node is linear in, each while the others stay as they are."""
+    """Returns the arguments that the node is linear in while the other arguments are constant."""
     factors: list[Any] = []
     like = value(node)
     if node.target in SUMS and _has_defaults(node):
@@ -144,7 +144,7 @@ def _has_defaults(node: Node) -> bool:
 
 
 def _is_only_read_once(node: Any, like: Any) -> bool:
-    """And of the sizes and dtype of what is summed."""
+    """Whether a node with one reader has the sizes and dtype of the summed node."""
     return (
         is_tensor(node)
         and node.op == "call_function"
@@ -155,7 +155,7 @@ def _is_only_read_once(node: Any, like: Any) -> bool:
 
 
 def _expanded(weight: Any, like: Any) -> Iterator[Weight]:
-    """The weight, and views of it that are broadcast to the same."""
+    """Yields the weight, and views of it that broadcast to the same values."""
     yield Weight(weight, 1.0)
     for user in weight.users:
         if (user.target in RESHAPES or calls(user, aten.expand.default)) and is_tensor(user):
@@ -167,7 +167,7 @@ def _expanded(weight: Any, like: Any) -> Iterator[Weight]:
 
 
 def _weighted(weights: list[Weight], step: Node, factor: Any) -> list[Weight]:
-    """Nodes that are the step with a weight in the factor's place."""
+    """Returns the factor's weights: existing nodes that apply the step to a weight."""
     if step.target in SUMS:
         is_subtracted = SUMS[step.target] and factor is step.args[1]
         return _scaled(weights, -1.0 if is_subtracted else 1.0)
@@ -192,7 +192,7 @@ def _scaled(weights: Iterable[Weight], number: float) -> list[Weight]:
 
 
 def _number(step: Node) -> float | None:
-    """What it multiplies with."""
+    """Returns the number that the step multiplies by, or None."""
     if calls(step, aten.neg.default):
         return -1.0
     given = step.args[1] if len(step.args) == 2 else None
@@ -213,7 +213,7 @@ def _keys(step: Node, weight: Node, place: int) -> list[Any]:
 
 
 def _adjoints(product: Node, weights: list[Weight]) -> Iterator[Weight]:
-    """The weights' products with the transpose of the right factor."""
+    """Yields existing products of the weights with the transpose of the right factor."""
     is_vector = calls(product, aten.mv.default)
     matrix: Any = product.args[0 if is_vector else 1]
     number = product.meta.get(NUMBER)
@@ -228,7 +228,7 @@ def _adjoints(product: Node, weights: list[Weight]) -> Iterator[Weight]:
 
 
 def _rows(weight: Node, product: Any) -> Iterator[Node]:
-    """The weight, and with the product's rows where it has these as batches of rows."""
+    """Yields the weight, its copies, and views of it with the product's rows."""
     yield weight
     for user in weight.users:
         is_of_rows = user.target in RESHAPES and same_sizes(value(user).shape, product.shape)
@@ -246,7 +246,7 @@ def _are_transposes(one: Any, other: Any) -> bool:
 
 
 def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
-    """Replaces the sum. Returns the sums that it is made of."""
+    """Replaces the sum. Returns the sums that it is computed from."""
     _, weight, dims = contraction
     times = found.adjoint.times
     factors: list[Any] = [_left(found.path[-1]), found.adjoint.node]
@@ -271,7 +271,7 @@ def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
 
 
 def _without_last(before: Node, path: list[Node]) -> Any:
-    """What the path starts at, with zeros for the product that it ends at; None for zeros."""
+    """Returns the start of the path with zeros for the product at its end; None if all is zero."""
     rest: Any = None
     for above, below in reversed([*itertools.pairwise(path)]):
         if rest is not None:
@@ -279,7 +279,7 @@ def _without_last(before: Node, path: list[Node]) -> Any:
             rest = emit(before, above.target, *args, **above.kwargs)  # type: ignore[arg-type]
         elif calls(above, aten.addcmul.default):
             rest = emit(before, aten.mul.Tensor, *above.args[1:])
-            if not same_sizes(value(rest).shape, value(above).shape):  # else too few are summed
+            if not same_sizes(value(rest).shape, value(above).shape):  # sum all broadcast elements
                 rest = emit(before, aten.expand.default, rest, [*value(above).shape])
         elif above.target in SUMS:
             (rest,) = (each for each in above.args if each is not below)

@@ -1,7 +1,8 @@
-"""Inner products of outer products are products of inner products.
+"""Rewrites inner products of outer products as products of inner products.
 
-A weight's gradient for a sample is a cotangent by an input: u vᵀ. Kernels of gradients contract one
-sample's with another's, (u vᵀ) · (x yᵀ) = (u · x) (v · y), which needs neither matrix.
+A weight's gradient for one sample is an outer product of a cotangent and an input: u vᵀ. Gradient
+kernels contract one sample's gradient with another's, (u vᵀ) · (x yᵀ) = (u · x) (v · y), which
+needs neither matrix.
 """
 
 from typing import Any, NamedTuple
@@ -22,17 +23,17 @@ from torchlayers.fx.nodes import (
 
 
 class Outer(NamedTuple):
-    """The factors of an outer product for each row: [rows, m, 1] and [rows, 1, n]."""
+    """The factors of one outer product per row: [rows, m, 1] and [rows, 1, n]."""
 
     left: Node
     right: Node
 
 
 def contract_outer(graph: GraphModule) -> None:
-    """The same sums of products, added and multiplied in another order."""
+    """Computes the same sums of products in a different order."""
     for node in graph.graph.nodes:
         if not calls(node, aten.mm.default) or value(node).dtype.itemsize < 4:
-            continue  # in half precision one of the factors may be out of range
+            continue  # in half precision one of the factors may overflow
         one, other = _flattened(node.args[0]), _flattened(_flipped(node.args[1]))
         if one is None or other is None:
             continue
@@ -42,14 +43,14 @@ def contract_outer(graph: GraphModule) -> None:
 
 
 def _flipped(matrix: Any) -> Any:
-    """What this is the transpose of."""
+    """Returns the matrix that this one is the transpose of, or None."""
     if matrix.target in PERMUTES and order_of(matrix) == [1, 0]:
         return matrix.args[0]
     return None
 
 
 def _flattened(matrix: Any) -> Outer | None:
-    """The factors of outer products that are the matrix's rows."""
+    """Returns the factors of the outer products that are flattened into the matrix's rows."""
     if not is_tensor(matrix) or matrix.target not in RESHAPES:
         return None
     product: Any = matrix.args[0]
@@ -73,7 +74,7 @@ def _flattened(matrix: Any) -> Outer | None:
 
 
 def _inner(before: Node, one: Node, other: Node) -> Node:
-    """Of each row of the one with each of the other."""
+    """Returns the inner products of each row of one with each row of the other."""
     matrices = []
     for factor in (one, other):
         axis = 1 if value(factor).shape[1] == 1 else 2

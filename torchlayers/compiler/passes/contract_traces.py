@@ -1,7 +1,7 @@
-"""The trace of a product is an inner product of its factors.
+"""Rewrites the trace of a product as an inner product of its factors.
 
-tr(A B) adds up A times the transpose of B, element by element. A Laplacian, written as the trace
-of a Hessian, takes no last product then, and the others are what contract_adjoint.py knows.
+tr(A B) is the sum of A times Bᵀ, element by element. A Laplacian, written as the trace of a
+Hessian, then needs no last product, and contract_adjoint.py can rewrite the others.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ from torchlayers.fx.nodes import (
 
 
 def contract_traces(graph: GraphModule) -> None:
-    """The same sums of products, added in another order."""
+    """Computes the same sums of products in a different order."""
     for node in graph.graph.nodes:
         if (matrix := _traced(node)) is None:
             continue
@@ -43,10 +43,10 @@ def contract_traces(graph: GraphModule) -> None:
 
 
 def _traced(node: Node) -> Any:
-    """The matrix, or batch of them, whose diagonal is summed, and is all that is read of it."""
+    """Returns the matrix, or batch of matrices, whose diagonal the node sums, or None."""
     dtype = value(node).dtype if is_tensor(node) else None
     if dtype is None or not dtype.is_floating_point or dtype.itemsize < 4:
-        return None  # in half precision it would be rounded at another place
+        return None  # half precision would round at a different point
     if calls(node, aten.trace.default):
         return node.args[0]
     if not calls(node, aten.sum.default, aten.sum.dim_IntList) or len(node.args) > 2:

@@ -1,7 +1,8 @@
-"""What control flow is given lies in memory as its branches and bodies were recorded with it.
+"""Copies operands of control flow to the strides that its branches and bodies were captured with.
 
-They have views that the strides of their inputs allow, and torch wants what a loop carries to have
-the same strides before and after a trip. The other passes look at values only.
+Branches and bodies have views that depend on the strides of their inputs, and torch requires that
+a loop's carry has the same strides before and after an iteration. The other passes preserve only
+values.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +16,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.fx.nodes import certainly, has_strides, is_tensor, laid_out, value
 
-# Of each operator, which argument is a graph, and which are tuples of what that takes first. A scan
-# makes everything else that its body is given contiguous.
+# For each operator, the position of an argument that is a graph, and the positions of the tuples
+# that are its first inputs. A scan makes the other inputs of its body contiguous.
 _TAKING: dict[Callable[..., Any], tuple[int, Sequence[int]]] = {
     cond_op: (1, (3,)),
     while_loop_op: (1, (2, 3)),
@@ -29,7 +30,7 @@ def runs_graphs(node: Node) -> bool:
 
 
 def lay_out_operands(graph: GraphModule) -> None:
-    """Copies those that have other strides."""
+    """Copies operands whose strides differ from those of the captured inputs."""
     for node in filter(runs_graphs, [*graph.graph.nodes]):
         held, tuples = _TAKING[node.target]
         body = getattr(graph, str(node.args[held].target))
@@ -48,6 +49,6 @@ def _laid_out(before: Node, operand: Any, taken_by: Node) -> Any:
     if not (has_strides(value(operand)) and has_strides(expected)):
         return operand
     pairs = zip(value(operand).stride(), expected.stride(), strict=True)
-    if all(certainly(one == other) for one, other in pairs):  # along dimensions of 1, too
+    if all(certainly(one == other) for one, other in pairs):  # including dimensions of size 1
         return operand
     return laid_out(before, operand, expected)

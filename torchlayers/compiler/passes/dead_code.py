@@ -1,4 +1,4 @@
-"""What nobody reads is not computed."""
+"""Removes unread nodes, and unread results of operators that have several."""
 
 import operator
 from typing import Any
@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 from torchlayers.fx.custom_ops import lstm_layer
 from torchlayers.fx.nodes import aten, calls, emit, has_effect, update, value
 
-# Their last argument says which results are wanted.
+# The last argument is a mask of the results to compute.
 MASKED = {
     aten.convolution_backward.default,
     aten.native_batch_norm_backward.default,
@@ -19,14 +19,14 @@ _LSTM = lstm_layer._opoverload
 
 
 def drop_dead(graph: GraphModule) -> None:
-    """Random operators stay: the draws after them would be others. So does what writes."""
+    """Keeps writes, and random operators: without one, later draws would differ."""
     for node in reversed(graph.graph.nodes):
         if not node.users and not has_effect(node):
             graph.graph.erase_node(node)
 
 
 def drop_outputs(graph: GraphModule) -> None:
-    """Exact: an operator with several results computes those that are read."""
+    """Has operators with several results compute only those that are read. Exact."""
     for node in graph.graph.nodes:
         if calls(node, _LSTM):
             _keep_nothing_unread(node)
@@ -42,14 +42,14 @@ def drop_outputs(graph: GraphModule) -> None:
 
 
 def _keep_nothing_unread(node: Node) -> None:
-    """An LSTM that nothing is pulled back through is torch's operator."""
+    """Replaces an LSTM without a backward pass (result 3 is unread) with torch's operator."""
     if all(calls(user, operator.getitem) and user.args[1] != 3 for user in node.users):
         node.target = aten.mkldnn_rnn_layer.default
         node.args = (*node.args[:8], [], *node.args[8:])
 
 
 def _weight_of_no_value(node: Node) -> None:
-    """Only the image's gradient takes the weight's elements; its size is all that is left."""
+    """Replaces the weight with an empty one: only the image's gradient reads more than its size."""
     weight: Any = node.args[2]
     if weight.op != "placeholder" and len(weight.users) == 1:
         told = value(weight)

@@ -1,4 +1,4 @@
-"""Copies that nobody writes to, and views that change nothing, are what they were made of."""
+"""Replaces copies that are not written to, and views that change nothing, with their source."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ from torchlayers.fx.nodes import (
     value,
 )
 
-# The result has the elements of the first argument, in their order along each dimension, wherever
-# sizes and strides are the same. (What has an offset, as slice, takes all or changes a size; a
-# padding that is negative at one end shifts.)
+# If sizes and strides are the same, the result has the first argument's elements, in their order
+# along each dimension. (An operator with an offset, such as slice, takes all or changes a size;
+# padding that is negative at one end shifts elements.)
 SAME_ELEMENTS = {
     aten.alias.default,
     aten.detach.default,
@@ -44,7 +44,7 @@ SAME_ELEMENTS = {
 
 
 def drop_copies(graph: GraphModule) -> None:
-    """Nothing is written in a graph without mutations, so a copy is as good as the original."""
+    """Removes copies, which are redundant as a graph without mutations writes nothing."""
     for node in graph.graph.nodes:
         if node.target is aten.copy.default:
             _written_over(node)
@@ -60,14 +60,14 @@ def drop_copies(graph: GraphModule) -> None:
 
 
 def _written_over(node: Node) -> None:
-    """copy(x, y) is y, with x's sizes and dtype."""
+    """Replaces copy(x, y) with y, cast and expanded to x's dtype and sizes."""
     source: Any = node.args[1]
     result = value(node)
     if not is_tensor(source):
         return
     if value(source).dtype != result.dtype:
         if value(source).is_complex() and not result.is_complex():
-            return  # a warning that is to be heard
+            return  # keeps torch's warning that the imaginary part is discarded
         source = emit(node, aten._to_copy.default, source, dtype=result.dtype)
     if value(source).device != result.device:
         return
@@ -77,7 +77,7 @@ def _written_over(node: Node) -> None:
 
 
 def _only_part(node: Node) -> None:
-    """The one part that a split in one makes."""
+    """Replaces the only part of a split with the tensor that is split."""
     many: Any = node.args[0]
     splits = {aten.split_with_sizes.default, aten.split.Tensor}
     if many.target in splits and len(value(many)) == 1:

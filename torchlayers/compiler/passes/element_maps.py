@@ -1,7 +1,8 @@
-"""Which element of a node each element of an expression reads.
+"""Index maps: which element of a node each element of an expression reads.
 
-An expression is computed for the positions of a space, as large as the result. Through views and
-broadcasts, a node's index along each of its dimensions is an offset and so many steps a position.
+An expression is evaluated at the positions of a space that has the result's sizes. Through views
+and broadcasting, a node's index along each of its dimensions is affine in the position: an offset
+plus a number of steps per position.
 """
 
 import math
@@ -17,14 +18,14 @@ SAME = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_f
 
 
 class Place(NamedTuple):
-    """An index: where it starts, and its steps along each dimension of the space."""
+    """An affine index: its offset, and its steps along each dimension of the space."""
 
     start: Any
     steps: tuple[Any, ...]
 
     @property
     def moves(self) -> frozenset[int]:
-        """The dimensions of the space that it changes along."""
+        """The dimensions of the space that the index varies along."""
         return frozenset(dim for dim, step in enumerate(self.steps) if not certainly(step == 0))
 
 
@@ -32,7 +33,7 @@ Places = tuple[Place, ...]
 
 
 def everywhere(sizes: Sequence[Any]) -> Places:
-    """Of a node that is as large as the space. Along a dimension of size 1 nothing moves."""
+    """Returns the places of a node with the space's sizes. Dimensions of size 1 are constant."""
     return tuple(
         Place(0, tuple(int(at == dim and not certainly(size == 1)) for at in range(len(sizes))))
         for dim, size in enumerate(sizes)
@@ -44,7 +45,7 @@ def nowhere(space: Sequence[Any]) -> Place:
 
 
 def of_operand(places: Places, like: Sequence[Any], operand: Sequence[Any]) -> Places:
-    """Of one that is broadcast to the sizes that the places are of."""
+    """Returns the places of an operand that is broadcast to the sizes ``like``."""
     ahead = len(like) - len(operand)
     return tuple(
         place if certainly(like[ahead + dim] == size) else Place(0, (0,) * len(place.steps))
@@ -53,7 +54,7 @@ def of_operand(places: Places, like: Sequence[Any], operand: Sequence[Any]) -> P
 
 
 def of_source(node: Node, places: Places, space: Sequence[Any]) -> Places | None:
-    """Of what the node is a view of, or a copy; None where it is neither, or they can't be told."""
+    """Returns the places of the tensor that the node views or copies; None if unknown."""
     if not node.args or not is_tensor(source := node.args[0]):
         return None
     sizes, before = value(node).shape, value(source).shape
@@ -77,7 +78,7 @@ def of_source(node: Node, places: Places, space: Sequence[Any]) -> Places | None
 def reshaped(
     places: Places, sizes: Sequence[Any], before: Sequence[Any], space: Sequence[Any]
 ) -> Places | None:
-    """Of what has the same elements in the same order, in other sizes."""
+    """Returns the places of a tensor with the same elements in the same order, in other sizes."""
     moving = [at for at, size in enumerate(sizes) if not certainly(size == 1)]
     wanted = [at for at, size in enumerate(before) if not certainly(size == 1)]
     if same_sizes([sizes[at] for at in moving], [before[at] for at in wanted]):
@@ -97,7 +98,7 @@ def reshaped(
 def _split(
     start: int, steps: list[int], sizes: Sequence[int], space: Sequence[int]
 ) -> Places | None:
-    """Indices of a place in memory, if none of them is ever carried over to the next."""
+    """Splits an offset in memory into indices; None if an index may carry over to the next."""
     strides = _strides(sizes)
     starts = [start // stride % size for stride, size in zip(strides, sizes, strict=True)]
     found = [[0] * len(space) for _ in sizes]

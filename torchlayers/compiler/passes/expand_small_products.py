@@ -1,4 +1,4 @@
-"""Small products as multiplications and sums, which a compiler fuses with what is around them."""
+"""Expands small products into multiplications and sums, which a compiler fuses with other nodes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,18 +10,18 @@ from torchlayers.compiler.passes.hoist_unbatched import LANES, TIMES, in_memory,
 from torchlayers.core.device import SHAPES_ONLY, is_on_host
 from torchlayers.fx.nodes import aten, certainly, emit, is_tensor, replace, value
 
-# Multiplications. A call of a BLAS takes as long as so many of them; docs/compile-passes.md.
+# The number of multiplications that take as long as a BLAS call; docs/compile-passes.md.
 SMALL = 1 << 14
-FEW = 4  # With so few terms, a sum is fused without a loop of its own.
+FEW = 4  # A sum of so few terms is fused without a separate loop.
 
 
 def expand_small(graph: GraphModule) -> None:
-    """The same sums, added in another order."""
+    """Computes the same sums, added in a different order."""
     for node in graph.graph.nodes:
         if node.target in EXPANSIONS and is_tensor(node):
             told = value(node)
             if not is_on_host(told) or not (told.is_floating_point() and told.itemsize >= 4):
-                continue  # half precision adds up in float32 there
+                continue  # the product of half-precision matrices accumulates in float32
             product = EXPANSIONS[node.target](node, *node.args)
             if product is not None:
                 replace(node, product)
@@ -50,9 +50,9 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
 
 
 def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
-    """The factor with its rows one after the other, if they are read that often.
+    """Returns the factor with its rows contiguous, if it is read often enough.
 
-    Each row of the product reads all of it, as many numbers at a time as are side by side.
+    Each row of the product reads the whole factor, as many numbers at a time as are adjacent.
     """
     told = value(factor)
     is_read_often = not certainly(times < TIMES) and not certainly(told.shape[-1] < LANES)
@@ -62,7 +62,7 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:
-    """A matrix that is computed for this alone needs no memory, however large."""
+    """A matrix that only this product reads is fused and needs no memory, whatever its size."""
     is_read_here = is_fused(matrix) and len(matrix.users) == 1
     if not is_read_here and not certainly(value(matrix).numel() <= SMALL):
         return None
@@ -77,7 +77,7 @@ def _summed(node: Node, one: Node, other: Node, dim: int) -> Node:
 def _with_bias(
     product: Callable[[Node, Any, Any], Node | None], operator: Any = None
 ) -> Callable[..., Node | None]:
-    """``operator`` is for the product where it is large, and the addition is to be fused."""
+    """Expands ``product`` with a bias. ``operator`` computes a large product, if given."""
 
     def expanded(node: Node, bias: Any, one: Any, other: Any) -> Node | None:
         summed = product(node, one, other)
@@ -103,7 +103,7 @@ EXPANSIONS: dict[Any, Callable[..., Node | None]] = {
     aten.mv.default: _vector,
     aten.dot.default: lambda node, one, other: _summed(node, one, other, 0),
     aten.addmm.default: _with_bias(_matrices),
-    # Inductor copies the bias into the result first.
+    # Otherwise Inductor copies the bias into the result first.
     aten.baddbmm.default: _with_bias(_batched, aten.bmm.default),
     aten.addmv.default: _with_bias(_vector),
 }

@@ -1,9 +1,9 @@
-"""Zeros, ones and identity matrices, folded into what reads them.
+"""Constant folding of zeros, ones and identity matrices.
 
-Exact, but for three things. The sign of a zero: x + 0 is taken for x, which differs for x = -0.
-A product with an identity matrix is its other factor, where multiplying would make nan of inf
-and nan times 0, beside them. And x * 0 is not folded at all: it may be nan. Nor are complex
-numbers: inf times 1 + 0i has a nan.
+Exact, with two exceptions. x + 0 becomes x, also for products that are added to zeros, which
+changes the sign of x = -0. A product with an identity matrix becomes its other factor, where
+multiplying would spread nan from inf and nan times 0. x * 0 is not folded: it may be nan. Nor are
+complex numbers: inf times 1 + 0i has a nan.
 """
 
 import math
@@ -20,7 +20,7 @@ Folding = Callable[[Node, Known], Node | None]
 
 
 def fold_constants(graph: GraphModule) -> None:
-    """Each node by what its constant arguments make of it."""
+    """Simplifies each node according to its constant arguments."""
     known: Known = {}
     for node in graph.graph.nodes:
         if (number := number_of(node, known)) is not None:
@@ -37,7 +37,7 @@ def fold_constants(graph: GraphModule) -> None:
 
 
 def _is_plain(node: Node) -> bool:
-    """It depends on no other, and each element is in memory: operators write to copies of it."""
+    """Whether a factory call has each element in memory: operators write to copies of it."""
     return not node.all_input_nodes and node.target in {*FACTORIES, aten.full.default}
 
 
@@ -48,14 +48,14 @@ def _filled(node: Node, number: Any) -> Node:
 
 
 def _number(argument: Any, known: Known) -> Any:
-    """Of a number, or of a node that has one everywhere."""
+    """Returns the number itself, or that of a node with the same number in each element."""
     if isinstance(argument, Node):
         return known.get(argument)
     return argument if isinstance(argument, (bool, int, float, complex)) else None
 
 
 def _as_result_of(node: Node, kept: Any) -> Node | None:
-    """The argument as the node's result: cast and expanded, where these are all that it does."""
+    """Returns the argument cast and expanded to the node's dtype and sizes; None if impossible."""
     told = value(node)
     if not is_tensor(kept) or value(kept).device != told.device:
         return None
@@ -68,7 +68,7 @@ def _as_result_of(node: Node, kept: Any) -> Node | None:
 
 
 def _by_number(node: Node, kept: Any, number: Any, *rest: Any, **kwargs: Any) -> Node | None:
-    """The operator with a number in place of the tensor that has it everywhere."""
+    """Returns the operator with a number instead of a constant tensor; None if dtypes differ."""
     told = value(node)
     if not is_tensor(kept) or value(kept).device != told.device:
         return None
@@ -124,7 +124,7 @@ def _negation(node: Node, known: Known) -> Node | None:
 
 
 def _sum_of_product(node: Node, known: Known) -> Node | None:
-    """addcmul, addmm or baddbmm of zeros."""
+    """Folds addcmul, addmm, addmv or baddbmm whose first argument is zeros."""
     if _number(node.args[0], known) != 0 or node.kwargs:
         return None
     operators: dict[Any, Any] = {
@@ -138,7 +138,7 @@ def _sum_of_product(node: Node, known: Known) -> Node | None:
 
 
 def _put_in_zeros(node: Node, known: Known) -> Node | None:
-    """select_backward(x, sizes, dim, index) and slice_backward(x, sizes, dim, …) that take all."""
+    """Folds select_backward(x, sizes, dim, index) and slice_backward(x, …) that fill all."""
     source: Any = node.args[0]
     told: Tensor = value(node)
     if node.target is aten.select_backward.default:

@@ -1,4 +1,4 @@
-"""Writes to memory become new values; what was written to inputs is copied there at the end."""
+"""Functionalizes a captured graph: writes become new values, copied to inputs at the end."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -27,9 +27,9 @@ from torchlayers.fx.nodes import (
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
-    """The same graph of operators that write nothing, but for copies to inputs at the end.
+    """Returns the graph with operators that write nothing, except copies to inputs at the end.
 
-    An input that is written has to share no memory with another one.
+    An input that is written must share no memory with another input.
 
     Returns:
         None where torch can't functionalize one of the operators, or where elements of an input
@@ -48,7 +48,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
         with recording(), mode or nullcontext():
             kept = torch.func.functionalize(_LayoutsKept(graph).run)
             functional = make_fx(traced_here(kept))(*inputs)
-    except (RuntimeError, ValueError):  # a custom operator that writes, set_; a view of strides
+    except (RuntimeError, ValueError):  # a mutating custom op, set_, an impossible view
         return None
     for old, new in zip(
         graph.graph.find_nodes(op="placeholder"),
@@ -63,11 +63,11 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
 
 
 class _LayoutsKept(Interpreter):
-    """Runs the graph; what is written keeps its layout in the functional graph.
+    """Runs the graph so that tensors keep their layouts when they are written.
 
-    There a write is a new value, and views of it are made again. Some operators (masked_fill,
-    index_add) return new memory that is contiguous whatever they were given: of the base of a
-    transpose that was written, the rows would then lie as the transpose's, and view would fail.
+    In the functional graph a write is a new value, from which views are recreated. Some operators
+    (masked_fill, index_add) return contiguous memory for any input: after such a write to a
+    transpose, the base would have the rows of the transpose in memory, and view would fail.
     """
 
     def run_node(self, node: Node) -> Any:
@@ -78,7 +78,7 @@ class _LayoutsKept(Interpreter):
 
 
 def _without_write(node: Node) -> OpOverload | None:
-    """The operator that returns what this one writes to memory that is not contiguous."""
+    """Returns the out-of-place variant of an operator that writes to non-contiguous memory."""
     if not is_write(node) or is_random(node) or node.target is aten.copy_.default:
         return None
     target: Any = node.target
@@ -118,7 +118,7 @@ def writes_parts_of_complex(graph: GraphModule) -> bool:
 
 
 def _only_final_copies(writing: list[Node]) -> bool:
-    """As a graph has them that went through here before."""
+    """Whether only final copies write, as in a graph that has been functionalized before."""
     targets = _targets(writing)
     last: Any = writing[-1].next
     while last.op == "call_function" and memory_of(last) in targets:

@@ -1,4 +1,4 @@
-"""What there is to know about a recording's graph."""
+"""Queries about a captured graph."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +16,7 @@ def inputs_of(graph: GraphModule) -> list[Node]:
 
 
 def final_copies(graph: GraphModule) -> dict[Node, int]:
-    """The copies that end a functional graph, each with the input that it writes to."""
+    """Returns the copies that end a functional graph, with the position of the written input."""
     places = {node: i for i, node in enumerate(inputs_of(graph))}
     return {
         node: places[node.args[0]]
@@ -26,7 +26,7 @@ def final_copies(graph: GraphModule) -> dict[Node, int]:
 
 
 def outputs_of(graph: GraphModule) -> list[Any]:
-    """What it returns: nodes, and None where there is no gradient."""
+    """Returns the graph's outputs: nodes, and None where there is no gradient."""
     returned: Any = graph.graph.output_node().args[0]
     return [*returned]
 
@@ -36,7 +36,7 @@ def operators(graph: GraphModule) -> Iterator[Node]:
 
 
 def draws_from(graph: GraphModule) -> list[torch.Generator] | None:
-    """The generators besides torch's own that random numbers are drawn from; None if none are."""
+    """Returns the generators besides torch's default that are drawn from; None without draws."""
     if not any(is_random(node) for node in operators(graph)):
         return None
     held = list[Any]()
@@ -49,12 +49,12 @@ def draws_from(graph: GraphModule) -> list[torch.Generator] | None:
 
 
 def communicates(graph: GraphModule) -> bool:
-    """Whether an operator waits for other ranks, so that one rank can't run it once more."""
+    """Whether an operator waits for other ranks, so that one rank alone can't rerun the graph."""
     return any(is_collective(node) for node in operators(graph))
 
 
 def half_precision(graph: GraphModule) -> torch.dtype | None:
-    """What some of it is computed in, if it is of half precision: mixed precision."""
+    """Returns the half-precision dtype of some of its values (mixed precision), or None."""
     found = {tensor.dtype for node in operators(graph) for tensor in _results(node)}
     return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
 
@@ -66,6 +66,6 @@ def _results(node: Node) -> Iterator[torch.Tensor]:
 
 
 def is_functional(graph: GraphModule) -> bool:
-    """Whether no operator writes to an argument, but for the copies that end the graph."""
+    """Whether no operator writes to an argument, except the copies that end the graph."""
     copies = final_copies(graph)
     return not any(is_write(node) for node in operators(graph) if node not in copies)

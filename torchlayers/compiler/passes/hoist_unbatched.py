@@ -1,7 +1,7 @@
-"""What does not depend on a batch is computed once, not a sample at a time.
+"""Computes costly values that don't depend on a batch once, not once per sample.
 
-A compiler that fuses an operator into the one that reads it computes it as often as it is read:
-what each of 80 samples is multiplied with, 80 times. Such a value is given memory of its own.
+A compiler that fuses an operator into its reader computes it as often as it is read: a factor of
+each of 80 samples, 80 times. Such a value is materialized in memory instead.
 """
 
 import torch
@@ -18,7 +18,7 @@ from torchlayers.fx.nodes import (
     viewed_by,
 )
 
-# Operators that take longer than it takes to read what they computed.
+# Operators that take longer than reading their result from memory.
 COSTLY = {
     aten.acos.default, aten.asin.default, aten.atan.default, aten.atan2.default, aten.cos.default,
     aten.cosh.default, aten.digamma.default, aten.div.Tensor, aten.div.Scalar, aten.erf.default,
@@ -30,12 +30,12 @@ COSTLY = {
     aten.softplus.default, aten.sqrt.default, aten.tan.default, aten.tanh.default,
 }  # fmt: skip
 FUSED = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.clone.default}
-TIMES = 4  # as often as it has to be read at least
-LANES = 16  # that an instruction computes at a time, in single precision
+TIMES = 4  # how often each element has to be read at least
+LANES = 16  # elements that an instruction computes at a time, in single precision
 
 
 def compute_once(graph: GraphModule) -> None:
-    """Exact."""
+    """Materializes costly values that are broadcast to larger ones. Exact."""
     costly: set[Node] = set()
     for node in list(graph.graph.nodes):
         if not is_fused(node):
@@ -50,7 +50,7 @@ def compute_once(graph: GraphModule) -> None:
 
 
 def _computed(node: Node) -> Node | None:
-    """What was computed, of a view of it; None if that is in memory anyway."""
+    """Returns the node behind views if it is fused; None if it is in memory anyway."""
     if not is_tensor(node):
         return None
     while (viewed := viewed_by(node)) is not None:
@@ -59,7 +59,7 @@ def _computed(node: Node) -> Node | None:
 
 
 def is_fused(node: Node) -> bool:
-    """Whether a compiler would compute it where it is read."""
+    """Whether a compiler would compute the node where it is read."""
     if node.op != "call_function" or not is_tensor(node):
         return False
     return node.target in FUSED or (
@@ -68,7 +68,7 @@ def is_fused(node: Node) -> bool:
 
 
 def give_memory(node: Node, strides: list[int]) -> Node:
-    """Of its own, with these strides; its readers read that."""
+    """Materializes the node with these strides, and has its readers read the result."""
     users = list(node.users)
     kept = in_memory(node.next, node, strides)
     read_instead(users, node, kept)
@@ -76,7 +76,7 @@ def give_memory(node: Node, strides: list[int]) -> Node:
 
 
 def in_memory(before: Node, node: Node, strides: list[int]) -> Node:
-    """The node's value in memory of its own, with these strides."""
-    from torch._inductor.inductor_prims import force_stride_order  # takes a while
+    """Returns the node's value in separate memory with these strides."""
+    from torch._inductor.inductor_prims import force_stride_order  # slow to import
 
     return emit(before, force_stride_order, node, strides)

@@ -1,8 +1,8 @@
-"""Sums of what is linear: f(x) + f(y) is f(x + y).
+"""Joins sums of linear functions: f(x) + f(y) is f(x + y).
 
-A function that is differentiated along several directions is passed back through once for each, by
-the same weights, and the gradients are added up at the end. Added up where they meet, one pass does
-for all.
+The backward pass of a function that is differentiated along several directions runs once for each,
+with the same weights, and the gradients are added up at the end. If cotangents are added where the
+directions meet, a single backward pass is left.
 """
 
 from collections.abc import Hashable, Iterator
@@ -29,7 +29,7 @@ from torchlayers.fx.nodes import (
 
 
 class Term(NamedTuple):
-    """One of a sum: an operator, linear in the argument at a position."""
+    """A term of a sum: an operator that is linear in the argument at a position."""
 
     node: Node
     position: int
@@ -40,9 +40,9 @@ class Term(NamedTuple):
 
 
 def join_sums(graph: GraphModule) -> None:
-    """The same sums of products, multiplied and added in another order.
+    """Computes the same sums of products in a different order.
 
-    From the results to the inputs: what is passed back is joined where it was last.
+    Goes from outputs to inputs, so that sums of operands that it creates are visited in turn.
     """
     joining, node = _Joining(), graph.graph.output_node()
     while node.op != "root":
@@ -56,7 +56,7 @@ class _Joining:
         self.sums: dict[tuple[Node, ...], Node] = {}
 
     def join(self, root: Node) -> bool:
-        """Those terms that are the same function, if there are any: the sum is then another."""
+        """Joins the terms that are the same function. Returns whether there are any."""
         terms = [*_terms(root)]
         for same in _groups(root, terms):
             first, position = same[0]
@@ -73,7 +73,7 @@ class _Joining:
         return False
 
     def sum(self, operands: tuple[Node, ...]) -> Node:
-        """Right after them, so that whoever reads them can read it."""
+        """Returns the operands' sum, right after them, where any of their readers can use it."""
         operands = tuple(sorted(operands))
         if operands not in self.sums:
             before = operands[-1].next
@@ -84,7 +84,7 @@ class _Joining:
 
 
 def _erase(nodes: list[Node]) -> None:
-    """Those that nobody reads any more, and what is read by them alone."""
+    """Erases nodes that are unread, and then those that only they read."""
     while nodes:
         node = nodes.pop()
         if not node.users and node.op == "call_function" and not has_effect(node):
@@ -98,7 +98,7 @@ def _plus(before: Node, one: Node, other: Node) -> Node:
 
 
 def _is_sum(node: Node) -> bool:
-    """Of two terms as large as it is, in single precision or more."""
+    """Whether it adds two terms with its own sizes, in single precision or higher."""
     return (
         calls(node, aten.add.Tensor)
         and not node.kwargs
@@ -114,7 +114,7 @@ def _is_like(one: Node, other: Node) -> bool:
 
 
 def _is_within_sum(node: Node) -> bool:
-    """It is a term of another one, which has its terms too."""
+    """Whether it is a term of another sum, whose terms include its own."""
     return (
         len(node.users) == 1
         and _is_sum(reader := next(iter(node.users)))
@@ -123,7 +123,7 @@ def _is_within_sum(node: Node) -> bool:
 
 
 def _terms(root: Node) -> Iterator[Node]:
-    """What is added up, by sums that nobody else reads."""
+    """Yields the terms of a sum, including those of nested sums that have no other reader."""
     waiting: list[Any] = [*reversed(root.args)]
     while waiting:
         term = waiting.pop()
@@ -134,7 +134,7 @@ def _terms(root: Node) -> Iterator[Node]:
 
 
 def _groups(root: Node, terms: list[Node]) -> Iterator[list[Term]]:
-    """Terms that differ in one argument alone, in which they are linear."""
+    """Yields groups of terms that differ in one argument only, in which they are linear."""
     groups: dict[Hashable, list[Term]] = {}
     for node in terms:
         if len(node.users) > 1 or terms.count(node) > 1 or is_pinned(node):
@@ -157,5 +157,5 @@ def _groups(root: Node, terms: list[Node]) -> Iterator[list[Term]]:
 
 
 def _is_read_besides(term: Term) -> bool:
-    """What reads it too may be joined as well. Of a sum alone there is nothing to be saved."""
+    """Whether other readers of the operand may be joined: a reduction alone saves nothing."""
     return len(term.operand.users) > 1

@@ -1,4 +1,4 @@
-"""What has the same number everywhere is known: zeros, ones, and what is computed of them."""
+"""Finds nodes with the same number in each element: zeros, ones, and values computed from them."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from torchlayers.fx.nodes import aten, is_random, is_tensor, value
 
 Known = dict[Node, Any]
 
-# Where a factory has its number, or the number itself.
+# The number that a factory fills with, or (FILLED) the position of the argument that has it.
 FACTORIES: dict[Any, Any] = {
     aten.zeros.default: 0,
     aten.ones.default: 1,
@@ -41,7 +41,7 @@ SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 
 def number_of(node: Node, known: Known) -> Any:
-    """The number that the node has everywhere, or None. ``known`` has those of earlier nodes."""
+    """Returns the number in each element, or None. ``known`` has the numbers of earlier nodes."""
     told = value(node)
     if node.op != "call_function" or not isinstance(told, Tensor) or is_random(node):
         return None
@@ -62,7 +62,7 @@ def number_of(node: Node, known: Known) -> Any:
 
 
 def _sum(summed: Any, known: Known, told: Tensor) -> Any:
-    """Where no sum in any order is rounded."""
+    """Returns the sum if no order of additions rounds it."""
     if (number := known.get(summed)) is None or told.is_complex() or told.numel() == 0:
         return None
     count = value(summed).numel() // told.numel()
@@ -86,13 +86,13 @@ def _pointwise(node: Node, known: Known, told: Tensor) -> Any:
 
 
 def _one(node: Node, known: Known) -> Tensor:
-    """One element of it, with as many dimensions: they count where dtypes meet."""
+    """Returns one element, with the node's number of dimensions: type promotion depends on it."""
     told = value(node)
     return torch.full((1,) * told.dim(), known[node], dtype=told.dtype)
 
 
 def _as(number: Any, told: Tensor) -> Any:
-    """As an element of the tensor has it."""
+    """Returns the number as an element of the tensor's dtype, or None if it can't be one."""
     if told.is_quantized:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Views of views are one view."""
+"""Merges views of views into one view."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +29,7 @@ PERMUTES = {aten.t.default, aten.transpose.int, aten.permute.default}
 
 
 def merge_views(graph: GraphModule) -> None:
-    """Exact: elements are only found in another way."""
+    """Merges consecutive views. Exact: only the indexing changes."""
     for node in graph.graph.nodes:
         if not node.args or not is_tensor(source := node.args[0]):
             continue
@@ -45,7 +45,7 @@ def merge_views(graph: GraphModule) -> None:
 
 
 def order_of(node: Node) -> list[int]:
-    """Which dimension of its source each of a permute's is."""
+    """Returns, for each dimension of a permute, its dimension in the source."""
     dims = value(node).dim()
     order = list(range(dims))
     if node.target is aten.permute.default:
@@ -58,7 +58,7 @@ def order_of(node: Node) -> list[int]:
 
 
 def rows_of(node: Any) -> Any:
-    """The matrix whose rows the node has as batches of rows, or None."""
+    """Returns the matrix that the node views as batches of rows, or None."""
     source = node.args[0] if node.target in RESHAPES else None
     if not is_tensor(source) or value(source).dim() != 2:
         return None
@@ -66,7 +66,7 @@ def rows_of(node: Any) -> Any:
 
 
 def with_rows(before: Node, matrix: Node, rows: Sequence[Any]) -> Any:
-    """The matrix as batches of rows, which it perhaps is already."""
+    """Returns the matrix as batches of rows, by an existing view if there is one."""
     sizes = [*rows, value(matrix).shape[-1]]
     source = matrix.args[:1] if matrix.target in RESHAPES else ()
     for each in (*source, *(user for user in matrix.users if user.target in RESHAPES)):
@@ -76,7 +76,7 @@ def with_rows(before: Node, matrix: Node, rows: Sequence[Any]) -> Any:
 
 
 def is_transpose(node: Any) -> bool:
-    """Of a matrix, or of each of a batch."""
+    """Whether the node transposes a matrix, or each of a batch."""
     if node.target not in PERMUTES or not is_tensor(node):
         return False
     dims = value(node).dim()
@@ -84,20 +84,20 @@ def is_transpose(node: Any) -> bool:
 
 
 def transposed(before: Node, matrix: Any) -> Node:
-    """A linear layer's recording has ``t``: so that the two are one node."""
+    """Transposes a matrix by ``t``, as captured linear layers do, so that nodes are shared."""
     if value(matrix).dim() == 2:
         return emit(before, aten.t.default, matrix)
     return emit(before, aten.transpose.int, matrix, -2, -1)
 
 
 def composed(inner: Node, outer: Node) -> list[int]:
-    """The order of two permutes, one after the other."""
+    """Returns the order of two permutes applied one after the other."""
     first = order_of(inner)
     return [first[dim] for dim in order_of(outer)]
 
 
 def _reshapes(node: Node) -> bool:
-    """All elements, in the same order, with other sizes."""
+    """Whether the node has all elements of its source, in the same order, with other sizes."""
     if node.target in RESHAPES:
         return True
     return calls(node, aten.select.int) and certainly(
@@ -113,7 +113,7 @@ def _reshape(node: Node, source: Any) -> None:
     try:
         replace(node, emit(node, aten.view.default, source, sizes))
     except (RuntimeError, ValueError):
-        return  # strides don't allow it without what is between
+        return  # strides don't allow a single view
 
 
 def _permute(node: Node, source: Any, order: list[int]) -> None:
@@ -122,7 +122,7 @@ def _permute(node: Node, source: Any, order: list[int]) -> None:
 
 
 def _select(node: Node, expanded: Node) -> None:
-    """Any one along a dimension that was expanded is the one that there was."""
+    """Selects from the source: along an expanded dimension all elements are the same."""
     source: Any = expanded.args[0]
     dims, before = value(expanded).dim(), value(source).dim()
     dim: Any = node.args[1]

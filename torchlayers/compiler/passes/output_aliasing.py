@@ -1,8 +1,8 @@
-"""What is returned stays what it was: new memory, or a view of an input; and its strides.
+"""Restores the aliasing and strides of a graph's outputs: new memory, or a view of an input.
 
-The other passes look at values only. After them an output may be an input's own memory (x * 1), or
-the same as another output; a caller who writes to one would write to both. And of two tensors that
-share their memory one may require grad, and the other not.
+The other passes preserve only values. After them an output may be an input's own memory (x * 1), or
+the same as another output, and a caller who writes to one would write to both. Also, of two tensors
+that share memory, one may require grad and the other not.
 """
 
 from typing import Any, NamedTuple
@@ -26,16 +26,16 @@ from torchlayers.fx.nodes import (
 
 
 class Promise(NamedTuple):
-    """What a recording's outputs are, each: a fake value, and whose memory it is."""
+    """The aliasing of a graph's outputs, in lists with an entry per output."""
 
-    values: list[Any]
-    inputs: list[int | None]  # the input whose memory it is
-    groups: list[Node | None]  # what made its memory
-    detached: list[bool]  # whether it is a view that autograd is to take for no view
+    values: list[Any]  # fake values
+    inputs: list[int | None]  # the input whose memory it has
+    groups: list[Node | None]  # the node that allocated its memory
+    detached: list[bool]  # whether it is a detached view, not a view for autograd
 
 
 def promised(graph: GraphModule) -> Promise:
-    """What the recording returns, before it is changed."""
+    """Returns the aliasing of the graph's outputs, before passes change it."""
     positions = {node: at for at, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     memories = [memory_of(node) if is_tensor(node) else None for node in _outputs(graph)]
     return Promise(
@@ -47,7 +47,7 @@ def promised(graph: GraphModule) -> Promise:
 
 
 def keep(graph: GraphModule, promise: Promise) -> None:
-    """Copies what would share memory that it did not share, and lays out what has other strides."""
+    """Copies outputs that would newly share memory, and those with other strides."""
     written = written_inputs(graph)
     first_copy = next((node for node in graph.graph.nodes if node in written.values()), None)
     end = graph.graph.output_node()
@@ -82,7 +82,7 @@ def keep(graph: GraphModule, promise: Promise) -> None:
 
 
 def _be_apart(outputs: list[Any], detached: list[bool], end: Node) -> None:
-    """No output is an input, nor another output: x.detach() is no x, whoever has their memory."""
+    """Makes all outputs distinct tensors: x.detach() is not x, although they share memory."""
     seen: set[Node] = set()
     for at, node in enumerate(outputs):
         if not is_tensor(node):
@@ -99,12 +99,12 @@ def _outputs(graph: GraphModule) -> list[Any]:
 
 
 def _has_layout(true: Tensor, told: Tensor) -> bool:
-    """As told; a result with holes or strides of 0 may have any."""
+    """Whether strides are as expected; a result with gaps or strides of 0 may have any."""
     return same_layout(true, told) or not is_dense(told)
 
 
 def _extent(tensor: Tensor) -> Any:
-    """How many elements there are from the memory's first to the tensor's last."""
+    """Returns the number of elements from the start of the memory to the tensor's last one."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in pairs)
 
@@ -119,7 +119,7 @@ def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
             else emit(before, aten.view.dtype, whole, told.dtype)
         )
     if not (certainly(told.storage_offset() == 0) or certainly(told.numel() == 0)):
-        # A call's input may begin anywhere in its memory, and as_strided counts from there.
+        # Inputs may have any storage offset at a call, and as_strided starts from it.
         flat = emit(before, aten.as_strided.default, view, [_extent(told)], [1])
         view = emit(before, aten.slice.Tensor, flat, 0, told.storage_offset())
     view = emit(before, aten.as_strided.default, view, list(told.shape), list(told.stride()))

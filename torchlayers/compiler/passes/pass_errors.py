@@ -1,4 +1,4 @@
-"""A pass that ends in an error is left out: the call that the recording is for does not need it."""
+"""Errors of passes: a pass that raises one is skipped, as calls do not depend on it."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from torchlayers.core.errors import warn
 
 
 class FailedError(Exception):
-    """A pass's error, which is its cause.
+    """Wraps an error that a pass raised, which is its cause.
 
     Attributes:
-        name: the pass's.
+        name: the pass's name.
         is_needed: whether there is no simplified graph without it.
     """
 
@@ -29,7 +29,7 @@ class FailedError(Exception):
 
 @contextlib.contextmanager
 def named(name: str, is_needed: bool = False) -> Iterator[None]:
-    """An error inside is that of the pass of this name, or of one inside that has its own."""
+    """Attributes an error inside to the pass of this name, unless a nested block already did."""
     try:
         yield
     except FailedError:

@@ -1,8 +1,8 @@
-"""Additions to rows by their numbers have the batch innermost, where rows are short.
+"""Lays out indexed additions to rows with the batch innermost if the rows are short.
 
-Of a batch of clusters of atoms, say, each pair adds three numbers to each of two rows. A compiler
-loops as the result is laid out, the row's elements innermost: these three are all that it computes
-at a time, and what a pair has in common, such as a squared distance, one after the other.
+In a batch of clusters of atoms, for example, each pair adds three numbers to each of two rows. A
+compiler's loops follow the result's layout, a row's elements innermost: it vectorizes over three
+elements only, and computes what a pair has in common, such as a squared distance, one by one.
 """
 
 import math
@@ -24,7 +24,7 @@ from torchlayers.fx.nodes import (
     value,
 )
 
-UNROLLED = 8  # terms; a sum of so few is computed as one expression
+UNROLLED = 8  # terms up to which a sum is computed as one expression
 
 
 def lay_batches_innermost(graph: GraphModule) -> None:
@@ -43,7 +43,7 @@ def lay_batches_innermost(graph: GraphModule) -> None:
 
 
 def _batch_of(node: Node) -> int:
-    """How many dimensions the batch has; 0 where the node stays as it is."""
+    """Returns the number of batch dimensions; 0 if the node is to stay unchanged."""
     _, indices, given, *accumulates = node.args
     told, rows = value(node), value(given)
     if not accumulates or not accumulates[0] or not isinstance(indices, (list, tuple)):
@@ -52,7 +52,7 @@ def _batch_of(node: Node) -> int:
     if not numbers:
         return 0
     dims = next(at for at, index in enumerate(indices) if index is not None)
-    if [*indices[dims : dims + len(numbers)]] != numbers:  # others between them go to the front
+    if [*indices[dims : dims + len(numbers)]] != numbers:  # separated: indexed dims go to the front
         return 0
     if any(not is_tensor(index) or value(index).dtype.itemsize < 4 for index in numbers):
         return 0  # masks
@@ -79,14 +79,14 @@ def _turn(node: Node, dims: int) -> None:
 
 
 def _computed(given: Any) -> Any:
-    """What is added to one row, and its negative to another one, is computed once."""
+    """Strips negations: a value and its negative, added to different rows, are computed once."""
     while calls(given, aten.neg.default):
         given = given.args[0]
     return given
 
 
 def _short_sums(given: Node, dims: int) -> list[Node]:
-    """The sums that a value is computed of, each the batch's: they are kept in memory."""
+    """Returns the short sums per batch entry that a value is computed from, to be materialized."""
     batch = value(given).shape[:dims]
     sums, seen, behind = [], {given}, [given]
     while behind:
@@ -107,7 +107,7 @@ def _inwards(told: Tensor, dims: int) -> list[int]:
 
 
 def _strides(told: Tensor, dims: int) -> list[int]:
-    """Dense ones, with the first dimensions innermost."""
+    """Returns dense strides with the first dimensions innermost."""
     strides, reach = [0] * told.dim(), 1
     for dim in reversed(_inwards(told, dims)):
         strides[dim] = reach

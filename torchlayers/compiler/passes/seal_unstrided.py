@@ -1,8 +1,8 @@
-"""Operators that read or make tensors without strides are sealed: no pass knows them.
+"""Seals operators that read or return tensors without strides, so that no pass recognizes them.
 
-The passes ask tensors for strides, and replace operators by others that torch has for strided
-tensors alone. A sparse tensor raises where it is asked, or says that all its strides are 0, as if
-it were expanded. Sealed operators are kept as they were recorded; equal ones are shared.
+The passes query strides, and replace operators by others that torch has for strided tensors only. A
+sparse tensor raises an error for its strides, or reports strides of 0, as if it were expanded.
+Sealed operators are kept as captured, except that equal ones are shared.
 """
 
 import functools
@@ -18,7 +18,7 @@ from torchlayers.fx.nodes import has_strides, value
 
 
 class Sealed(OpOverload):
-    """The operator, with its schema and effects, and equal to no operator of a pass's tables."""
+    """The operator with its schema and effects, but equal to no operator in a pass's tables."""
 
     def __init__(self, operator: Any) -> None:
         vars(self).update(vars(operator))

@@ -1,6 +1,6 @@
-"""Products of factors that repeat themselves, in a batch, in rows or in what is summed over.
+"""Shrinks products whose factors repeat in the batch, in rows or in the summed dimension.
 
-Those whose factors do not all depend on the batch are fewer, larger products.
+Where a factor does not depend on the batch, they become fewer, larger products.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ from torchlayers.fx.nodes import (
 
 
 def share_factors(graph: GraphModule) -> None:
-    """bmm by mm where a factor is the same for the whole batch; products of columns by mul.
+    """Replaces bmm with mm where the batch shares a factor, and outer products with mul.
 
     The same multiplications and sums; a library may add in another order where sizes differ.
     """
@@ -36,7 +36,7 @@ def share_factors(graph: GraphModule) -> None:
 
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
-    """A column by a row; or one row, where all are the same."""
+    """Rewrites a column times a row, and a product with a single or repeated row or column."""
     (rows, inner), columns = value(one).shape, value(other).shape[1]
     if inner == 1:
         return emit(node, aten.mul.Tensor, one, other)
@@ -57,7 +57,7 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
 
 
 def _is_one(size: Any, stride: Any) -> bool:
-    """Of many that are the same, too."""
+    """Whether there is a single element, perhaps expanded."""
     return certainly(size == 1) or certainly(stride == 0)
 
 
@@ -91,14 +91,14 @@ def _batched(node: Node, one: Any, other: Any) -> Node | None:
 
 
 def _of_repeated(node: Node, one: Node, other: Node) -> Node | None:
-    """With the rows that are different, as a mean's cotangent has one for all that it is of."""
+    """Multiplies distinct rows only: a mean's cotangent, for example, repeats a single row."""
     if _repeats(one, 1):
         return _multiplied(node, _first(node, one, 1), other)
     if _repeats(other, 2):
         return _multiplied(node, one, _first(node, other, 2))
     told = value(node)
     if not told.is_floating_point() or told.itemsize < 4:
-        return None  # the sum may be out of range
+        return None  # the sum may overflow
     if _repeats(one, 2):
         total = emit(node, aten.sum.dim_IntList, other, [1], True)
         return emit(node, aten.mul.Tensor, _first(node, one, 2), total)
@@ -122,7 +122,7 @@ def _multiplied(node: Node, one: Node, other: Node) -> Node:
 
 
 def _shared(node: Node, factor: Node) -> Node | None:
-    """The matrix that the whole batch has: the batch is expanded, or it is of one."""
+    """Returns the matrix that the whole batch shares: the batch is expanded, or of size 1."""
     told = value(factor)
     if told.shape[0] != 1 and told.stride(0) != 0:
         return None

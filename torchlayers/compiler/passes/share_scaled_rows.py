@@ -1,8 +1,8 @@
-"""Products whose rows are another one's, each times a number.
+"""Computes products from earlier ones with the same rows, each row times a number.
 
-Where a loss of a Laplacian is differentiated, what is passed back through the tangents is the
-tangents again, each times its point's residual: (r ∘ A) B is r ∘ (A B), and A B is there already.
-Weights' gradients are sums over points, in which it is all the same whose rows have the number.
+When a loss of a Laplacian is differentiated, the cotangents of the tangents are the tangents again,
+each times the loss residual at its point: (r ∘ A) B is r ∘ (A B), and A B is computed already.
+Gradients of weights are sums over points, in which either factor's rows may be the scaled ones.
 """
 
 from collections import Counter
@@ -29,13 +29,13 @@ from torchlayers.fx.nodes import (
 )
 from torchlayers.fx.recomputation import NUMBER
 
-LARGEST = 2**64  # a number that keeps single precision's range
+LARGEST = 2**64  # largest scale, within the range of single precision
 
 
 class Scaled(NamedTuple):
-    """A product, but for what its rows are multiplied with: a number, and factors.
+    """A product, apart from the scale of its rows: a number, and factors.
 
-    ``sizes`` are those of its result before rows of batches became rows of a matrix.
+    ``sizes`` are those of its result before batches of rows were flattened to rows of a matrix.
     """
 
     key: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Scaled(NamedTuple):
 
 
 def share_scaled(graph: GraphModule) -> None:
-    """The same sums of products, multiplied with a number once they are added up."""
+    """Computes the same sums of products, multiplied with a number after they are added up."""
     sharing = _Sharing()
     for node in list(graph.graph.nodes):
         if not calls(node, aten.mm.default, aten.bmm.default, aten.mv.default):
@@ -56,14 +56,14 @@ def share_scaled(graph: GraphModule) -> None:
 
 
 class _Sharing:
-    """The products that there are so far."""
+    """The products found so far."""
 
     def __init__(self) -> None:
         self.expressions = Expressions()
         self.products: dict[Hashable, tuple[Node, Scaled]] = {}
 
     def share(self, node: Node) -> None:
-        """Has the node's readers read another product, or keeps it for those that follow."""
+        """Replaces the node with a multiple of an earlier product, or stores it for later nodes."""
         seen = [*(self.vector(node) if calls(node, aten.mv.default) else self.matrices(node))]
         kind = node.meta.get(NUMBER), value(node).dtype, value(node).device
         for each in seen:
@@ -76,7 +76,7 @@ class _Sharing:
                 self.products.setdefault((each.key, kind), (node, each))
 
     def vector(self, node: Node) -> Iterator[Scaled]:
-        """A matrix by a vector is a row by its transpose."""
+        """Describes a matrix times a vector as a row times the transposed matrix."""
         given: Any = node.args
         matrix, row = given
         space = [*value(row).shape]
@@ -105,7 +105,7 @@ class _Sharing:
             yield from self.over_rows(_refined(one.args[0]), _refined(other), value(node).shape)
 
     def over_rows(self, one: Node, other: Node, sizes: Sequence[Any]) -> Iterator[Scaled]:
-        """Of whose sums each row's numbers are: they may be the one's or the other's."""
+        """Describes a sum over rows, in which either factor may have the rows' scales."""
         rows = max(value(one).shape[:-1], value(other).shape[:-1], key=len)
         numbers, factors, rests = Fraction(1), Counter[int](), []
         for each in one, other:
@@ -120,7 +120,7 @@ class _Sharing:
         yield Scaled(("over", *rests, scale), numbers, Counter(), [*sizes])
 
     def of_identity(self, node: Node, product: Scaled) -> tuple[Node, Scaled] | None:
-        """The right factor, if the left one is an identity matrix for each batch of rows."""
+        """Returns the right factor if the left one is an identity for each batch of rows."""
         kind, rest, *_ = product.key
         if kind != "rows" or len(rest) != 1:
             return None
@@ -132,23 +132,23 @@ class _Sharing:
             return None
         given: Any = node.args[1]
         if value(given).dim() not in (2, len(product.sizes)):
-            return None  # its batches are those of the left one, in one dimension
+            return None  # its batch dimensions are flattened, unlike the left factor's
         if not same_sizes(value(given).shape[-2:], product.sizes[-2:]):
-            return None  # the left one is some rows or columns of an identity matrix
+            return None  # the left factor is only some rows or columns of an identity matrix
         right = emit(node, aten.expand.default, given, product.sizes)
         return right, product._replace(number=Fraction(1), factors=Counter())
 
     def split(
         self, node: Node, places: Places, space: Sequence[Any]
     ) -> tuple[Fraction, Counter[int], tuple[int, ...]]:
-        """The number, the factors that stay along a row, and those that change."""
+        """Returns the number, the factors that are constant along a row, and those that vary."""
         number, factors = self.expressions.of(node, places, space)
         last = len(space) - 1
         changing = [each for each in factors if last in self.expressions.factors[each].moves]
         return number, Counter(factors) - Counter(changing), tuple(changing)
 
     def right(self, matrix: Node) -> Hashable:
-        """The right factor, where a whole batch has it as it is without one."""
+        """Returns the right factor, without the batch if all of it shares one matrix."""
         sizes = [*value(matrix).shape]
         expression = self.expressions.of(matrix, everywhere(sizes), sizes)
         if len(sizes) == 2 or any(
@@ -159,7 +159,7 @@ class _Sharing:
         return self.expressions.of(matrix, places, sizes[1:])
 
     def read(self, node: Node, wanted: Scaled, product: Node, like: Scaled) -> Node | None:
-        """The product as the one that is wanted, if this is a multiple of it."""
+        """Returns the wanted product as a multiple of the given one, or None if it is not."""
         factors = wanted.factors - like.factors
         if like.factors - wanted.factors:
             return None
@@ -173,12 +173,12 @@ class _Sharing:
                 emit(node, aten.mul.Tensor, scales[0], float(number)) if scales else float(number)
             )
             scales[:1] = [first]
-        if not same_sizes(value(product).shape, like.sizes):  # its batches are in one dimension
+        if not same_sizes(value(product).shape, like.sizes):  # its batch dimensions are flattened
             product = with_rows(node, product, like.sizes[:-1])
         return _multiplied(node, product, scales, wanted.sizes)
 
     def scale(self, before: Node, factor: int, sizes: Sequence[Any]) -> Node | None:
-        """A factor of rows as a tensor that is broadcast to all of their elements."""
+        """Returns a factor of rows as a tensor that broadcasts to their elements, or None."""
         _, _, found, places, _ = self.expressions.factors[factor]
         if found is None or any(len(place.moves) > 1 for place in places):
             return None
@@ -203,7 +203,7 @@ class _Sharing:
 
 
 def _multiplied(before: Node, product: Node, scales: list[Any], sizes: list[Any]) -> Node | None:
-    """As large as the node that it is in front of."""
+    """Returns the scaled product with the sizes of the node ``before``, or None."""
     node, told = product, value(before)
     try:
         for scale in scales:
@@ -218,7 +218,7 @@ def _multiplied(before: Node, product: Node, scales: list[Any], sizes: list[Any]
 
 
 def _refined(matrix: Any) -> Any:
-    """What the matrix has as its rows: batches of rows."""
+    """Returns the batches of rows that the matrix is a view of, or else the matrix."""
     node = matrix
     while node.target in RESHAPES | SAME and is_tensor(node.args[0]):
         node = node.args[0]

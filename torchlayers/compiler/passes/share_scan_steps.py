@@ -1,9 +1,9 @@
-"""Scans: what the steps of one computed before, the steps of another read.
+"""Shares values between scans: later scans read what the steps of earlier ones computed.
 
-A reverse pass runs each step again from the carry before it (NOTE [A scan that is recorded]). What
-the forward pass computes too, of the same slices in the other order, becomes one of its ys, and
-the reverse pass takes that apart in place of computing it. Then what nobody reads any more goes:
-ys, slices, captured tensors.
+A reverse pass recomputes each step from the carry before it (NOTE [A scan that is recorded]). A
+value that the forward pass computes too, of the same slices in the other order, becomes one of its
+ys, and the reverse pass reads slices of it instead of computing it. Then unread ys, slices and
+captured tensors are dropped.
 """
 
 import itertools
@@ -22,11 +22,11 @@ from torchlayers.fx.nodes import aten, calls, emit, has_effect, value, viewed_by
 
 
 def share_steps(graph: GraphModule) -> None:
-    """Exact. Each scan's body is a graph that nobody else holds."""
+    """Exact. Each scan's body must be a graph that nothing else uses."""
     scans = [Scan(graph, node) for node in graph.graph.nodes if calls(node, scan_op)]
     for i, scan in enumerate(scans):
         for earlier in scans[:i]:
-            if str(earlier.length) == str(scan.length):  # symbols, too
+            if str(earlier.length) == str(scan.length):  # compares symbols, too
                 _share(earlier, scan)
     for scan in reversed(scans):
         scan.drop_unread()
@@ -34,7 +34,7 @@ def share_steps(graph: GraphModule) -> None:
 
 
 class Scan:
-    """A scan in a graph, whose operands and results come and go."""
+    """A scan in a graph, with operands and results that can be added and dropped."""
 
     def __init__(self, graph: GraphModule, node: Node) -> None:
         self.node = node
@@ -53,17 +53,17 @@ class Scan:
 
     @property
     def given(self) -> list[Node]:
-        """What the body takes."""
+        """The body's placeholders."""
         return [*self.body.graph.find_nodes(op="placeholder")]
 
     @property
     def results(self) -> list[Any]:
-        """What the body returns: the next carry, and the ys."""
+        """The body's results: the next carry, then the ys."""
         returned: Any = self.body.graph.output_node().args[0]
         return [*returned]
 
     def y(self, of: Node) -> Node:
-        """The ys that are this value in the body, in the graph."""
+        """Returns the graph's node of the ys with this value of the body, adding it if needed."""
         carried = len(self.carry)
         results = self.results
         places = [i for i, y in enumerate(results) if i >= carried and copied(y) is copied(of)]
@@ -83,7 +83,7 @@ class Scan:
         return emit(self.node.next, operator.getitem, self.node, place)
 
     def take(self, of: Node, xs: Node) -> None:
-        """A value of the body is a slice of xs from now on."""
+        """Replaces a value of the body with a slice of xs."""
         first = self.given[len(self.carry) + len(self.xs) - 1].next
         taken = {given.target for given in self.given}
         name = next(name for i in itertools.count() if (name := f"x_{i}") not in taken)
@@ -121,7 +121,7 @@ class Scan:
 
 
 def _share(first: Scan, then: Scan) -> None:
-    """What the steps of the first compute, those of the other read."""
+    """Has the steps of the second scan read values that those of the first compute."""
     same, reverse = _given_to_both(first, then)
     if same is None:
         return
@@ -138,7 +138,7 @@ def _share(first: Scan, then: Scan) -> None:
 
 
 def _given_to_both(first: Scan, then: Scan) -> tuple[dict[Node, Node] | None, bool]:
-    """What the second's body is given, and the same in the first's; whether in reverse."""
+    """Maps inputs of the second body to equal values of the first, and tells whether in reverse."""
     ours, theirs = first.given, then.given
     behind, before = len(first.carry) + len(first.xs), len(then.carry) + len(then.xs)
     for reverse in (True, False):
@@ -160,7 +160,7 @@ def _given_to_both(first: Scan, then: Scan) -> tuple[dict[Node, Node] | None, bo
 
 
 def _source(xs: Node, reverse: bool) -> Hashable:
-    """Whose elements these are, in which order of dimensions, and along which of them turned."""
+    """Returns the source of the elements, the order of its dimensions, and the flipped ones."""
     order = [*range(value(xs).dim())]
     turned: set[int] = set()  # of the dimensions of xs
     node = xs
@@ -186,7 +186,7 @@ def _source(xs: Node, reverse: bool) -> Hashable:
 
 
 def _permuted(node: Node) -> list[int] | None:
-    """Which dimension of what is viewed each of its own is."""
+    """Returns, for each dimension of a permuted view, its dimension in the source, or None."""
     if calls(node, aten.permute.default):
         dims: Any = node.args[1]
         return [dim % len(dims) for dim in dims]
@@ -200,14 +200,14 @@ def _permuted(node: Node) -> list[int] | None:
 
 
 def copied(node: Any) -> Any:
-    """What it is a copy of, if it is one."""
+    """Returns the source of copies, or the node if it is not a copy."""
     while calls(node, aten.clone.default):
         node = node.args[0]
     return node
 
 
 def _computing(body: GraphModule) -> Iterator[Node]:
-    """The operators that may stand for one another, of the body's own values."""
+    """Yields the operators that may be shared, which read only values of the body."""
     for node in body.graph.nodes:
         plain = node.op == "call_function" and not has_effect(node)
         if plain and not any(given.op == "get_attr" for given in node.all_input_nodes):
@@ -224,7 +224,7 @@ def _key(node: Node, same: dict[Node, Node]) -> Hashable:
 
 
 def _worth_reading(then: Scan, same: dict[Node, Node]) -> Iterator[tuple[Node, Node]]:
-    """What the second's steps need of all that is the same, views computed again."""
+    """Yields the shared values that the second scan's steps need; views are recomputed."""
     needed: list[Node] = []
     for node in then.body.graph.nodes:
         if node not in same:

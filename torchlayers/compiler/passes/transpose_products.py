@@ -1,7 +1,7 @@
-"""Transposes of products are products of transposes.
+"""Rewrites transposes of products as products of transposes.
 
-Libraries take a transposed factor as it is. A result that is read transposed, beside others that
-are not, is read across its memory.
+Libraries accept transposed factors as they are. A result that is read transposed, next to others
+that are not, is read against its memory order.
 """
 
 from torch.fx import GraphModule
@@ -13,7 +13,7 @@ PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 def turn_products(graph: GraphModule) -> None:
-    """(a b)ᵀ is bᵀ aᵀ: the same sums; a library may add in another order."""
+    """Rewrites (a b)ᵀ as bᵀ aᵀ: the same sums; a library may add in another order."""
     for node in list(graph.graph.nodes):
         if not is_transpose(node) or not calls(product := node.args[0], *PRODUCTS):
             continue

@@ -1,7 +1,7 @@
-"""Small convolutions as products of matrices: of the windows that the kernel sees.
+"""Rewrites small convolutions as matrix products with the windows that the kernel sees (im2col).
 
-A library's convolution takes its time to choose a kernel and lay out its arguments. The windows
-are gathered once for all that read them: a layer's output, and its weight's gradient, for each
+A library's convolution spends time on choosing a kernel and laying out its arguments. The windows
+are gathered once for all their readers: a layer's output, and its weight's gradient, for each
 sample or for all together.
 """
 
@@ -24,14 +24,14 @@ from torchlayers.fx.nodes import (
     value,
 )
 
-# Multiplications, up to which products were faster; docs/compile-passes.md. A library that is given
-# a kernel for each sample begins anew with each.
+# Number of multiplications up to which products were faster; docs/compile-passes.md. If there is a
+# kernel for each sample, a library pays its setup cost for each.
 SMALL = 1 << 23
 SMALL_WITH_KERNELS = 1 << 24
 
 
 class Windows(NamedTuple):
-    """How a kernel goes over an image."""
+    """The way a kernel slides over an image."""
 
     kernel: list[int]
     stride: list[int]
@@ -110,7 +110,7 @@ def _is_small(output: Tensor, weight: Tensor, limit: int) -> bool:
 
 
 def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Node:
-    """[samples, outputs, …], laid out with the outputs first."""
+    """Returns the convolution, [samples, outputs, …], laid out with the outputs first."""
     samples, _, *size = value(image).shape
     outputs = value(weight).shape[0]
     matrix = _reshaped(before, weight, [outputs, -1])
@@ -120,7 +120,7 @@ def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Nod
 
 
 def _of_image(item: Node, given: Any, image: Any, weight: Any, windows: Windows) -> Node | None:
-    """The convolution of the cotangent with the kernel turned around, where no step is skipped."""
+    """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
         dilation * (kernel - 1) - pad
         for kernel, pad, dilation in zip(
@@ -145,7 +145,7 @@ def _of_weight(item: Node, given: Any, image: Any, weight: Any, windows: Windows
 def _of_weights(
     item: Node, given: Any, image: Any, weight: Any, windows: Windows, groups: int
 ) -> Node:
-    """Of each group its own, as a batch of samples with a kernel each has them."""
+    """Returns the gradient of each group's kernel, for a batch of samples with a kernel each."""
     _, channels, *size = value(image).shape
     places = math.prod(windows.places(size))
     samples = _reshaped(item, image, [groups, channels // groups, *size])
@@ -158,7 +158,7 @@ def _of_weights(
 
 
 def _gathered(before: Node, image: Node, windows: Windows) -> Node:
-    """[channels x kernel, samples x places]: what each element of the kernel is multiplied with."""
+    """Returns the factors of each kernel element, [channels x kernel, samples x places]."""
     samples, channels, *size = value(image).shape
     if any(windows.padding):
         pads = [pad for padding in reversed(windows.padding) for pad in (padding, padding)]
@@ -187,6 +187,6 @@ def _reshaped(before: Node, node: Node, sizes: list[int]) -> Node:
 
 
 def _swapped(before: Node, node: Node) -> Node:
-    """The first two dimensions."""
+    """Swaps the first two dimensions."""
     order = [1, 0, *range(2, value(node).dim())]
     return emit(before, aten.permute.default, node, order)

@@ -1,4 +1,4 @@
-"""Results whose memory was not written, or in part: two computations of the same differ there."""
+"""Finds results with uninitialized memory, in which two runs of the same graph may differ."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ _COPIES = (
     _aten.clone.default,
     _aten.stack.default,
 )
-# Operators of several results, and which of them may be left as they were allocated.
+# Operators with several results, and those results that may be left uninitialized.
 _LEAVES = {
     "aten::_ctc_loss": (1,),  # log_alpha, beyond each sample's lengths
     "torchlayers::ctc_loss": (1,),
-    # The random numbers' seed and offset, where there is no dropout.
+    # The random seed and offset, without dropout.
     "aten::_flash_attention_forward": (2, 3),
     "aten::_efficient_attention_forward": (2, 3),
     "aten::_scaled_dot_product_flash_attention": (6, 7),
@@ -38,9 +38,10 @@ _LEAVES = {
 
 
 def uninitialized_results(graph: GraphModule) -> frozenset[int]:
-    """Which of the graph's results have entries that nothing says what they are.
+    """Returns the positions of the graph's results that have uninitialized elements.
 
-    What is written to later, even in part, is not among them, nor is what was computed of such.
+    Memory that is written later, even in part, is excluded, as are values that operators compute
+    from uninitialized elements.
     """
     found = set[Node]()
     for node in operators(graph):

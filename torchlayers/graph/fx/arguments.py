@@ -1,4 +1,4 @@
-"""The original's arguments as f's inputs, and f's outputs as the original's."""
+"""Converts the original's arguments to f's inputs, and f's outputs to the original's results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from torchlayers.graph.fx.normalize import Program
 
 
 def places(argnums: int | Sequence[int] | None, count: int) -> list[int] | None:
-    """argnums as places among the arguments' leaves; None for the default."""
+    """Returns argnums as positions among the arguments' leaves; None for the default."""
     if argnums is None:
         return None
     chosen = argnums if isinstance(argnums, int) else tuple(argnums)
@@ -28,7 +28,7 @@ class Arguments:
         self._written = {argument for argument, _ in program.written}
         outputs = next(iter(reversed(program.graph.nodes))).args[0]
         self._own = len(outputs) - len(program.updates) - len(program.written)
-        # Results that are an argument which was written to, and that argument.
+        # Results that are an argument after a write to it, with the position of that argument.
         self._returned = {
             i: argument
             for argument, place in program.written
@@ -38,13 +38,13 @@ class Arguments:
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
         leaves = self._leaves(args, kwargs)
-        # What is written to when the call is done has to stay as it was in what the call saved.
+        # These are written after the call, and what the call saves must not change.
         for i in self._written:
             leaves[i] = leaves[i].clone()
         return leaves + [self._read(state) for state in self._program.state]
 
     def unflatten(self, outputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        """The original's result. Writes what the original writes."""
+        """Returns the original's result. Writes to what the original writes to."""
         for state, place in self._program.updates:
             with torch.no_grad():
                 state.read().copy_(outputs[place])
@@ -82,7 +82,7 @@ class Arguments:
 
 
 def _check(name: str, leaf: Any, expected: Any) -> None:
-    """A graph is for the shapes and numbers it was traced with, where they are not symbolic."""
+    """Checks an argument's shape and number, which are fixed by the trace unless symbolic."""
     if isinstance(expected, (bool, int, float, complex, str)) and leaf != expected:
         raise GraphError(
             f"torchlayers: the graph was differentiated for `{name}`={expected!r}, which is part "

@@ -1,12 +1,12 @@
-"""Differentiation of FX graphs, step by step.
+"""Differentiates FX graphs, step by step.
 
-- fx_program: the graph as flat, functional ATen operators; fx_retrace, where it has to be
-  recorded anew for that
-- fx_rules: which nodes are differentiable, and the gradient of a node
-- fx_reverse: the reverse graph
-- fx_save: what is saved for it, and what is computed again
-- fx_lift: the reverse graph lifted out, and how the two fit
-- fx_arguments: the original's arguments and results
+- normalize: the graph as flat, functional ATen operators; retrace, if it has to be traced
+  again for that
+- vjp_rules: which nodes are differentiable, and the gradient of a node
+- joint_graph: the reverse graph
+- residuals: which values are saved for it, and which are recomputed
+- partition: the reverse graph lifted out, and how the two graphs' values correspond
+- arguments: the original's arguments and results
 """
 
 import contextlib
@@ -46,15 +46,17 @@ def differentiate_fx(
             f"({layer.key().name.lower()}, level {layer.level()}). Do it outside; what it returns "
             "can be called inside."
         )
-    # What a graph's derivative is does not depend on the modes that are on here.
+    # A graph's derivative does not depend on the modes that are active here.
     with _no_collections(), torch.inference_mode(False), torch._C._DisableAutocast():
         return _differentiate(graph, example_inputs, argnums, save)
 
 
 @contextlib.contextmanager
 def _no_collections() -> Iterator[None]:
-    """Many nodes are made here and none is garbage, but each pass of Python's collector over
-    them would look at all of torch's objects as well: almost half of the time for 2,000 nodes.
+    """Disables garbage collection, which would take almost half of the time for 2,000 nodes.
+
+    Many nodes are created here and none is garbage, but each collection of Python's also visits
+    all of torch's objects.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -76,7 +78,7 @@ def _differentiate(
     program = (
         as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, argnums).program()
     )
-    arguments = Arguments(program)  # now, for the reverse graph is written below the program's own
+    arguments = Arguments(program)  # before the reverse graph is added to the program's graph
     wanted = _wanted(program, argnums)
     joint = with_reverse(program, wanted)
     saved = choose(joint, save)
@@ -85,7 +87,7 @@ def _differentiate(
     count = len(joint.cotangents)
 
     def run_df(values: Sequence[Any]) -> Sequence[Any]:
-        # The backward graph was recorded for contiguous cotangents.
+        # The backward graph was captured for contiguous cotangents.
         cotangents = [cotangent.contiguous() for cotangent in values[:count]]
         return lifted.df(*cotangents, *values[count:])  # type: ignore[no-any-return]
 
@@ -106,7 +108,7 @@ def _differentiate(
 
 
 def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:
-    """The inputs to differentiate by: those chosen, and parameters that require gradients."""
+    """Returns the positions of the chosen inputs, and of parameters that require gradients."""
     inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
     chosen = places(argnums, program.arguments)
     if chosen is None:

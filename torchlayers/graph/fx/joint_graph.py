@@ -1,7 +1,7 @@
-"""Step 3 for FX: the reverse graph, written below the operators it is the gradient of.
+"""Step 3 for FX: the reverse graph, added below the operators that it differentiates.
 
-One graph holds both, so that choosing what to save, the next step, can look at them together.
-Values are of three kinds: the original's (primal); helpers, which the gradients compute of
+One graph holds both, so that the next step, choosing what to save, sees both.
+Values are of three kinds: the original's (primal); helpers, which the gradients compute from
 primal values alone, such as the cosine in the gradient of a sine; and those that depend on
 cotangents.
 """
@@ -25,11 +25,11 @@ from torchlayers.graph.node_location import where
 
 aten = torch.ops.aten
 
-# Torch's formula for this operator reads an argument as the operator leaves it. Without writes it
-# is left as it was, and what it would have become is a result.
+# Torch's formula for this operator reads an argument after the operator has written to it. In the
+# functional variant the argument is unchanged, and its new value is a result.
 _WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
 
-# Operators that have a derivative elsewhere and can't have one here, and what to do instead.
+# Operators that have a derivative elsewhere but can't have one here, and what to use instead.
 _REFUSED: dict[Any, str] = {
     torch.ops.higher_order.while_loop: (
         "how often it runs is known only when it does, and so is how much there is to save. Write "
@@ -41,7 +41,7 @@ _REFUSED: dict[Any, str] = {
     ),
 }
 
-# Gradients are taken of values, so what autograd cuts its own saved values off with can go.
+# Autograd detaches its own saved values with these. Values here have no history, so they can go.
 _NO_OPERATION = (aten.detach.default, aten.alias.default)
 
 
@@ -50,11 +50,11 @@ class Joint:
     """A program and its reverse in one graph.
 
     Attributes:
-        graph: the operators, then the reverse ones; its output node is gone.
+        graph: the operators, then the reverse ones; its output node is removed.
         inputs: the program's inputs.
         outputs: its outputs, flat; some may be constants.
-        cotangents: for each output that has one, its place and the placeholder.
-        gradients: for each input that has one, its place and what computes it.
+        cotangents: for each output that has one, its position and the placeholder.
+        gradients: for each input that has one, its position and the node that computes it.
         primal: the program's own nodes.
         reverse: the nodes that depend on cotangents.
     """
@@ -68,13 +68,13 @@ class Joint:
     reverse: set[Node] = field(default_factory=set)
 
     def needed(self) -> list[Node]:
-        """What the gradients are computed of, in the graph's order."""
+        """Returns the nodes that the gradients are computed from, in the graph's order."""
         found = reached(node for _, node in self.gradients)
         return [node for node in self.graph.nodes if node in found]
 
 
 def reached(ends: Iterable[Node]) -> set[Node]:
-    """The nodes, and all that they are computed of."""
+    """Returns the nodes, and all nodes that they are computed from."""
     found: set[Node] = set()
     waiting = list(ends)
     while waiting:
@@ -97,7 +97,7 @@ def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
     """Adds the gradients of the wanted inputs to the program's graph.
 
     Raises:
-        GraphError: a node on the way can't be differentiated, or none is on the way.
+        GraphError: a node between can't be differentiated, or no output depends on the inputs.
     """
     return _Reverse(program, wanted).joint
 
@@ -114,7 +114,7 @@ class _Reverse:
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
         self.joint = Joint(graph, inputs, outputs, primal=set(graph.nodes))
         self.reverse = self.joint.reverse
-        # An input that has each symbolic size, so that no other tensor is saved for it.
+        # For each symbolic size, an input that has it, so that no other tensor is saved for it.
         self.sizes = {
             str(size): (node, dim)
             for node in reversed(inputs)
@@ -135,12 +135,12 @@ class _Reverse:
                 self.joint.gradients.append((i, self.cotangents[inputs[i]]))
 
     def _find_needs(self, operators: list[Node], needs: set[Node]) -> set[Node]:
-        """The values that depend on the wanted inputs in a way that has a derivative."""
+        """Returns the values that depend on the wanted inputs and have a derivative."""
         for node in operators:
             if not any(argument in needs for argument in node.all_input_nodes):
                 continue
             if node.target is operator.getitem:
-                continue  # found with the node that made it
+                continue  # handled with the node that returns it
             if not any(isinstance(leaf, Tensor) for leaf in pytree.leaves(value(node))):
                 continue
             if node.target in _REFUSED:
@@ -160,7 +160,7 @@ class _Reverse:
         return needs
 
     def _seed(self, needs: set[Node]) -> None:
-        """One cotangent for each output that has a derivative."""
+        """Adds a cotangent for each output that has a derivative."""
         for place, output in enumerate(self.joint.outputs):
             if not isinstance(output, Node) or output not in needs:
                 continue
@@ -240,7 +240,7 @@ class _Reverse:
         return node
 
     def _output_at(self, node: Node, path: tuple[int, ...]) -> Node:
-        """One of a node's results; the original may have had no use for it."""
+        """Returns the node of one of a node's results, which the original may not use."""
         found = node
         for i in path:
             taken = next(
@@ -256,7 +256,7 @@ class _Reverse:
         return found
 
     def _attribute(self, rule: Rule, step: Node, node: Node) -> Node:
-        """A branch of a control-flow operator's backward, or a constant, moved to our module."""
+        """Moves a branch of a control flow operator's backward, or a constant, to the root."""
         moved = getattr(rule.module, str(step.target))
         if isinstance(moved, FakeTensor):
             raise GraphError(
@@ -289,7 +289,7 @@ class _Reverse:
 
 
 class _Arrived:
-    """The cotangents that have arrived for a node's results."""
+    """The cotangents of a node's results, accumulated so far."""
 
     def __init__(self, reverse: _Reverse, node: Node) -> None:
         self.reverse = reverse
@@ -309,7 +309,7 @@ class _Arrived:
 
 
 class _Emitter:
-    """Writes an operator once, however many gradients ask for it."""
+    """Adds an operator to the graph once, even if several gradients need it."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
@@ -335,7 +335,7 @@ class _Emitter:
 
 
 def _given_away(graph: fx.Graph) -> set[Node]:
-    """The results, and what they are views of: the caller may write to each of them."""
+    """Returns the outputs, and what they are views of: the caller may write to each of them."""
     found: set[Node] = set()
     for node in next(iter(reversed(graph.nodes))).all_input_nodes:
         while node not in found:
@@ -347,7 +347,7 @@ def _given_away(graph: fx.Graph) -> set[Node]:
 
 
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """A node's results, each with the getitems that lead to it."""
+    """Yields a node's results, each with the indices of the getitems that lead to it."""
     if isinstance(val, (tuple, list)):
         for i, item in enumerate(val):
             yield from _leaves_of(item, (*path, i))
@@ -356,7 +356,7 @@ def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int
 
 
 def _taken(node: Node, path: tuple[int, ...] = ()) -> Iterator[tuple[Node, tuple[int, ...]]]:
-    """The getitems of a node's results."""
+    """Yields the getitems of a node's results, each with its path of indices."""
     for user in node.users:
         if user.target is operator.getitem and user.args[0] is node:
             index: Any = user.args[1]

@@ -1,8 +1,8 @@
-"""Step 0 for FX: any graph that can be traced, as a flat, functional graph of ATen operators.
+"""Step 0 for FX: any traceable graph, as a flat, functional graph of ATen operators.
 
 A Program takes the original's arguments flattened, then its parameters, buffers and constants.
-A graph that make_fx recorded is taken as it is. Others (symbolic_trace's, torch.export's,
-those with in-place operators) are traced anew, on fake tensors.
+A graph that make_fx captured is used unchanged. Others (symbolic_trace's, torch.export's, those
+with in-place operators) are retraced on fake tensors.
 """
 
 import inspect
@@ -24,18 +24,17 @@ from torchlayers.graph.errors import GraphError
 
 aten = torch.ops.aten
 
-# These write to their running statistics, and their schemas don't say so.
+# These write to their running statistics, but their schemas don't say so.
 _WRITES_UNSAID = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 
-# Operators on graphs that stay; others, as those of regions under no_grad, are replaced by what
-# is in them.
+# Operators with subgraphs that are kept; others, such as regions under no_grad, are inlined.
 _CONTROL_FLOW = ("cond", "while_loop", "scan", "associative_scan", "map_impl")
 
-# An operator that a graph recorded without autograd has instead of one that has a derivative.
+# Operators that a graph captured without autograd has instead of those with a derivative.
 _WITH_DERIVATIVE = {aten._embedding_bag_forward_only.default: aten._embedding_bag.default}
 
-# Operators in the graphs made here that take values however they come: of other strides than
-# those that were recorded, or lazily conjugated.
+# Operators used in generated graphs because they accept values with other strides than those that
+# were captured, or lazily conjugated ones.
 LENIENT = (aten.reshape.default, aten.resolve_conj.default)
 
 
@@ -56,27 +55,27 @@ class State:
 @dataclass
 class Program:
     graph: fx.Graph  # placeholders are the arguments' leaves, then state
-    root: torch.nn.Module  # where the graph's subgraphs are (branches of cond)
+    root: torch.nn.Module  # has the graph's subgraphs (branches of cond)
     mode: FakeTensorMode  # of the values in meta["val"]
     signature: inspect.Signature
     arguments: int  # how many of the placeholders are arguments' leaves
-    expected: list[Any]  # what is known of each of those
+    expected: list[Any]  # the known value of each of these
     structure: pytree.TreeSpec | None  # of the arguments, where it is known
     result: pytree.TreeSpec  # of the outputs
     state: list[State]
-    # What is written to in place, and the output that is its new value: state, and arguments'
-    # leaves. These outputs are the last.
+    # State, and arguments' leaves, that are written in place, each with the output that is its new
+    # value. These outputs are the last.
     updates: list[tuple[State, int]] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)
 
 
 def value(node: Any) -> Any:
-    """What is known of a node's result: fake tensors, symbolic numbers."""
+    """Returns what is known of a node's result: fake tensors, symbolic numbers."""
     return node.meta.get("val") if isinstance(node, Node) else node
 
 
 def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
-    """A fake tensor like this one, which nothing has been done with."""
+    """Returns a fake tensor with the same layout and dtype, and without history."""
     if not isinstance(value, Tensor):
         return value
     with mode:
@@ -88,24 +87,24 @@ def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
 
 
 def writes(node: Node) -> bool:
-    """Whether the operator changes one of its arguments."""
+    """Whether the operator writes to one of its arguments."""
     if not isinstance(node.target, OpOverload):
         return False
     return node.target._schema.is_mutable or node.target in _WRITES_UNSAID
 
 
 def is_view(node: Node) -> bool:
-    """Whether the operator only looks at its argument in another way."""
+    """Whether the operator returns a view of its argument."""
     if not isinstance(node.target, OpOverload):
         return False
     if node.target is aten.reshape.default:
-        return True  # stands for view in the graphs made here
+        return True  # used instead of view in generated graphs
     schema = node.target._schema
     return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def is_plain(module: GraphModule) -> bool:
-    """Whether the graph can be taken as it is."""
+    """Whether the graph can be used without retracing it."""
     return all(map(_is_plain, module.graph.nodes))
 
 
@@ -133,7 +132,7 @@ def _is_plain(node: Node) -> bool:
 
 
 def as_it_is(module: GraphModule) -> Program:
-    """The program of a plain graph."""
+    """Returns the program of a plain graph."""
     graph = fx.Graph()
     mode = mode_of([n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"])
     copied: dict[Node, Any] = {}
@@ -161,7 +160,7 @@ def as_it_is(module: GraphModule) -> Program:
 
 
 def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.TreeSpec | None:
-    """How the arguments are structured, where the graph says it."""
+    """Returns the structure of the arguments, if the graph records it."""
     codegen = module.graph._codegen
     if not isinstance(codegen, fx.graph._PyTreeCodeGen):
         return None
@@ -177,7 +176,7 @@ def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.Tr
 def copy_placeholders(
     old: fx.Graph, new: fx.Graph, copied: dict[Node, Any], names: Sequence[str]
 ) -> int:
-    """Copies the inputs, under these names where some are given, and counts them."""
+    """Copies the inputs, renamed if there are names, and returns their number."""
     placeholders = [node for node in old.nodes if node.op == "placeholder"]
     names = names or [str(node.target) for node in placeholders]
     for node, name in zip(placeholders, names, strict=True):
@@ -187,7 +186,7 @@ def copy_placeholders(
 
 
 def lift_attributes(module: GraphModule, new: fx.Graph, copied: dict[Node, Any]) -> list[State]:
-    """Makes an input of every tensor that the graph takes from its module."""
+    """Replaces every tensor that the graph reads from its module with an input."""
     state: list[State] = []
     by_tensor: dict[int, Node] = {}
     for node in module.graph.nodes:
@@ -223,7 +222,7 @@ def copy_body(old: fx.Graph, new: fx.Graph, copied: dict[Node, Any]) -> Any:
 
 
 def _copied_value(new: fx.Graph, copied: dict[Node, Any], node: Node) -> Node:
-    """copy(x, y) is y as x is: it has no derivative, and what it is made of here does."""
+    """Replaces copy(x, y) by operators that have a derivative: y with x's dtype, device, sizes."""
     old, source = node.args[:2]
     assert isinstance(old, Node) and isinstance(source, Node)
     found: Node = copied[source]
@@ -243,7 +242,7 @@ def _copied_value(new: fx.Graph, copied: dict[Node, Any], node: Node) -> Node:
 
 
 def _take_apart(node: Node) -> None:
-    """Gives the operator the items of a list that another one made, instead of the list."""
+    """Replaces an operator's list argument, if another operator returned it, with its items."""
     if node.op != "call_function" or node.target is operator.getitem:
         return
 
@@ -262,7 +261,7 @@ def _take_apart(node: Node) -> None:
 
 
 def subgraphs_of(module: GraphModule) -> torch.nn.Module:
-    """A module of our own, to add to, with the subgraphs that get_attr nodes name."""
+    """Returns a new module, to which more can be added, with the subgraphs of get_attr nodes."""
     root = torch.nn.Module()
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -273,7 +272,7 @@ def subgraphs_of(module: GraphModule) -> torch.nn.Module:
 
 
 def plain(output: Any) -> Any:
-    """fx's immutable lists and dicts as Python's."""
+    """Converts fx's immutable lists and dicts to Python's."""
     if type(output) is tuple:
         return tuple(plain(item) for item in output)
     if type(output) in (list, immutable_list):
@@ -284,7 +283,7 @@ def plain(output: Any) -> Any:
 
 
 def mode_of(values: Sequence[Any]) -> FakeTensorMode:
-    """The mode that symbolic shapes belong to; a new one where there are none."""
+    """Returns the mode that symbolic shapes belong to, or a new one if there are none."""
     for leaf in pytree.leaves(list(values)):
         if isinstance(leaf, FakeTensor) and leaf.fake_mode.shape_env is not None:
             return leaf.fake_mode

@@ -1,4 +1,4 @@
-"""Steps 5 and 6 for FX: two graphs are made of the joint one, and told how they fit."""
+"""Steps 5 and 6 for FX: splits the joint graph in two, and tells how their values correspond."""
 
 import operator
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Lifted:
 
 
 def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
-    """f returns the program's outputs and what is saved; df takes cotangents and that."""
+    """f returns the program's outputs and the saved values; df takes cotangents and the latter."""
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     in_order = sorted(saved, key=order.__getitem__)
     captured_inputs = [i for i, node in enumerate(joint.inputs) if node in saved]
@@ -48,9 +48,9 @@ def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
 
 
 def _of_its_own(node: Node, joint: Joint) -> Node:
-    """What f returns for a captured value: a copy, where it is a part of something larger.
+    """Returns f's output for a captured value: a copy, if it is part of something larger.
 
-    A view keeps all of what it looks at.
+    A view would keep all of the memory that it views alive.
     """
     whole = node
     while is_view(whole) or _is_item_of_views(whole):
@@ -75,7 +75,7 @@ def _forward(joint: Joint, temporaries: list[Node], root: torch.nn.Module) -> Gr
     outputs = [*joint.outputs, *temporaries]
     in_use = reached(node for node in outputs if isinstance(node, Node))
     for node in joint.graph.nodes:
-        # In the program's order, for what is random; and that keeps drawing its numbers.
+        # Random operators stay in the program's order, and draw even if they are unused.
         if node in in_use or (node in joint.primal and is_random(node)):
             writer.write(node)
     writer.graph.output(tuple(fx.node.map_arg(outputs, writer.write)))
@@ -97,7 +97,7 @@ def _backward(joint: Joint, captured: list[Node], root: torch.nn.Module) -> Grap
 
 
 class _Writer:
-    """Copies nodes into a new graph, each after what it is computed of."""
+    """Copies nodes into a new graph, each after its inputs."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()
@@ -123,7 +123,7 @@ class _Writer:
         return self.copied[node]
 
     def _make_lenient(self, node: Node) -> None:
-        """See LENIENT: a graph is also run on batched values, and on other strides."""
+        """Uses LENIENT operators, as a graph is also run on batched values and other strides."""
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target is aten.view_as_real.default:

@@ -1,12 +1,13 @@
-"""Step 4 for FX: what the backward graph is given, and what it computes again.
+"""Step 4 for FX: chooses which values are saved for the backward graph, and which it recomputes.
 
 Every value that the reverse nodes need is either saved or computed in the backward graph from
-others that are. To save the fewest bytes is to find the smallest cut between what only the
-forward graph can compute and what the reverse nodes need, where cutting through a value costs
-its bytes. The two policies differ in what the backward graph may compute:
+saved ones. Saving the fewest bytes is a minimum cut between what only the forward graph can compute
+and what the reverse nodes need, where cutting through a value costs its bytes. The two policies
+differ in what the backward graph may compute:
 
 - min-compute: views and constants, which cost nothing, and helpers (which either graph can
-  compute, so a sign may be saved for the value whose sign it is). Nothing is computed twice.
+  compute, so a sign may be saved instead of the value whose sign it is). Nothing is computed
+  twice.
 - min-memory: everything that is not random.
 """
 
@@ -24,14 +25,14 @@ from torchlayers.graph.fx.normalize import is_view, value
 
 aten = torch.ops.aten
 
-# What a value costs is its bytes, and where two choices cost the same, the one that saves fewer
-# values, inputs rather than temporaries, and the original's rather than helpers.
+# A value costs its bytes. Of two choices with the same cost, the cheaper one saves fewer values,
+# inputs rather than temporaries, and the original's values rather than helpers.
 _SCALE = 1 << 20
 _INPUT, _PRIMAL, _HELPER = 1, 2, 3
 
 
 def choose(joint: Joint, save: str) -> set[Node]:
-    """The values to save: each the program's, or a helper that the forward graph computes."""
+    """Returns the values to save: the program's, or helpers that the forward graph computes."""
     needed = joint.needed()
     in_use = set(needed)
     network = Network()
@@ -55,7 +56,7 @@ def choose(joint: Joint, save: str) -> set[Node]:
 
 
 def bytes_of(val: Any) -> int | None:
-    """How many bytes a value takes; None where its shape is symbolic."""
+    """Returns the size of a value in bytes, or None if its shape is symbolic."""
     if not isinstance(val, Tensor):
         return 8
     numel = val.numel()
@@ -63,7 +64,7 @@ def bytes_of(val: Any) -> int | None:
 
 
 def _cost(node: Node, joint: Joint, outputs: set[Node]) -> int | None:
-    """None for what can't be saved: several values in one, and subgraphs."""
+    """Returns None for what can't be saved: nodes with several values, and subgraphs."""
     val = value(node)
     if not isinstance(val, (Tensor, int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return None
@@ -79,18 +80,18 @@ def _cost(node: Node, joint: Joint, outputs: set[Node]) -> int | None:
 
 
 def _hint(val: Tensor) -> int:
-    """The number of elements in the example that a symbolic shape was traced with."""
+    """Returns the number of elements in the example that a symbolic shape was traced with."""
     numel: Any = val.numel()
     return int(numel.node.hint) if numel.node.has_hint() else 1
 
 
 def _may_repeat(node: Node, save: str) -> bool:
-    """Whether the backward graph may compute one of the program's values again."""
+    """Whether the backward graph may recompute a value of the program."""
     if node.op == "placeholder":
         return False
     if node.op == "get_attr":
         return True
-    # empty is no random number, but what it gives is not the same twice either.
+    # empty is not random, but it does not return the same values twice either.
     if is_random(node) or "empty" in str(node.target):
         return False
     return save == "min-memory" or _is_free(node)

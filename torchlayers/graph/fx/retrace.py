@@ -1,7 +1,7 @@
-"""Step 0 for FX, where a graph can't be taken as it is: it is recorded anew on fake tensors.
+"""Step 0 for FX, if a graph can't be used unchanged: retraces it on fake tensors.
 
 Parameters and buffers become inputs, composite operators are decomposed, and in-place
-operators are replaced; what they do to buffers becomes an output.
+operators are replaced; their writes to buffers become outputs.
 """
 
 import inspect
@@ -42,7 +42,7 @@ aten = torch.ops.aten
 
 
 class Retrace:
-    """Records a graph anew, operator by operator, on fake tensors."""
+    """Retraces a graph, operator by operator, on fake tensors."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Retrace:
     def program(self) -> Program:
         try:
             recorded = self._trace(self._replay, requires_grad=True)
-        except GraphError:  # inputs that require gradients refuse to be written to
+        except GraphError:  # inputs that require gradients can't be written to
             recorded = self._trace(self._replay, requires_grad=False)
         _check_writes(recorded.graph, self._input_names()[: len(self.leaves)])
         if any(writes(node) for node in recorded.graph.nodes):
@@ -151,7 +151,7 @@ class Retrace:
             tensor = state.read()
             inputs.append(fresh(tensor, self.mode, requires_grad and tensor.requires_grad))
         try:
-            # Python's dispatcher has the batch norm whose schema says what it writes.
+            # The Python dispatcher has a batch norm whose schema declares its writes.
             with self.mode, preserve_node_meta(), enable_python_dispatcher():
                 return make_fx(function, _allow_non_fake_inputs=True)(*inputs)
         except GraphError:
@@ -163,15 +163,15 @@ class Retrace:
 
 
 class _Replay(fx.Interpreter):
-    """Runs the graph on parameters, buffers and constants that are given."""
+    """Runs the graph with given parameters, buffers and constants."""
 
     def __init__(self, module: GraphModule, attributes: dict[str, Tensor]) -> None:
         super().__init__(module)
         self.attributes = attributes
 
     def run_node(self, node: Node) -> Any:
-        # Autograd would make another loop of this one. Whether it has to be differentiated is
-        # known later.
+        # Autograd would turn this loop into another one. Whether it has to be differentiated is
+        # not known yet.
         is_loop = node.target is torch.ops.higher_order.while_loop
         try:
             with torch.no_grad() if is_loop else nullcontext():
@@ -184,7 +184,7 @@ class _Replay(fx.Interpreter):
             ) from error
         if torch.is_grad_enabled() and not _is_no_grad_region(node):
             return result
-        # What no_grad cuts has to stay cut in a graph, which has no grad mode.
+        # A graph has no grad mode, so what no_grad detaches has to be detached explicitly.
         return pytree.map_leaves(_cut, result)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -207,7 +207,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _is_no_grad_region(node: Node) -> bool:
-    """Whether the node is how torch.export writes ``with torch.no_grad()``."""
+    """Whether the node is torch.export's form of ``with torch.no_grad()``."""
     return (
         isinstance(node.target, HigherOrderOperator)
         and str(node.target) == "wrap_with_set_grad_enabled"
@@ -220,7 +220,7 @@ def _cut(leaf: Any) -> Any:
 
 
 def _used_state(module: GraphModule) -> tuple[dict[str, int], list[State]]:
-    """Where each parameter, buffer or constant that the graph uses is among the state."""
+    """Returns the position of each parameter, buffer or constant used, and the list of these."""
     names: dict[str, int] = {}
     state: list[State] = []
     by_tensor: dict[int, int] = {}
@@ -251,7 +251,7 @@ def _names_used(module: GraphModule, node: Node) -> list[str]:
 
 
 def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
-    """Refuses writes that functionalize makes something else of, without a word."""
+    """Rejects writes whose meaning functionalize would silently change."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     names = dict(zip(inputs, arguments, strict=False))  # the state comes after them
     for node in filter(writes, graph.nodes):
@@ -270,8 +270,8 @@ def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
 
 
 def _memory_of(write: Node) -> tuple[Any, list[Node] | None]:
-    """The node that made what is written to; and where that is detached first, the views from
-    that node to the detached one, the last first."""
+    """Returns the node that made the memory that is written to; and if that is detached first,
+    the nodes from the detached one back to that node, else None."""
     changed: Any = write.args[0]
     path: list[Node] | None = None
     while isinstance(changed, Node) and is_view(changed):
@@ -283,7 +283,7 @@ def _memory_of(write: Node) -> tuple[Any, list[Node] | None]:
 
 
 def _is_read_after(path: list[Node], write: Node) -> bool:
-    """Whether what shares memory with a detached tensor is used when that has been written to."""
+    """Whether memory shared with a detached tensor is used after a write to that tensor."""
     detached, *others = path
     if others[-1].op == "placeholder":
         return False  # state
@@ -293,7 +293,7 @@ def _is_read_after(path: list[Node], write: Node) -> bool:
 
 
 def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
-    """Takes the writes to inputs, which are all at the end, out of the graph."""
+    """Removes the writes to inputs, which are all at the end, and returns inputs and new values."""
     updates = []
     for node in reversed(graph.nodes):
         if node.target is aten.copy_.default and node.args[0].op == "placeholder":
@@ -309,7 +309,7 @@ def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
 
 
 def _positional(signature: inspect.Signature, values: Sequence[Any]) -> list[Any]:
-    """The bound arguments as the interpreter takes them: those of ``*args`` one by one."""
+    """Returns the bound arguments as the interpreter takes them: those of ``*args`` one by one."""
     found: list[Any] = []
     for parameter, given in zip(signature.parameters.values(), values, strict=True):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:

@@ -1,8 +1,8 @@
 """Steps 1 and 2 for FX: which nodes are differentiable, and the gradient of a node.
 
 The rules are torch's: the operator runs alone, on fake tensors, under autograd, and make_fx
-records its backward. What that gives for an operator on tensors of given shapes is kept, so
-that a long graph of few kinds of operator costs few recordings.
+captures its backward. The rule for an operator on tensors of given shapes is cached, so a long
+graph with few kinds of operators needs few captures.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,10 +34,10 @@ class Rule:
     Attributes:
         graph: computes the operator and its backward.
         primals: the placeholders of the operator's inputs.
-        cotangents: those of the outputs' cotangents.
-        outputs: what computes the operator's outputs, one a leaf.
-        gradients: what computes the gradient of each primal; None where there is none.
-        steps: the nodes that the gradients need, besides the above, in order.
+        cotangents: the placeholders of the outputs' cotangents.
+        outputs: the nodes that compute the operator's outputs, one per leaf.
+        gradients: the nodes that compute the gradient of each primal; None if there is none.
+        steps: the nodes that the gradients need besides the above, in order.
         module: holds the subgraphs that steps refer to.
     """
 
@@ -51,7 +51,7 @@ class Rule:
 
 
 class Rules:
-    """The rules of the operators of one graph, each recorded once."""
+    """The rules of the operators of one graph, each captured once."""
 
     def __init__(self, root: torch.nn.Module, mode: FakeTensorMode) -> None:
         self._root = root
@@ -60,7 +60,7 @@ class Rules:
         self._rules: dict[Any, Rule] = {}
 
     def differentiable_outputs(self, call: "Call") -> tuple[bool, ...]:
-        """Of each leaf of the node's result: whether gradients flow back from it."""
+        """Returns, for each leaf of the node's result, whether gradients flow back from it."""
         if call.key not in self._differentiable:
             with self._mode, torch.enable_grad():
                 try:
@@ -76,7 +76,7 @@ class Rules:
         return self._differentiable[call.key]
 
     def rule(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
-        """The vjp for cotangents like these, one a leaf of the node's result; None is zero."""
+        """Returns the vjp for such cotangents, one per leaf of the node's result; None is zero."""
         key = (call.key, tuple(map(_describe, cotangents)))
         if key not in self._rules:
             try:
@@ -90,8 +90,8 @@ class Rules:
         return self._rules[key]
 
     def _record_with_symbols(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
-        """Where a shape inside the rule depends on values, a symbol stands for it."""
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # takes a while
+        """Uses symbolic sizes, because a shape inside the rule depends on values."""
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
 
         try:
             return self._record(call, cotangents, FakeTensorMode(shape_env=ShapeEnv()))
@@ -141,7 +141,7 @@ class Rules:
 
 
 class Call:
-    """One node's operator and arguments, with what is known of them."""
+    """A node's operator and arguments, with their known values."""
 
     def __init__(self, node: Node, root: torch.nn.Module, needs: set[Node]) -> None:
         self.node = node
@@ -170,21 +170,21 @@ class Call:
         self.key = node.target, False, hashable((node.args, node.kwargs), describe)
 
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
-        """New fake inputs, that require gradients where gradients are needed."""
+        """Returns new fake inputs, which require grad where gradients are needed."""
         return [
             fresh(node.meta["val"], mode, need)
             for node, need in zip(self.inputs, self._needs, strict=True)
         ]
 
     def known_outputs(self, mode: FakeTensorMode) -> AbstractContextManager[Any]:
-        """Inside, an operator whose shapes depend on values has those its node records."""
+        """Returns a context in which an operator has the data-dependent shapes of its node."""
         target = self.node.target
         if not isinstance(target, OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
             return nullcontext()
         return _Known(target, pytree.map_leaves(lambda v: fresh(v, mode), self.node.meta["val"]))
 
     def refusal(self, error: Exception) -> GraphError:
-        """What went wrong, with the operator itself rather than with what it was made into."""
+        """Returns the error to raise, about the operator itself rather than its decomposition."""
         reason = str(self._error or error).strip().splitlines()
         return GraphError(
             f"torchlayers: differentiate: {where(self.node)}, can't be differentiated: "
@@ -198,9 +198,9 @@ class Call:
         return self._function(*args, **kwargs)
 
     def decompose(self, error: Exception) -> bool:
-        """Makes other operators of one that has no derivative, as backwards' own often have none.
+        """Decomposes an operator without derivative, as operators of backwards often are.
 
-        Returns False where that is done already, or can't be.
+        Returns False if it is decomposed already, or can't be.
         """
         target, decomposed, arguments = self.key
         if decomposed or target not in decomposition_table:
@@ -212,7 +212,7 @@ class Call:
 
 
 class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives an operator the results that its node records. make_fx takes them for constants."""
+    """Gives an operator the results that its node records, which make_fx treats as constants."""
 
     def __init__(self, target: OpOverload, results: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -226,7 +226,7 @@ class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
-    """One node for each of the results that were given."""
+    """Merges the nodes of each of the given results into one."""
     first: dict[int, Node] = {}
     if not isinstance(known, _Known):
         return
@@ -242,18 +242,18 @@ def requires_grad(value: Any) -> bool:
 
 
 def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Any:
-    """A node's arguments as a key, with a description for each node among them."""
+    """Returns a node's arguments as a key, with a description of each node among them."""
     if isinstance(argument, Node):
         return describe(argument)
     if isinstance(argument, (tuple, list)):
         return tuple([hashable(item, describe) for item in argument])
     if isinstance(argument, dict):
         return tuple([(key, hashable(item, describe)) for key, item in argument.items()])
-    return type(argument), str(argument)  # 1 and True are equal, and not the same argument
+    return type(argument), str(argument)  # 1 and True are equal, but not the same argument
 
 
 def _describe(value: Any) -> Any:
-    """What a rule depends on of a value."""
+    """Returns the properties of a value that a rule depends on."""
     if isinstance(value, Tensor):
         layout = (*value.shape, *value.stride())
         if not all(type(size) is int for size in layout):
@@ -272,7 +272,7 @@ def _result(graph: fx.Graph) -> Any:
 
 
 def _needed(graph: fx.Graph, gradients: Sequence[Any], given: set[Any]) -> list[Node]:
-    """The nodes that compute the gradients, in order, those given left out."""
+    """Returns the nodes that compute the gradients, in order, without those that are given."""
     needed = set()
     waiting = [node for node in gradients if isinstance(node, Node)]
     while waiting:
