@@ -11,7 +11,7 @@ from torchlayers.taps.loop_steps import Loop
 
 
 class Values(Listener):
-    """Keeps the values."""
+    """Collects the values."""
 
     def __init__(self, api: str, names: Names | None) -> None:
         super().__init__(api, names)
