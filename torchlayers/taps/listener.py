@@ -98,7 +98,7 @@ class Listener:
         raise NotImplementedError
 
     def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
-        """Returns what the function continues with, and what is collected, for leaf i of a value."""
+        """Returns what the function continues with, and what to collect, for leaf i of a value."""
         raise NotImplementedError
 
     def _refuse_another(self, name: str) -> NoReturn:

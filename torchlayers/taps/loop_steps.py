@@ -81,7 +81,7 @@ class Loop(Unheard):
 
 
 class Steps:
-    """The values with one name in a loop's steps, by step; for nested loops, by each loop's step."""
+    """The values with one name in a loop's steps, by step; in nested loops, by each loop's step."""
 
     def __init__(self, loops: Sequence[Loop], level: int) -> None:
         self.loops, self.level = tuple(loops), level

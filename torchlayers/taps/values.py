@@ -1,4 +1,4 @@
-"""Keeps the values."""
+"""The listener that collects tapped values."""
 
 from collections.abc import Sequence
 from typing import Any
