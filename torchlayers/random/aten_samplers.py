@@ -71,7 +71,7 @@ def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[
     )
 
 
-# Numbers of any dtype
+# Samplers for any dtype
 
 
 def _on(key: Tensor, device: torch.device | None) -> Tensor:
@@ -342,7 +342,7 @@ _NAMED: dict[str, Draw] = {
     "normal.Tensor_Tensor": _normal_of,
     "multinomial": _multinomial,
     "native_dropout": _dropout,
-    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p: probability of keeping
+    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p: keep rate
     "rrelu_with_noise": _leaky,
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,

@@ -42,7 +42,7 @@ def tap(value: Any, name: str) -> Any:
 
 
 def intermediates(func: Callable[..., Any], names: Names | None = None) -> Callable[..., Any]:
-    """Returns the values that a function names by :func:`tap`, and outputs of modules by path.
+    """Makes a function return the values that it names by :func:`tap`, and module outputs by path.
 
     Args:
         func: any function of tensors; transforms may be inside and around it.
@@ -81,7 +81,7 @@ def with_taps(
     names: Names,
     has_more: bool,
 ) -> Callable[..., Any]:
-    """Returns transform(func), a grad-like transform, with gradients by taps added to its result.
+    """Applies a grad-like transform to func and adds the gradients by taps to its result.
 
     has_more: whether the transform returns a pair of the gradients and something else.
     """

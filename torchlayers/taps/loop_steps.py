@@ -20,7 +20,7 @@ from torchlayers.core import pytree, tracing_state
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.listeners: tuple[Any, ...] = ()  # the innermost last
-        self.loops: list[Loop] = []  # that are running, if there are listeners
+        self.loops: list[Loop] = []  # the running loops, if there are listeners
 
 
 thread = _Thread()
