@@ -70,7 +70,7 @@ def _of_list(graph: Callable[..., Any]) -> Fixed:
 
 
 def _is_torchs() -> bool:
-    """Whether torch.compile or torch.export captures, and handles captured tensors itself."""
+    """Whether torch.compile or torch.export traces, which handle captured tensors themselves."""
     return tracing_state.is_tracing() or (tracing_state.is_exporting() and not _C.any_layer())
 
 
@@ -109,7 +109,7 @@ def _cond(
 
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
-    # Forward and reverse passes must not draw again.
+    # Derivatives run branches again but must not draw again, so capture both branches instead.
     if lifted.draws_by_key or (lifted.draws and is_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
