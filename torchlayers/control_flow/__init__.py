@@ -1,7 +1,7 @@
-"""Control flow under every layer: branches, loops and scans, on batched predicates too.
+"""Control flow under every layer: branches, loops and scans, with batched predicates too.
 
-Where a predicate is a number, its branch is taken, and loops run in Python: the layers see plain
-operators. Where it is batched, ``batched.samples`` runs each branch on a batch of its own.
+If a predicate has one value, its branch runs, and loops run in Python: the layers see plain
+operators. If it is batched, each branch runs under a separate vmap (``batched.samples``).
 """
 
 from torchlayers.control_flow import torch_operators as torch_operators

@@ -1,4 +1,4 @@
-"""associative_scan: all partial results of an associative function, in logarithmic depth."""
+"""associative_scan: all prefix results of an associative function, in logarithmic depth."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,22 +15,24 @@ from torchlayers.transforms.vmap import vmap
 def associative_scan(
     f: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False
 ) -> Any:
-    """Along a dimension: x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ...
+    """Computes x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ... along a dimension.
 
-    f runs on many pairs at once, about 2 log2(n) times for n elements, and on fewer than 2 n pairs.
+    For n elements, f runs about 2 log2(n) times, each time vmapped over many pairs, and on fewer
+    than 2 n pairs in all.
 
     Args:
         f: takes two elements, pytrees of tensors without that dimension, and returns one. It must
             be associative: f(f(a, b), c) is f(a, f(b, c)). It need not be commutative, and may
             capture tensors.
-        xs: the elements: a tensor, or a pytree of tensors that have as many along dim.
+        xs: the elements: a tensor, or a pytree of tensors with the same length along dim.
         dim: the dimension.
-        reverse: from the last element on: x_n, f(x_n, x_n-1), ..., each in its element's place.
+        reverse: whether to start at the last element: x_n, f(x_n, x_n-1), ..., each at the
+            position of its element.
     Returns:
-        As xs.
+        A pytree like xs.
     Raises:
-        DimensionError: xs have different lengths along dim, or no such dimension.
-        StructureError: f returns something else than an element.
+        DimensionError: the tensors in xs differ in length along dim, or lack that dimension.
+        StructureError: f's result differs from an element in structure, shape or dtype.
     Example:
         >>> torchlayers.associative_scan(torch.mul, torch.tensor([1.0, 2.0, 3.0, 4.0]))
         tensor([ 1.,  2.,  6., 24.])
@@ -79,7 +81,7 @@ def associative_scan(
 def _partial(
     pairs: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]
 ) -> list[Tensor]:
-    """The partial results of pairs are every second one; the others are one step from these."""
+    """Scans the combined pairs for every second result; the others take one more step."""
     count = len(rows[0])
     if count < 2:
         return rows
@@ -96,7 +98,7 @@ def _partial(
 
 
 def _interleaved(even: Tensor, odd: Tensor) -> Tensor:
-    """even[0], odd[0], even[1], ...; there is one more of even, or as many."""
+    """Returns even[0], odd[0], even[1], ...; even is as long as odd, or one longer."""
     both = torch.stack([even[: len(odd)], odd], 1).flatten(0, 1)
     return both if len(even) == len(odd) else torch.cat([both, even[-1:]])
 

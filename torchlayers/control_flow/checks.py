@@ -1,4 +1,4 @@
-"""What control flow asks of its functions: predicates that are one bool, values that stay alike."""
+"""Checks on control flow functions: predicates are one bool, carries and results match."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ _NUMBERS = (bool, int, float, complex)
 
 
 def check_predicate(api: str, what: str, pred: Any) -> None:
-    """Raises unless it is a bool, or a tensor that holds one."""
+    """Raises an error unless pred is a bool, or a tensor that holds one."""
     if isinstance(pred, bool):
         return
     if not isinstance(pred, Tensor):
@@ -47,12 +47,12 @@ def check_choice(api: str, name: str, value: Any, choices: Sequence[str]) -> Non
 
 
 class Carry:
-    """The structure, shapes and dtypes that a carry has, and has to keep.
+    """The structure, shapes and dtypes that every carry of a loop must have.
 
     Args:
-        api: what errors call the loop.
-        carry: the first one.
-        body: what errors call the function that makes the next one.
+        api: the loop's name in error messages.
+        carry: the initial carry.
+        body: the name in error messages of the function that returns the next carry.
     """
 
     def __init__(self, api: str, carry: Any, body: str) -> None:
@@ -60,22 +60,22 @@ class Carry:
         self.body = body
         leaves, self.spec = pytree.flatten(carry)
         self.kinds = [_kind(leaf) for leaf in leaves]
-        # Of a carry that is one tensor, the most common, which is told at once.
+        # Fast path for the most common carry, a single tensor.
         self.dtype: Any
         self.shape: Any
         self.dtype, self.shape = self.kinds[0] if type(carry) is Tensor else (None, None)
 
     def checked(self, carry: Any) -> Any:
-        """The next one, as it is."""
+        """Checks the next carry and returns it unchanged."""
         if type(carry) is not Tensor or carry.dtype is not self.dtype or carry.shape != self.shape:
             self.leaves(carry)
         return carry
 
     def leaves(self, carry: Any) -> list[Any]:
-        """The leaves of the next one.
+        """Checks the next carry and returns its leaves.
 
         Raises:
-            StructureError: it is unlike the first.
+            StructureError: it differs from the initial carry in structure, shape or dtype.
         """
         leaves, spec = pytree.flatten(carry)
         if spec is not self.spec and spec != self.spec:
@@ -104,9 +104,9 @@ class Carry:
 
 
 def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> None:
-    """Raises StructureError unless what two branches returned has one structure, shape and dtype.
+    """Raises StructureError unless two branches returned the same structure, shapes and dtypes.
 
-    The names are what the two are called; values are pytrees of tensors as one sample has them.
+    ``name`` and ``other`` name the branches in the error; the values are those of one sample.
     """
     ours, spec = pytree.flatten(first)
     theirs, other_spec = pytree.flatten(second)
@@ -125,7 +125,7 @@ def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> Non
 
 
 def _kind(leaf: Any) -> Any:
-    """Its dtype and shape; its type where it is no tensor."""
+    """The dtype and shape of a tensor; the type of any other leaf."""
     return (leaf.dtype, leaf.shape) if isinstance(leaf, Tensor) else type(leaf)
 
 
@@ -158,12 +158,12 @@ def _name(values: Any, index: int, whole: str) -> str:
 def _paths(values: Any) -> list[str]:
     try:
         return [keystr(path) for path, _ in tree_flatten_with_path(values)[0]]
-    except ValueError:  # a class that was registered without names for what it holds
+    except ValueError:  # a node class registered without key paths
         return [f"leaf {i}" for i in range(pytree.flatten(values)[1].num_leaves)]
 
 
 def _difference(was: pytree.TreeSpec, became: pytree.TreeSpec) -> str:
-    """`` The carry's ['a'] is gone, and its ['b'] is new.``: the first leaves of one alone."""
+    """Names the first leaf only in ``was`` and the first only in ``became``, for an error."""
     before, after = (_paths(pytree.unflatten(range(s.num_leaves), s)) for s in (was, became))
     gone = [path for path in before if path not in after and path][:1]
     new = [path for path in after if path not in before and path][:1]

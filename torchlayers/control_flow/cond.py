@@ -1,4 +1,4 @@
-"""cond: one of two functions, as a predicate says."""
+"""cond: calls one of two functions, chosen by a predicate."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,26 +20,28 @@ def cond(
     *operands: Any,
     batched: str = "select",
 ) -> Any:
-    """true_fn(*operands) where pred holds, else false_fn(*operands).
+    """Returns true_fn(*operands) if pred is true, else false_fn(*operands).
 
-    Where all samples of a batch agree, or there is no batch, only the function that is taken runs,
-    and this is Python's ``if``. Where they differ, both run under vmap, and each sample has the
-    value and the derivatives of the one that it takes. docs/control-flow.md tells how.
+    Without a batch, or if all samples of the batch agree, only the chosen function runs, as in
+    Python's ``if``. If samples differ, both run under vmap, and each sample gets the value and
+    derivatives of its own branch. docs/control-flow.md explains how.
 
     Args:
         pred: a bool, or a tensor that holds one.
-        true_fn: takes the operands; may capture tensors. Like false_fn it returns a tensor or a
-            pytree, both of one structure, shapes and dtypes. Neither writes to what is not its own.
+        true_fn: takes the operands; may capture tensors. Both functions return a tensor or a
+            pytree, with the same structure, shapes and dtypes, and neither writes to tensors
+            that it did not create.
         false_fn: likewise.
         operands: any pytrees.
-        batched: what to do where samples differ. ``"select"``: run both on all samples, and choose.
-            Samples that don't take a function run as one that does, so that it never meets what it
-            is not meant for. ``"gather"``: run each on the samples that take it, and put the
-            results together again; for functions that are dear, or rarely taken.
+        batched: what to do if samples differ. ``"select"``: run both functions on all samples and
+            select. In each function, samples that take the other branch are replaced by one that
+            takes this one, so that a function never sees inputs outside its domain. ``"gather"``:
+            run each function only on the samples that take it, and reassemble the results; for
+            functions that are expensive or rarely taken.
     Returns:
-        What the function returned.
+        The result of the chosen function.
     Raises:
-        TransformError: pred is not one bool, a branch can't be called, or writes to a batched
+        TransformError: pred is not one bool, or a branch is not callable or writes to a batched
             tensor from outside it.
         StructureError: the functions return different structures, shapes or dtypes.
     Example:

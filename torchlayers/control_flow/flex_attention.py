@@ -1,7 +1,7 @@
-"""torch's flex_attention inside a transform: its mathematics, in operators that every layer knows.
+"""flex_attention inside transforms, written in ordinary operators that every layer supports.
 
-torch's own kernel is for plain tensors. Its dense form has derivatives of the first order alone, by
-functions that forward mode does not know.
+torch's kernel takes plain tensors only. Its dense implementation has first derivatives only, and
+implements them by functions without forward mode.
 
 Source: Dong et al., "Flex Attention: A Programming Model for Generating Optimized Attention
     Kernels" (2024), sections 3 and 4.
@@ -35,10 +35,10 @@ def attention(
     score_mod_buffers: tuple[Any, ...] = (),
     mask_mod_buffers: tuple[Any, ...] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What torch's operator returns: the output, and each row's logsumexp and largest score.
+    """Returns what torch's operator does: the output, and each row's logsumexp and largest score.
 
-    The last two are to the base 2, as in torch's kernel. A row without a score that the mask keeps
-    has zeros for output and for derivatives.
+    The last two are in base 2, as in torch's kernel. A row whose scores are all masked out has an
+    output and derivatives of zero.
     """
     key, value = (_like(query, each) for each in (key, value))
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
@@ -57,7 +57,7 @@ def attention(
 
 
 def _like(query: Tensor, x: Tensor) -> Tensor:
-    """A key or value with as many heads and batches as the query has."""
+    """Expands a key or value to the query's number of heads and batch size."""
     if x.size(1) != query.size(1):
         x = x.repeat_interleave(query.size(1) // x.size(1), dim=1)
     return x.expand(query.size(0), *x.shape[1:])
@@ -66,12 +66,12 @@ def _like(query: Tensor, x: Tensor) -> Tensor:
 def _of_each(
     mod: Callable[..., Tensor], scores: int, buffers: tuple[Any, ...]
 ) -> Callable[..., Tensor]:
-    """A score_mod or mask_mod of one score as a function of all, and of places in four dimensions.
+    """Vectorizes a score_mod or mask_mod over the indices of all four dimensions.
 
     Args:
-        mod: takes the score, if it is a score_mod, the place in each dimension, and the buffers.
+        mod: takes the score, if it is a score_mod, the index in each dimension, and the buffers.
         scores: 1 if it takes the score, else 0.
-        buffers: what it captured, where somebody has made that arguments of it.
+        buffers: captured tensors that have been turned into arguments of mod.
     """
     for dim in reversed(range(4)):
         places = [0 if each == dim else None for each in range(4)]
@@ -79,8 +79,8 @@ def _of_each(
     return mod
 
 
-# torch's function compiles its operator before it calls it, which Dynamo can't in a layer, and
-# refuses gradients on a processor, for which it has no kernel. Neither is so of ours.
+# torch's function compiles its operator before calling it, which Dynamo can't do inside a layer,
+# and rejects gradients on the CPU, where it has no kernel for them. Neither applies to ours.
 
 
 def _eagerly(compilation_env: Callable[[], Any]) -> Callable[[], Any]:

@@ -1,4 +1,4 @@
-"""fori_loop: a function a number of times."""
+"""fori_loop: calls a function once for each integer in a range."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,16 +29,16 @@ def fori_loop(
 
     Args:
         lower: the first i: an int, or a tensor that holds one, which may be batched.
-        upper: where i ends.
-        body_fn: takes i and the carry; returns the next carry, of the same structure, shapes and
-            dtypes. i is an int where both bounds are, else a tensor.
-        init: the first carry.
-        batched: where samples make different numbers of trips, as for :func:`while_loop`.
+        upper: the end of the range, exclusive: an int or a tensor, as lower.
+        body_fn: takes i and the carry; returns the next carry, with the same structure, shapes and
+            dtypes. i is an int if both bounds are, else a tensor.
+        init: the initial carry.
+        batched: how to run samples with different trip counts, as for :func:`while_loop`.
     Returns:
-        The last carry.
+        The final carry.
     Raises:
         TransformError: a bound is not one integer.
-        StructureError: body_fn returns a carry of another structure, shape or dtype.
+        StructureError: body_fn returns a carry with another structure, shape or dtype.
     Example:
         >>> torchlayers.fori_loop(1, 5, lambda i, product: product * i, torch.tensor(1))
         tensor(24)

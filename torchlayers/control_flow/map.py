@@ -1,4 +1,4 @@
-"""map: a function over the slices of tensors, one after the other or some at a time."""
+"""map: applies a function to the slices of tensors, one at a time or in batches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +14,16 @@ from torchlayers.transforms.vmap import vmap
 
 
 def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
-    """f(x) for each x in xs, stacked.
+    """Applies f to each slice of xs and stacks the results.
 
     Args:
         f: takes a slice of xs; returns a tensor, or a pytree of tensors.
-        xs: a tensor or a pytree of tensors, which are taken apart along their first dimension.
-        batch_size: how many slices :func:`vmap` runs at a time; None for one after the other, by
-            a loop.
+        xs: a tensor or a pytree of tensors, sliced along their first dimension.
+        batch_size: how many slices :func:`vmap` runs at a time; None to loop over single slices.
     Returns:
-        The results, with a first dimension more.
+        The results, stacked in a new first dimension.
     Raises:
-        DimensionError: xs have different lengths, or none.
+        DimensionError: the tensors in xs differ in length, or one has no dimensions.
         ValueError: batch_size is not positive.
     Example:
         >>> torchlayers.map(lambda x: x.sum(), torch.ones(3, 2))
@@ -59,7 +58,7 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
 
 
 def _rolled(f: Callable[[Any], Any], slices: Slices, batch_size: int) -> Any:
-    """A loop over whole batches, and then the rest; None where that can't be."""
+    """Captures a loop over the full batches, then runs the rest; None if that is not possible."""
     count, rest = slices.length // batch_size, slices.length % batch_size
     if not scan_capture.may_be_rolled(count):
         return None

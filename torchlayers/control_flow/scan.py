@@ -1,4 +1,4 @@
-"""scan: a function over the slices of tensors, with what it carries from one to the next."""
+"""scan: applies a function to the slices of tensors and carries state from one to the next."""
 
 import itertools
 import math
@@ -26,30 +26,31 @@ def scan(
     checkpoint: bool | int = False,
     snapshots: int | None = None,
 ) -> tuple[Any, Any]:
-    """``carry, y = f(carry, x)`` for each x in xs, the ys stacked.
+    """Computes ``carry, y = f(carry, x)`` for each x in xs and stacks the ys.
 
     Args:
-        f: takes the carry and a slice of xs; returns the next carry, of the same structure, shapes
-            and dtypes, and a result: a tensor, a pytree of tensors, or None. It may capture some.
-        init: the first carry.
-        xs: a tensor or a pytree of tensors, which are taken apart along their first dimension; or
-            None, and each x is None.
-        length: how many times, where xs is None; else it may be left out.
-        reverse: from the last slice to the first. The ys are in the order of the xs.
-        checkpoint: what reverse mode keeps. False: all that f's operators save. True, or a number
-            of steps: the carry before every so many steps (True: about the root of the length),
-            from which they run again, by :func:`torchlayers.checkpoint`.
-        snapshots: in place of checkpoint, how many carries reverse mode keeps at once: those from
-            which the fewest steps run again, by Griewank and Walther's binomial schedule.
+        f: takes the carry and a slice of xs; returns the next carry, with the same structure,
+            shapes and dtypes, and y: a tensor, a pytree of tensors, or None. It may capture
+            tensors.
+        init: the initial carry.
+        xs: a tensor or a pytree of tensors, sliced along their first dimension; or None, in which
+            case each x is None.
+        length: the number of steps; required only if xs is None.
+        reverse: whether to run from the last slice to the first. The ys are in the order of the xs.
+        checkpoint: what is saved for reverse mode. False: everything that f's operators save. True
+            or a number of steps: the carry once every that many steps (True: about the square root
+            of the length); the steps in between are recomputed, by :func:`torchlayers.checkpoint`.
+        snapshots: instead of checkpoint, how many carries to save at a time for reverse mode. They
+            are placed to recompute the fewest steps, by Griewank and Walther's binomial schedule.
     Returns:
-        The last carry, and the ys. Where there are no slices, f runs once on zeros to tell their
-        shapes.
+        The final carry, and the stacked ys. If there are no slices, f runs once on zeros to
+        determine the shapes of the ys.
     Raises:
-        TransformError: xs is None and so is length, checkpoint is negative, or snapshots is less
-            than 1, or given beside checkpoint.
+        TransformError: xs and length are both None, checkpoint is negative, or snapshots is less
+            than 1 or given together with checkpoint.
         OutputError: f does not return a pair.
-        DimensionError: xs have different lengths, or none.
-        StructureError: f returns a carry of another structure, shape or dtype.
+        DimensionError: the tensors in xs differ in length, or one has no dimensions.
+        StructureError: f returns a carry with another structure, shape or dtype.
     Example:
         >>> def add(total, x):
         ...     return total + x, total
@@ -86,12 +87,12 @@ def scan(
 
 
 def _root(length: Any) -> int:
-    """About the root; of a symbol that of the number for which the loop is recorded."""
+    """About the square root; for a symbolic length, of the value it has during capture."""
     return math.isqrt(length.node.hint if isinstance(length, torch.SymInt) else length)
 
 
 class _Steps(NamedTuple):
-    """How the steps are run, from which of all slices on."""
+    """The step function, the direction, and the loop that taps are notified of."""
 
     f: Callable[[Any, Any], tuple[Any, Any]]
     reverse: bool
@@ -99,9 +100,9 @@ class _Steps(NamedTuple):
 
 
 def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, Any] | None:
-    """A loop over loops of this size, and then the rest; None where that can't be.
+    """Captures a scan over scans of this size, then runs the rest; None if that is not possible.
 
-    The reverse pass of a recorded scan runs its steps again, here so many each.
+    The reverse pass of a captured scan recomputes each of its steps, here an inner scan.
     """
     count, rest = slices.length // size, slices.length % size
     if not scan_capture.may_be_rolled(count):
@@ -125,7 +126,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
 
 
 def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
-    """Each keeps its first carry and its slices alone."""
+    """Runs each part under checkpoint, which saves only its initial carry and its slices."""
     carry = init
     found: list[Any] = []
     firsts = [*itertools.accumulate((part.length for part in parts), initial=0)]
@@ -147,10 +148,10 @@ def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
 def _binomial(
     steps: _Steps, carry: Any, slices: Slices, at: int, snapshots: int
 ) -> tuple[Any, Any]:
-    """Keeps the carry for the first part, whose steps run again when the rest has been reversed.
+    """Saves the carry before the first part, which is recomputed after the rest's reverse pass.
 
-    Then it has as many snapshots as there are now, its first carry among them; the rest has one
-    less.
+    By then the first part has all of the current snapshots again, including its initial carry; the
+    rest has one fewer.
     """
     if slices.length < 2:
         return _run(steps, carry, slices, at)
@@ -170,17 +171,17 @@ def _binomial(
 
 
 def _first_part(length: int, snapshots: int) -> int:
-    """How many steps to run from a snapshot before the next one is taken."""
-    repetitions = 1  # of each step, at most
+    """Returns how many steps to run from one snapshot to the next."""
+    repetitions = 1  # upper bound, for each step
     while math.comb(snapshots + repetitions, snapshots) < length:
         repetitions += 1
-    rest = math.comb(snapshots - 1 + repetitions, repetitions)  # that the others are enough for
+    rest = math.comb(snapshots - 1 + repetitions, repetitions)  # covered by the other snapshots
     shortest = math.comb(snapshots + repetitions - 2, snapshots) if repetitions > 1 else 0
     return min(max(length - rest, shortest, 1), length - 1)
 
 
 def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
-    """Of slices of which the first is the one at this place in all."""
+    """Runs the steps over these slices, the first of which has index ``at`` among all slices."""
     f, reverse, loop = steps
     kept = Carry("scan", init, "f")
     if scan_capture.may_be_rolled(slices.length):

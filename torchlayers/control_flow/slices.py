@@ -1,4 +1,4 @@
-"""Tensors taken apart along their first dimension, and put together again."""
+"""Splits pytrees of tensors along their first dimension, and stacks or concatenates them again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ class Slices:
     """The slices of a pytree of tensors along their first dimension.
 
     Args:
-        api: what errors call the function.
+        api: the function's name in error messages.
         xs: the pytree; None for slices that are None.
-        length: how many, if it was given.
+        length: the number of slices, if it was given.
     """
 
     def __init__(self, api: str, xs: Any, length: int | None) -> None:
@@ -62,7 +62,7 @@ class Slices:
     def all(self) -> list[Any]:
         if self.spec is None:
             return [None] * self.length
-        # One operator for all, whose derivative is one too.
+        # One operator for all slices; its derivative is one operator too.
         columns = [leaf.unbind(0) for leaf in self.leaves]
         if len(columns) == 1 and self.spec.is_leaf():
             return list(columns[0])
@@ -73,19 +73,19 @@ class Slices:
         return None if self.spec is None else pytree.unflatten(self.leaves, self.spec)
 
     def parts(self, lengths: list[int]) -> list["Slices"]:
-        """The same, so many slices in each."""
+        """Splits the slices into consecutive parts of these lengths."""
         if self.spec is None or not self.leaves:
             return [Slices(self.api, self.whole(), length) for length in lengths]
         rows = zip(*(leaf.split(lengths) for leaf in self.leaves), strict=True)
         return [Slices(self.api, pytree.unflatten(list(row), self.spec), None) for row in rows]
 
     def in_rows(self, count: int, size: int) -> "Slices":
-        """So many rows of so many slices each, which are all there are."""
+        """Groups all slices into ``count`` rows of ``size`` slices each."""
         rows = [leaf.reshape(count, size, *leaf.shape[1:]) for leaf in self.leaves]
         return Slices(self.api, self.of(rows), count)
 
     def of(self, leaves: Sequence[Tensor]) -> Any:
-        """A slice that is made of these."""
+        """A slice with these leaves."""
         return None if self.spec is None else pytree.unflatten([*leaves], self.spec)
 
     def of_zeros(self) -> Any:
@@ -93,11 +93,11 @@ class Slices:
 
 
 def stacked(api: str, ys: list[Any]) -> Any:
-    """Results, of which there is at least one, side by side in a new first dimension.
+    """Stacks one or more results in a new first dimension.
 
     Raises:
-        StructureError: they have different structures.
-        NotTensorError: a leaf of them is neither a tensor nor None.
+        StructureError: the results have different structures.
+        NotTensorError: a leaf is neither a tensor nor None.
     """
     if isinstance(ys[0], Tensor):
         columns, spec = [ys], None
@@ -119,10 +119,10 @@ def stacked(api: str, ys: list[Any]) -> Any:
 
 
 def joined(api: str, parts: list[Any]) -> Any:
-    """Results of parts, of which there is at least one, one after the other.
+    """Concatenates the stacked results of one or more parts.
 
     Raises:
-        StructureError: they don't fit.
+        StructureError: the parts differ in structure or in the shape of a slice.
     """
     leaves, spec = pytree.flatten(parts[0])
     columns = [[leaf] for leaf in leaves]
@@ -140,7 +140,7 @@ def joined(api: str, parts: list[Any]) -> Any:
 
 
 def _shape(leaf: Any) -> Any:
-    """Of one of the slices; None where there is no tensor."""
+    """The shape of one slice of the leaf; None if the leaf is not a tensor."""
     return leaf.shape[1:] if isinstance(leaf, Tensor) else None
 
 

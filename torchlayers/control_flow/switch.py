@@ -1,4 +1,4 @@
-"""switch: one of several functions, by its number."""
+"""switch: calls one of several functions, chosen by its index."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -21,18 +21,17 @@ def switch(
     *operands: Any,
     batched: str = "select",
 ) -> Any:
-    """branches[index](*operands), with an index that may be batched.
+    """Returns branches[index](*operands), where the index may be batched.
 
     Args:
-        index: an int, or an integer tensor that holds one. One that is out of range is brought to
-            the nearest that is in it.
+        index: an int, or an integer tensor that holds one. It is clamped to the valid range.
         branches: functions of the operands, as those of :func:`cond`.
         operands: any pytrees.
         batched: ``"select"`` or ``"gather"``, as for :func:`cond`.
     Returns:
-        What the function returned.
+        The result of the chosen function.
     Raises:
-        TransformError: the index is not one integer, there are no branches, or one can't be called.
+        TransformError: the index is not one integer, there are no branches, or one is not callable.
         StructureError: the branches return different structures, shapes or dtypes.
     Example:
         >>> powers = [torch.ones_like, lambda x: x, torch.square]

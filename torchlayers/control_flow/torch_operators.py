@@ -1,12 +1,12 @@
-"""torch's own operators of control flow on our layers: torch.cond, while_loop, scan, map, ...
+"""torch's own control flow operators (torch.cond, while_loop, scan, map, ...) under our layers.
 
 NOTE [torch's control flow]
-Each is a higher-order operator, and dispatches in Python. While layers are active our front key is
-the first that it comes to, and there it is called as ours is, whatever the nest. torch's functions
-of these names have themselves compiled first, so that Dynamo writes their branches down as graphs.
-Dynamo can't look into our layers, and graphs are not needed here: so the one function that they do
-it by is replaced by one that calls them as they are while a layer is active. There is no other
-place before Dynamo that all of them pass.
+Each is a higher-order operator that dispatches in Python. While layers are active, our front
+dispatch key comes first, and its implementation calls the torchlayers function of the same name,
+however transforms are nested. torch's functions first compile themselves, so that Dynamo captures
+their branches as graphs. Dynamo can't trace our layers, and no graphs are needed here. So the one
+helper through which they compile is replaced by one that calls them uncompiled while a layer is
+active: it is the only code before Dynamo that all of them share.
 """
 
 import functools
@@ -44,7 +44,7 @@ _MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_o
 
 
 def _rule(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The function is what the operator does while layers are active."""
+    """Registers the function as the operator's implementation while layers are active."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         RULES[operator] = operator.py_impl(_FRONT)(function)
@@ -82,7 +82,7 @@ def _while_loop(
     )
     if getattr(body_fn, "__module__", "") != _WHILE_LOOP:
         return carry
-    # torch's function has flattened the carry, and leaves it to Dynamo to put it together again.
+    # torch's function has flattened the carry and relies on Dynamo to unflatten it.
     return pytree.unflatten([*carry], inspect.getclosurevars(body_fn).nonlocals["in_spec"])[0]
 
 
@@ -100,7 +100,7 @@ def _scan(
         results = combine_fn(*carry, *x, *additional_inputs)
         if all(result is None or isinstance(result, Tensor) for result in results):
             return [*results[: len(init)]], [*results[len(init) :]]
-        carry, spec = pytree.flatten(results[0])  # a pair of pytrees: torch's function was called
+        carry, spec = pytree.flatten(results[0])  # a pair of pytrees: called by torch's function
         return carry, results[1]
 
     last, ys = scan(step, [*init], [*xs])
@@ -111,7 +111,7 @@ def _scan(
 def _map(
     f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any], **written: str
 ) -> Any:
-    # 2.15 names the xs that f writes to, which is of use to who traces f.
+    # torch 2.15 also passes which xs f mutates; only tracing needs that.
     return map_(lambda x: f(*x, *pos_args), [*xs])
 
 
@@ -128,7 +128,7 @@ _rule(flex_attention)(attention)
 
 
 def _bool(pred: Any) -> Any:
-    """What has a truth value as a bool, or as a tensor of one."""
+    """Converts a predicate to a bool, or to a bool tensor if it is a tensor."""
     if isinstance(pred, Tensor):
         return pred if pred.dtype == torch.bool else pred != 0
     return bool(pred)
@@ -140,7 +140,7 @@ def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]
         if fn.__module__ not in _MODULES or not _C.any_layer():
             return compile_and_call(fn, args, kwargs)
         if fn.__module__ == _COND:
-            return _cond(*args)  # whose operands Dynamo would have flattened
+            return _cond(*args)  # Dynamo would have flattened the operands
         return fn(*args, **(kwargs or {}))
 
     return call

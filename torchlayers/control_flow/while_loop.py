@@ -1,4 +1,4 @@
-"""while_loop: a function again and again, as long as a predicate holds."""
+"""while_loop: repeats a function as long as a predicate is true."""
 
 from collections.abc import Callable
 from typing import Any
@@ -38,25 +38,25 @@ def while_loop(
     *,
     batched: str = "hold",
 ) -> Any:
-    """``carry = init``, and while cond_fn(carry) holds: ``carry = body_fn(carry)``.
+    """Starts with ``carry = init``; while cond_fn(carry) is true, sets ``carry = body_fn(carry)``.
 
-    Of a batch each sample makes its own number of trips: the loop ends when all have ended, and
-    what one has then is what it had at the end of its own, with the derivatives of that. Reverse
-    mode works: the trips that are made are recorded, as those of Python's ``while`` are.
+    In a batch, each sample has its own trip count: the loop runs until all samples have finished,
+    and each gets the value and derivatives of its own last carry. Reverse mode works: autograd
+    records the trips as it does for Python's ``while``.
 
     Args:
         cond_fn: takes the carry; returns a bool, or a tensor that holds one.
-        body_fn: takes the carry; returns the next one, of the same structure, shapes and dtypes.
-            Neither function writes to tensors that are not its own; both may capture some.
-        init: the first carry: a tensor, or a pytree of tensors and numbers.
-        batched: what becomes of samples that have ended before others. ``"hold"``: they run along,
-            as one that has not ended, and keep what they have. ``"drop"``: they are taken out of
-            the batch, which pays where trips are dear, and their numbers differ.
+        body_fn: takes the carry; returns the next one, with the same structure, shapes and dtypes.
+            Neither function writes to tensors that it did not create; both may capture tensors.
+        init: the initial carry: a tensor, or a pytree of tensors and numbers.
+        batched: how to treat samples that finish before others. ``"hold"``: they keep their carry,
+            and a sample still running is computed in their place. ``"drop"``: they are removed
+            from the batch, which pays off if trips are expensive and their counts differ.
     Returns:
-        The last carry.
+        The final carry.
     Raises:
         TransformError: cond_fn does not return one bool.
-        StructureError: body_fn returns a carry of another structure, shape or dtype.
+        StructureError: body_fn returns a carry with another structure, shape or dtype.
     Example:
         >>> def halvings(x):
         ...     start = x, torch.zeros((), dtype=torch.int64)
@@ -114,10 +114,10 @@ def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
 
 
 class _Loop:
-    """The loop from where samples differ in whether they go on.
+    """The rest of a loop, from the first trip at which samples differ in whether they continue.
 
-    Both ways return the carry, and whether its loop has to go on: the predicate has turned out to
-    be batched by another vmap too.
+    ``hold`` and ``drop`` return the carry and whether the caller's loop has to continue, which it
+    does if the predicate turns out to be batched by another vmap too.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class _Loop:
         ]
 
     def ask(self, leaves: list[Any], alive: Tensor, inside: Inside) -> tuple[Tensor, bool]:
-        """Which samples go on, or that this can't be told here."""
+        """Returns which samples continue, and whether another vmap's samples differ in that too."""
         pred = inside.call(_predicate, self.cond_fn, pytree.unflatten(leaves, self.kept.spec))
         if isinstance(pred, bool):
             return alive & pred, False
@@ -208,7 +208,7 @@ class _Loop:
 
 
 def _held(alive: Tensor | None, new: Any, old: Any) -> Any:
-    """The new value, of samples that have ended the old one."""
+    """Selects the new value for samples still running, and the old one for finished samples."""
     assert alive is not None
     if not isinstance(new, Tensor) and not isinstance(old, Tensor) and new == old:
         return new

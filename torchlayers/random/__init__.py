@@ -1,13 +1,13 @@
-"""Random numbers by keys.
+"""Random numbers from explicit keys.
 
 A key is an int64 tensor without dimensions: 64 bits, from which Philox-4x32 (a counter-based
-generator) makes any number of numbers. They depend on the key and on their places alone, and are
-the same on every device. Nothing is drawn from torch's generator, and no state changes, so a key
-is used once: for more numbers, :func:`split` it, or :func:`fold_in` a number.
+generator) generates any number of random numbers. Each depends only on the key and on its position,
+and is the same on every device. torch's generator is not used, and no state changes, so use a key
+only once: for more numbers, :func:`split` it, or :func:`fold_in` a number.
 
-As plain tensors, keys are batched (n of them have shape (n,)), indexed, stored and passed through
-torch.compile like any other. Under :func:`torchlayers.vmap` each sample draws by its own.
-csrc/rules/philox.h tells how the numbers are made.
+Keys are plain tensors: they are batched (n of them have shape (n,)), indexed, stored and passed
+through torch.compile like any other. Under :func:`torchlayers.vmap` each sample draws by its own
+key. csrc/rules/philox.h describes how the numbers are generated.
 """
 
 from torchlayers.random.continuous import beta as beta

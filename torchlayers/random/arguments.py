@@ -1,4 +1,4 @@
-"""What the functions share: their arguments as they have to be."""
+"""Checks and conversions of arguments, shared by the samplers."""
 
 import importlib
 from collections.abc import Sequence
@@ -35,7 +35,8 @@ def check_key(api: str, key: Any) -> None:
 
 
 def operator_for(name: str, key: Tensor) -> Any:
-    """The operator; what it is made of where a compiler makes one kernel of that."""
+    """Returns the operator, or when compiling for a device its decomposition, if it has one: a
+    compiler fuses that into one kernel."""
     if torch.compiler.is_compiling():
         of_tensors = f"{name}_of_tensors"
         name = of_tensors if not is_on_host(key) and hasattr(_ops, of_tensors) else name
@@ -47,7 +48,7 @@ def operator_for(name: str, key: Tensor) -> Any:
 def drawn(
     numbers: str, api: str, key: Tensor, shape: Shape, dtype: torch.dtype | None, *use: int
 ) -> Tensor:
-    """Bits, or uniform or normal numbers, of torch's default dtype if None."""
+    """Draws bits, or uniform or normal numbers; a dtype of None means torch's default dtype."""
     check_key(f"random.{api}", key)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     result: Tensor = operator_for(f"random_{numbers}", key)(key, as_tuple(shape), dtype, *use)
@@ -64,7 +65,7 @@ def as_tuple(shape: Shape) -> tuple[int, ...]:
 
 
 def shape_of(api: str, shape: Shape | None, *parameters: Number) -> tuple[int, ...]:
-    """The result's shape: as given, or that of the parameters."""
+    """Returns the result's shape: the given one, or the broadcast shape of the parameters."""
     if shape is not None:
         return as_tuple(shape)
     shapes = [parameter.shape for parameter in parameters if isinstance(parameter, Tensor)]
@@ -92,7 +93,7 @@ def expanded(api: str, name: str, parameter: Tensor, shape: Sequence[int]) -> Te
 
 
 def like(api: str, numbers: Tensor, **parameters: Number) -> list[Tensor]:
-    """The parameters as tensors like the numbers, to whose shape they broadcast."""
+    """Converts the parameters to tensors with the dtype, device and shape of the numbers."""
     return [
         expanded(
             api,

@@ -1,8 +1,8 @@
-"""What stands in for torch's random operators where a layer draws by a key.
+"""Keyed implementations of torch's random operators, for layers that draw by a key.
 
-See NOTE [Drawing by a key] in csrc/layers/draws.h. A function here takes the key of the draw, and
-then the operator's own arguments. It runs on the layer, so that a batched key gives a batched
-result, and is made of operators that every layer below knows.
+See NOTE [Drawing by a key] in csrc/layers/draws.h. A function here takes the key of the draw,
+followed by the operator's arguments. It runs on the layer, so a batched key gives a batched result,
+and consists of operators that all layers below support.
 """
 
 import math
@@ -24,7 +24,7 @@ Draw = Callable[..., Any]
 def find(
     name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any], who: str
 ) -> Draw | None:
-    """What draws by a key for ``name.overload``, or None where with these it draws nothing."""
+    """Returns the sampler for ``name.overload``; None if it draws nothing with these arguments."""
     if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
         raise TransformError(
             f"torchlayers: {who} draws by a key, and {name} was given a generator of its own. "
@@ -43,7 +43,7 @@ def find(
 
 
 def _written_out(name: str, overload: str) -> Draw | None:
-    """Of an overload that writes to out=, by the one that does not."""
+    """Returns the sampler of an out= overload, derived from that of the functional overload."""
     base = overload.removesuffix("out").removesuffix("_")
     draw = _DRAWS.get(f"{name}.{base}" if base else name)
     if not overload.endswith("out") or draw is None:
@@ -56,14 +56,14 @@ def _written_out(name: str, overload: str) -> Draw | None:
 
 
 def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether dropout is off: attention and recurrent networks count as random all the same."""
+    """Whether dropout is off in an operator that always counts as random (attention, RNNs)."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base)
     schema = getattr(packet, overload or "default")._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     given |= dict(zip(names, args, strict=False)) | kwargs
-    if name == "aten::_fused_sdp_choice":  # only says which kernel is to be called
+    if name == "aten::_fused_sdp_choice":  # only selects a kernel
         return True
     return (
         given.get("dropout_p", given.get("dropout")) == 0
@@ -71,7 +71,7 @@ def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[
     )
 
 
-# Numbers of any dtype
+# Samplers for any dtype
 
 
 def _on(key: Tensor, device: torch.device | None) -> Tensor:
@@ -107,7 +107,7 @@ def _exponential(key: Tensor, size: Sequence[int], dtype: torch.dtype, lambd: fl
 
 
 def _geometric(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: float) -> Tensor:
-    """The trials up to the first that succeeds."""
+    """Draws the number of trials up to and including the first success."""
     real = dtype if dtype.is_floating_point else torch.float32
     if p == 1:
         return torch.ones(size, dtype=dtype, device=key.device)
@@ -116,7 +116,7 @@ def _geometric(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: float) -
 
 
 def _whole(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Each of the integers from zero on that the dtype has."""
+    """Draws from all non-negative integers that the dtype represents exactly."""
     if dtype == torch.bool:
         end = 2
     elif dtype.is_floating_point:
@@ -138,7 +138,7 @@ def _from(
 
 
 def _made(numbers: Draw) -> Draw:
-    """Of a size: rand(size), randint(low, high, size)."""
+    """Wraps a sampler as a factory: rand(size), randint(low, high, size)."""
 
     def draw(
         key: Tensor,
@@ -158,7 +158,7 @@ def _made(numbers: Draw) -> Draw:
 
 
 def _made_like(numbers: Draw) -> Draw:
-    """Like a tensor: rand_like(x), randint_like(x, low, high)."""
+    """Wraps a sampler as a factory from a tensor: rand_like(x), randint_like(x, low, high)."""
 
     def draw(
         key: Tensor,
@@ -180,7 +180,7 @@ def _randperm(key: Tensor, n: int, dtype: torch.dtype | None) -> Tensor:
 
 
 def _of(numbers: Draw) -> Draw:
-    """As many as a tensor has, in a new one: exponential(x, lambd)."""
+    """Wraps a sampler to return a new tensor like x: exponential(x, lambd)."""
 
     def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return numbers(_on(key, x.device), x.shape, x.dtype, *args, **kwargs)  # type: ignore[no-any-return]
@@ -189,7 +189,7 @@ def _of(numbers: Draw) -> Draw:
 
 
 def _into(numbers: Draw) -> Draw:
-    """Written into the tensor: exponential_(x, lambd)."""
+    """Wraps a sampler to write into x: exponential_(x, lambd)."""
 
     def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return x.copy_(_of(numbers)(key, x, *args, **kwargs))
@@ -342,7 +342,7 @@ _NAMED: dict[str, Draw] = {
     "normal.Tensor_Tensor": _normal_of,
     "multinomial": _multinomial,
     "native_dropout": _dropout,
-    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p to be kept
+    "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p: keep rate
     "rrelu_with_noise": _leaky,
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,

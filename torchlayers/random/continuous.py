@@ -1,4 +1,4 @@
-"""Numbers of continuous distributions, differentiable by their parameters."""
+"""Samplers of continuous distributions, differentiable by the distributions' parameters."""
 
 import functools
 import math
@@ -29,7 +29,7 @@ def uniform(
     minval: Number = 0.0,
     maxval: Number = 1.0,
 ) -> Tensor:
-    """Numbers in [minval, maxval), each as likely as the others.
+    """Draws numbers uniformly from [minval, maxval).
 
     Args:
         key: a key.
@@ -50,21 +50,21 @@ def uniform(
     if isinstance(minval, Tensor) or isinstance(maxval, Tensor) or (minval, maxval) != (0, 1):
         low, high = like("uniform", numbers, minval=minval, maxval=maxval)
         scaled = numbers * (high - low) + low
-        # Rounding up may reach maxval: the number below it stands for it.
+        # Rounding up may reach maxval: replace it by the number below.
         below = torch.maximum(low, torch.nextafter(high, low)).detach()
         numbers = torch.where((scaled < high) | (high <= low), scaled, below)
     return numbers
 
 
 def normal(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the standard normal distribution.
+    """Draws numbers from the standard normal distribution.
 
     Args:
         key: a key.
         shape: of the result.
         dtype: float16, bfloat16, float32 or float64; torch's default dtype if None.
     Returns:
-        A tensor of this shape and dtype, all finite: the largest are 6.7, and 8.6 in float64.
+        A tensor of this shape and dtype, all finite: at most 6.7, or 8.6 in float64, in magnitude.
     Example:
         >>> normal(torchlayers.random.key(0), (2, 3)).shape
         torch.Size([2, 3])
@@ -81,13 +81,13 @@ def truncated_normal(
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Numbers of the standard normal distribution between two bounds.
+    """Draws numbers from the standard normal distribution truncated to two bounds.
 
     Args:
         key: a key.
         lower, upper: numbers, or tensors that broadcast to the shape. The result is
             differentiable by them.
-        shape: of the result; that of the bounds if None.
+        shape: of the result; the broadcast shape of the bounds if None.
         dtype: as for :func:`normal`.
     Returns:
         A tensor of this shape and dtype, in [lower, upper].
@@ -101,8 +101,8 @@ def truncated_normal(
     shape = shape_of("truncated_normal", shape, lower, upper)
     u = drawn("uniform", "truncated_normal", key, shape, dtype)
     low, high = like("truncated_normal", u, lower=lower, upper=upper)
-    # In the tail above zero the distribution function is one, to a few digits: its mirror image,
-    # below, is not.
+    # In the tail above zero the distribution function rounds to 1 and loses precision, so compute
+    # with the mirror image below zero.
     is_above = low > 0
     left, right = torch.where(is_above, -high, low), torch.where(is_above, -low, high)
     below_left, below_right = torch.special.ndtr(left), torch.special.ndtr(right)
@@ -114,7 +114,7 @@ def truncated_normal(
 
 
 def exponential(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the exponential distribution with mean 1, all finite.
+    """Draws numbers from the exponential distribution with mean 1, all finite.
 
     Example:
         >>> bool((exponential(torchlayers.random.key(0), (1000,)) >= 0).all())
@@ -126,7 +126,7 @@ def exponential(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None
 
 
 def gumbel(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the standard Gumbel distribution, all finite.
+    """Draws numbers from the standard Gumbel distribution, all finite.
 
     Example:
         >>> bool(gumbel(torchlayers.random.key(0), (1000,)).isfinite().all())
@@ -138,7 +138,7 @@ def gumbel(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 
 
 def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the Laplace distribution with scale 1, all finite.
+    """Draws numbers from the Laplace distribution with scale 1, all finite.
 
     Example:
         >>> bool(laplace(torchlayers.random.key(0), (1000,)).isfinite().all())
@@ -151,7 +151,7 @@ def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) ->
 
 
 def logistic(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the standard logistic distribution, all finite.
+    """Draws numbers from the standard logistic distribution, all finite.
 
     Example:
         >>> bool(logistic(torchlayers.random.key(0), (1000,)).isfinite().all())
@@ -164,7 +164,7 @@ def logistic(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -
 
 
 def cauchy(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
-    """Numbers of the standard Cauchy distribution, all finite.
+    """Draws numbers from the standard Cauchy distribution, all finite.
 
     Example:
         >>> bool(cauchy(torchlayers.random.key(0), (1000,)).isfinite().all())
@@ -179,15 +179,14 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 def gamma(
     key: Tensor, a: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers of the gamma distribution with scale 1.
+    """Draws numbers from the gamma distribution with scale 1.
 
     Args:
         key: a key.
         a: the shape parameter, above zero: a number, or a tensor that broadcasts to the shape. The
-            result is differentiable by it, by how the distribution changes with it (implicit
-            reparameterisation).
+            result is differentiable by it, by implicit reparameterisation.
         shape: of the result; that of a if None.
-        dtype: that of a, or torch's default dtype, if None.
+        dtype: if None, that of a if a is a floating-point tensor, else torch's default dtype.
     Returns:
         A tensor of this shape and dtype; nan where a is not positive.
     Example:
@@ -212,12 +211,12 @@ def gamma(
 def beta(
     key: Tensor, a: Number, b: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers of the beta distribution.
+    """Draws numbers from the beta distribution.
 
     Args:
         key: a key.
-        a, b: as for :func:`gamma`.
-        shape: of the result; that of the parameters if None.
+        a, b: the parameters, as a for :func:`gamma`.
+        shape: of the result; the broadcast shape of the parameters if None.
         dtype: as for :func:`gamma`.
     Returns:
         A tensor of this shape and dtype, in [0, 1].
@@ -236,7 +235,7 @@ def beta(
 def dirichlet(
     key: Tensor, alpha: Tensor, shape: Shape | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers of the Dirichlet distribution: probabilities that add up to one.
+    """Draws vectors from the Dirichlet distribution: probabilities that add up to one.
 
     Args:
         key: a key.
@@ -244,7 +243,7 @@ def dirichlet(
         shape: of the result without its last dimension; that of alpha if None.
         dtype: as for :func:`gamma`.
     Returns:
-        A tensor of this shape, with alpha's last dimension behind it.
+        A tensor of this shape followed by alpha's last dimension.
     Example:
         >>> dirichlet(torchlayers.random.key(0), torch.ones(3), (5,)).sum(-1)
         tensor([1., 1., 1., 1., 1.])
@@ -259,11 +258,11 @@ def dirichlet(
 def student_t(
     key: Tensor, df: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Numbers of Student's t distribution.
+    """Draws numbers from Student's t distribution.
 
     Args:
         key: a key.
-        df: degrees of freedom, as a of :func:`gamma`.
+        df: the degrees of freedom, as a for :func:`gamma`.
         shape: of the result; that of df if None.
         dtype: as for :func:`gamma`.
     Returns:
@@ -287,16 +286,16 @@ def multivariate_normal(
     shape: Shape | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Vectors of a normal distribution with this mean and covariance.
+    """Draws vectors from a normal distribution with this mean and covariance.
 
     Args:
         key: a key.
-        mean: (..., n); the result is differentiable by it and by cov.
-        cov: (..., n, n), positive definite.
-        shape: of the result without its last dimension; that of mean and cov if None.
+        mean: of shape (..., n); the result is differentiable by it and by cov.
+        cov: of shape (..., n, n), positive definite.
+        shape: of the result without its last dimension; that of mean and cov, broadcast, if None.
         dtype: that of mean if None.
     Returns:
-        A tensor of this shape, with n behind it.
+        A tensor of this shape followed by n.
     Example:
         >>> multivariate_normal(torchlayers.random.key(0), torch.zeros(2), torch.eye(2), (5,)).shape
         torch.Size([5, 2])
@@ -312,13 +311,13 @@ def multivariate_normal(
 
 
 def _open(u: Tensor) -> Tensor:
-    """Numbers in [0, 1) moved into (0, 1): half a step up, rounding down at the end."""
+    """Shifts numbers from [0, 1) into (0, 1), up by half a step, clamped below 1."""
     info = torch.finfo(u.dtype)
     return (u + info.eps / 4).clamp(max=1 - info.eps / 2)
 
 
 class _Slope(torch.autograd.Function):
-    """How a gamma number moves with its shape."""
+    """The derivative of a gamma-distributed number by the shape parameter."""
 
     @staticmethod
     def forward(alpha: Tensor, number: Tensor) -> Tensor:
@@ -337,7 +336,7 @@ class _Slope(torch.autograd.Function):
 
 @functools.cache
 def _register_gamma() -> None:
-    """For plain autograd, outside every transform: as csrc/rules/random.cpp has it."""
+    """Registers the derivative for plain autograd, the same as in csrc/rules/random.cpp."""
 
     def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1], output)

@@ -1,4 +1,4 @@
-"""Integers, choices and orders."""
+"""Samplers of integers and discrete distributions, random choices and permutations."""
 
 import math
 
@@ -28,7 +28,7 @@ def randint(
     maxval: int | Tensor,
     dtype: torch.dtype = torch.int64,
 ) -> Tensor:
-    """Integers in [minval, maxval), each as likely as the others but for one part in 2^63 / range.
+    """Draws integers uniformly from [minval, maxval), up to a bias of one part in 2^63 / range.
 
     Args:
         key: a key.
@@ -39,7 +39,7 @@ def randint(
     Returns:
         A tensor of this shape and dtype.
     Raises:
-        TypeError: minval or maxval is something else.
+        TypeError: minval or maxval is neither an int nor a tensor.
     Example:
         >>> x = randint(torchlayers.random.key(0), (1000,), 1, 7)
         >>> sorted(set(x.tolist()))
@@ -68,7 +68,7 @@ def randint(
 
 
 def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tensor:
-    """True with probability p.
+    """Draws bools that are True with probability p.
 
     Args:
         key: a key.
@@ -90,7 +90,7 @@ def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tenso
 def poisson(
     key: Tensor, rate: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int64
 ) -> Tensor:
-    """Numbers of the Poisson distribution.
+    """Draws numbers from the Poisson distribution.
 
     Args:
         key: a key.
@@ -98,7 +98,7 @@ def poisson(
         shape: of the result; that of rate if None.
         dtype: of the result.
     Returns:
-        A tensor of this shape and dtype; -1 where rate is no rate. It has no derivative.
+        A tensor of this shape and dtype; -1 where rate is invalid. It has no derivative.
     Example:
         >>> x = poisson(torchlayers.random.key(0), torch.tensor([0.0, 3.0, 1000.0]))
         >>> x[0], x.dtype
@@ -117,17 +117,16 @@ def binomial(
     shape: Shape | None = None,
     dtype: torch.dtype = torch.int64,
 ) -> Tensor:
-    """Numbers of the binomial distribution: how many of ``count`` trials succeed.
+    """Draws numbers from the binomial distribution: how many of ``count`` trials succeed.
 
     Args:
         key: a key.
-        count: how many trials: a number, or a tensor that broadcasts to the shape.
-        prob: the probability that one succeeds, likewise.
-        shape: of the result; that of the parameters if None.
+        count: the number of trials: a number, or a tensor that broadcasts to the shape.
+        prob: the probability of success in one trial, likewise.
+        shape: of the result; the broadcast shape of the parameters if None.
         dtype: of the result.
     Returns:
-        A tensor of this shape and dtype; -1 where these are no count and probability. It has no
-        derivative.
+        A tensor of this shape and dtype; -1 where count or prob is invalid. It has no derivative.
     Example:
         >>> binomial(torchlayers.random.key(0), 10, torch.tensor([0.0, 1.0]))
         tensor([ 0, 10])
@@ -147,7 +146,7 @@ def _counted(
 
 
 def counts(api: str, key: Tensor, shape: Shape, **parameters: Number) -> Tensor:
-    """Of doubles; nan where there is no such distribution."""
+    """Draws counts as float64; nan where the parameters are invalid."""
     given = [
         expanded(
             api,
@@ -162,14 +161,14 @@ def counts(api: str, key: Tensor, shape: Shape, **parameters: Number) -> Tensor:
 
 
 def categorical(key: Tensor, logits: Tensor, dim: int = -1, shape: Shape | None = None) -> Tensor:
-    """Indices with probabilities that are the softmax of logits.
+    """Draws indices with the probabilities softmax(logits).
 
     Args:
         key: a key.
-        logits: unnormalised logarithms of probabilities, along one dimension.
-        dim: which.
-        shape: of the result, to which the logits without that dimension broadcast; theirs if
-            None.
+        logits: unnormalised log-probabilities, along one dimension.
+        dim: that dimension.
+        shape: of the result, to which the shape of logits without dim broadcasts; if None, that
+            shape itself.
     Returns:
         An int64 tensor of this shape.
     Example:
@@ -183,20 +182,20 @@ def categorical(key: Tensor, logits: Tensor, dim: int = -1, shape: Shape | None 
     logits = logits.movedim(dim, -1)
     shape = tuple(logits.shape[:-1]) if shape is None else as_tuple(shape)
     logits = expanded("categorical", "logits", logits, (*shape, logits.shape[-1]))
-    # The largest of logits and Gumbel numbers: one for each, so that any of them may win.
+    # The Gumbel-max trick, with an independent Gumbel number for each logit of each result.
     return (logits + gumbel(key, logits.shape, logits.dtype)).argmax(-1)
 
 
 def permutation(key: Tensor, x: int | Tensor, dim: int = 0, independent: bool = False) -> Tensor:
-    """The numbers below x, or the slices of x, in random order.
+    """Permutes the integers below x, or the slices of x, at random.
 
     Args:
         key: a key.
         x: an int, or a tensor.
-        dim: along which dimension of the tensor.
-        independent: whether each line along the dimension has an order of its own.
+        dim: the dimension of the tensor to permute.
+        independent: whether each line along the dimension gets an independent permutation.
     Returns:
-        A tensor like x, or (x,) of int64.
+        A tensor like x, or of shape (x,) and dtype int64.
     Example:
         >>> permutation(torchlayers.random.key(0), 5).sort().values
         tensor([0, 1, 2, 3, 4])
@@ -219,19 +218,19 @@ def choice(
     p: Tensor | None = None,
     dim: int = 0,
 ) -> Tensor:
-    """Numbers below a, or slices of a, chosen at random.
+    """Chooses among the integers below a, or the slices of a, at random.
 
     Args:
         key: a key.
         a: an int, or a tensor.
-        shape: how many, in the place of the tensor's dimension.
+        shape: the shape of the choices.
         replace: whether one may be chosen more than once.
-        p: the probability of each; all alike if None.
-        dim: along which dimension of the tensor.
+        p: the probability of each; equal if None.
+        dim: the dimension of the tensor to choose along.
     Returns:
-        A tensor like a, with this shape in place of the dimension.
+        A tensor like a, with this shape in place of dim.
     Raises:
-        TransformError: more are to be chosen, without replacement, than there are.
+        TransformError: more choices without replacement are requested than there are.
     Example:
         >>> choice(torchlayers.random.key(0), 5, (5,), replace=False).sort().values
         tensor([0, 1, 2, 3, 4])

@@ -1,23 +1,23 @@
-"""Keys, and their bits."""
+"""Creates and splits keys, and draws random bits."""
 
 import torch
 from torch import Tensor
 
 from torchlayers.random.arguments import Shape, check_key, drawn, operator_for
 
-_CHILDREN = 1  # what split draws, as csrc/rules/philox.h has it
+_CHILDREN = 1  # the use number of split's draws, as in csrc/rules/philox.h
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> Tensor:
-    """A key.
+    """Creates a key.
 
     Args:
-        seed: an int; it is taken modulo 2^64, and different ones give unrelated numbers.
-        device: where the key is, and with it what is drawn by it.
+        seed: an int, taken modulo 2^64; different seeds give unrelated numbers.
+        device: the device of the key, and of the numbers drawn by it.
     Returns:
         An int64 tensor without dimensions.
     Raises:
-        TypeError: the seed is no int.
+        TypeError: the seed is not an int.
     Example:
         >>> k = key(0)
         >>> k.dtype, k.shape
@@ -37,13 +37,13 @@ def key(seed: int, *, device: torch.device | str | None = None) -> Tensor:
 
 
 def split(key: Tensor, num: Shape = 2) -> Tensor:
-    """New keys of a key, which is not to be used any more.
+    """Derives new keys from a key, which should not be used any more.
 
     Args:
         key: a key.
         num: how many, or their shape.
     Returns:
-        Keys of shape (num,), or num. The first n are the same whatever num is.
+        Keys of shape (num,), or num. The first n keys are the same for any num.
     Example:
         >>> for_weights, for_noise = split(key(0))
         >>> torchlayers.vmap(lambda k: torchlayers.random.normal(k, (2,)))(split(key(0), 5)).shape
@@ -55,11 +55,11 @@ def split(key: Tensor, num: Shape = 2) -> Tensor:
 
 
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
-    """A key of a key and a number, such as that of a step, a rank or a sample.
+    """Derives a key from a key and a number, such as the index of a step, a rank or a sample.
 
     Args:
-        key: a key, which may still be folded with other numbers.
-        data: an int, or a tensor of integers: then keys of its shape.
+        key: a key; other numbers may still be folded into it.
+        data: an int, or a tensor of integers, which gives keys of its shape.
     Returns:
         A key for each number.
     Raises:
@@ -91,14 +91,14 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
 
 
 def bits(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int64) -> Tensor:
-    """Integers of whose bits each is 0 or 1 at random.
+    """Draws integers with uniformly random bits.
 
     Args:
         key: a key.
         shape: of the result.
         dtype: int64 or int32.
     Returns:
-        A tensor of this shape and dtype, of negative numbers too.
+        A tensor of this shape and dtype, including negative numbers.
     Example:
         >>> bits(key(0), (3,)).shape
         torch.Size([3])

@@ -1,4 +1,4 @@
-"""A function whose random numbers somebody outside of it draws, or learns."""
+"""Records or replays the random draws of a function from outside it."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from torchlayers.random.aten_samplers import draws_nothing
 
 OnTensors = Callable[[Sequence[Tensor]], list[Tensor]]
 
-# Operators whose results are constant to torch's derivatives, by their names without a "_".
+# Operators whose results are constants to torch's derivatives, by name without a trailing "_".
 _CONSTANT = {
     *("rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like"),
     *("uniform", "normal", "normal_functional", "log_normal", "cauchy", "exponential"),
@@ -23,17 +23,17 @@ _CONSTANT = {
 
 
 class _Thread(threading.local):
-    outside: "tuple[Outside, ...]" = ()  # whose functions run, the innermost last
+    outside: "tuple[Outside, ...]" = ()  # those whose functions are running, innermost last
 
 
 _thread = _Thread()
 
 
 class Outside:
-    """What a function draws, which it is told, or which is noted.
+    """Replays given draws in a function, or records the draws that it makes.
 
     Args:
-        given: what it is told.
+        given: the draws to replay; None to record.
     """
 
     def __init__(self, given: Sequence[Tensor] | None = None) -> None:
@@ -50,7 +50,7 @@ class Outside:
                 _thread.outside = before
 
     def numbers(self, draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
-        """So many tensors, told or drawn now."""
+        """Returns ``count`` tensors, replayed or drawn now."""
         if self._given is not None:
             return [next(self._given).clone() for _ in range(count)]
         with aside():
@@ -60,7 +60,7 @@ class Outside:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Inside, it draws, and nobody notes what."""
+        """Draws without recording or replaying inside."""
         before = self._given, self.noted
         self._given, self.noted = None, []
         try:
@@ -69,7 +69,7 @@ class Outside:
             self._given, self.noted = before
 
     def _draw(self, name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator's results, below the function's layer; None where it draws nothing."""
+        """Returns an operator's results, below the function's layer; None if it draws nothing."""
         operator = getattr(_packet(name), overload or "default")
         if (name.removeprefix("aten::").rstrip("_")) in _CONSTANT:
             written = kwargs.get("out", args[0] if operator._schema.is_mutable else None)
@@ -93,7 +93,7 @@ def _packet(name: str) -> Any:
 
 @contextmanager
 def aside() -> Iterator[None]:
-    """Inside, functions draw, and nobody notes what: they run for their shapes alone."""
+    """Makes functions inside draw without recording or replaying: they run only for shapes."""
     with ExitStack() as stack:
         for each in _thread.outside:
             stack.enter_context(each.aside())
@@ -101,7 +101,7 @@ def aside() -> Iterator[None]:
 
 
 def in_function_around(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
-    """What a loop draws, all steps together, by the function that it is in, if there is one."""
+    """Draws for all steps of a loop, recorded or replayed by the enclosing function, if any."""
     if not _thread.outside:
         return draw()
     if (top := _C.top()) is None or top[0] != "drawn outside":

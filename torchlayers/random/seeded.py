@@ -1,8 +1,7 @@
-"""seeded: torch's random operators draw by a key.
+"""seeded: makes torch's random operators draw by a key.
 
-A layer is entered that wraps nothing. A random operator that arrives at it is not called: what it
-would give is made by a key of its own (aten_samplers.py). Everything else goes on to the layers
-below.
+It enters a layer that wraps no tensors. A random operator that reaches the layer is replaced by a
+sampler with a separate key (aten_samplers.py). All other operators go on to the layers below.
 """
 
 import contextlib
@@ -24,13 +23,13 @@ __all__ = ["recomputation", "seeded"]
 
 
 def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
-    """The function, with torch.rand, dropout and the like drawing by a key.
+    """Wraps a function so that torch.rand, dropout and other random operators draw by a key.
 
-    The n-th random operator that runs inside draws by the key with n folded in, and torch's own
-    generator is left alone: so a call gives the same numbers each time. It holds on the calling
-    thread, until the call returns or raises. Where it is nested, the inner key counts. Under
-    vmap, or with a key that is batched, each sample draws by its own key.
-    ``torchlayers.vmap(..., randomness="keyed")`` does the same with a key for each sample.
+    The n-th random operator inside draws by the key with n folded in, and torch's generator is not
+    used, so each call gives the same numbers. This applies to the calling thread, until the call
+    returns or raises. If calls are nested, the innermost key is used. Under vmap, or with a batched
+    key, each sample draws by its own key. ``torchlayers.vmap(..., randomness="keyed")`` does the
+    same with a key for each sample.
 
     Args:
         func: any function, or a module.
@@ -38,8 +37,8 @@ def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
     Returns:
         A function with func's arguments and results.
     Raises:
-        TransformError: the key is none; it runs inside torch.compile; a random operator was called
-            that has no form by keys, or with a generator of its own.
+        TransformError: key is not a key; the function runs inside torch.compile; or a random
+            operator is called that has no keyed implementation, or with an explicit generator.
     Example:
         >>> noisy = seeded(lambda x: x + torch.randn(3), torchlayers.random.key(0))
         >>> torch.equal(noisy(torch.zeros(3)), noisy(torch.zeros(3)))
@@ -47,7 +46,7 @@ def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
         >>> apply, params, buffers = torchlayers.functional(torch.nn.Dropout())
         >>> output, _ = seeded(apply, torchlayers.random.key(1))(params, buffers, torch.ones(4))
 
-    Source: flax.linen's rngs, which modules draw by, are the nearest to it.
+    Source: most similar are flax.linen's rngs, by which modules draw.
     """
     check_key("seeded", key)
 
@@ -64,13 +63,13 @@ def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
 
 
 def recomputation() -> tuple[Any, Any]:
-    """Contexts in which torch.utils.checkpoint draws the same numbers when it recomputes.
+    """Returns contexts with which torch.utils.checkpoint redraws the same numbers on recomputation.
 
-    torch's generator is set back for the recomputation by checkpoint itself. What is drawn inside
-    :func:`seeded` or a keyed vmap goes on counting, and is set back by these.
+    For the recomputation, checkpoint itself resets torch's generator, but not the draw counts of
+    :func:`seeded` and keyed vmaps. These contexts reset those.
 
     Returns:
-        Two contexts: for the function, and for its recomputation.
+        Two contexts: one for the function, and one for its recomputation.
     Example:
         >>> from torch.utils.checkpoint import checkpoint
         >>> def f(x):
@@ -87,7 +86,7 @@ def recomputation() -> tuple[Any, Any]:
 
 
 class Draws:
-    """How many there have been where this was made, by the keys of the layers there."""
+    """Snapshot of the draw counts of all keyed layers on the stack."""
 
     def __init__(self) -> None:
         draws, self._key = _C.draws()
@@ -95,19 +94,19 @@ class Draws:
         self._counts = [count for _, count in draws]
 
     def are_over(self) -> bool:
-        """Whether there have been others since."""
+        """Whether there have been draws since."""
         return [count for _, count in _C.draws()[0]] != self._counts
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """Inside, those that follow are drawn once more; afterwards those that follow now."""
+        """Resets the draw counts to the snapshot inside, and restores the current ones on exit."""
         found, _ = _C.draws()
         counts = [count for _, count in found]
         with contextlib.ExitStack() as stack:
             stack.callback(_C.set_draws, counts)
             if [number for number, _ in found[: len(self._layers)]] == self._layers:
                 _C.set_draws(self._counts)
-            elif self._key is not None:  # seeded has returned, and a graph of its is run backward
+            elif self._key is not None:  # seeded has returned; backward runs through its graph
                 stack.enter_context(_C.seeded_entry(self._key))
                 _C.set_draws([*counts, self._counts[-1]])
             else:
@@ -119,10 +118,10 @@ class Draws:
 
 
 class Apart:
-    """Draws of control flow, whose number depends on the branch or the trips.
+    """Separates the draws of control flow, whose number depends on the branch or the trip count.
 
-    What a sample draws is not to depend on what the other samples do: each branch, and a loop,
-    draws by numbers of its own, and what follows them goes on as if there had been one draw.
+    A sample's draws must not depend on what other samples do. So each branch, and each loop, starts
+    from a separate draw count, and code after it continues as if there had been one draw.
     """
 
     def __init__(self) -> None:
@@ -130,7 +129,7 @@ class Apart:
         self._starts = [_scattered(count) for count in self._counts]
 
     def start(self) -> None:
-        """Before each branch, and before a loop."""
+        """Call this before each branch, and before a loop."""
         if self._counts:
             _C.set_draws(self._starts)
 
@@ -143,7 +142,7 @@ class Apart:
 
 
 def _scattered(count: int) -> int:
-    """Far from where any other count is taken to: splitmix64, Steele et al. (2014), section 4."""
+    """Hashes a count to one far from any other's: splitmix64, Steele et al. (2014), section 4."""
     word = 2**64 - 1
     mixed = (count + 1) * 0x9E3779B97F4A7C15 & word
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & word

@@ -1,6 +1,6 @@
-"""How the operators of random numbers lie where keys are DTensors: as their keys do.
+"""Sharding rules of the random operators for DTensor keys: results are sharded as the keys are.
 
-It is imported where the first such key is met.
+This module is imported when the first such key is used.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ Layouts = list[tuple[list[Any], list[Any]]]
 
 
 def _of_keys(key: Any, *rest: Any) -> Layouts:
-    """Whole, or split along a dimension of the keys, which are the result's first."""
+    """Replicated, or sharded along a dimension of the keys; these are the result's first."""
     others = [None] * len(rest)
     return [([each], [each, *others]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
 
@@ -27,7 +27,7 @@ def _of_keys_and_parameters(key: Any, *parameters: Any) -> Layouts:
 
 
 def _of_keys_and_numbers(key: Any, data: Any) -> Layouts:
-    """Where one has a dimension less, or one of size one, it is whole."""
+    """As for keys; an input that lacks the dimension, or has size 1 there, is replicated."""
     rank = max(len(key.shape), len(data.shape))
 
     def split(spec: Any, dim: int) -> Any:

@@ -1,10 +1,10 @@
-"""Taps: values inside a function by name, and derivatives by them.
+"""Taps: named intermediate values of a function, and derivatives with respect to them.
 
-A function names its intermediate values itself, by :func:`tap`, or its modules do, by their paths
-(`module_calls.py`). Whoever wants some of them listens while the function runs (`listener.py`), and
-each value that has a name goes by all who listen, the innermost first. A listener is at the level
-of its transform; a value is of an inner level where there are transforms between
-(csrc/layers/inner_levels.h).
+A function names its intermediate values by :func:`tap`; module outputs are named by the modules'
+paths (`module_calls.py`). A transform that wants some of them registers a listener while the
+function runs (`listener.py`), and each named value is passed to all listeners, innermost first. A
+listener is at the level of its transform; a value is at an inner level if there are transforms in
+between (csrc/layers/inner_levels.h).
 """
 
 from torchlayers.taps.api import intermediates as intermediates

@@ -1,4 +1,4 @@
-"""What names values, and what listens to them."""
+"""tap and intermediates, and the wrappers that give other transforms their ``taps`` argument."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,16 +14,16 @@ from torchlayers.taps.values import Values
 
 
 def tap(value: Any, name: str) -> Any:
-    """Names a value inside a function, for transforms to look at and to differentiate by.
+    """Names a value inside a function, for transforms to read or differentiate with respect to it.
 
     Args:
         value: a tensor or a pytree of tensors.
-        name: what the transforms that use it call it.
+        name: the name by which transforms refer to the value.
     Returns:
-        The value. Gradients by the tap are those by what is returned: go on with that.
+        The value. Gradients are taken with respect to what is returned, so continue with that.
     Raises:
-        TapError: a transform that listens for the name meets it twice, other than in the steps of
-            one loop.
+        TapError: a transform that uses the name encounters it twice, other than in different steps
+            of one loop.
     Example:
         >>> def loss(x):
         ...     hidden = tap(x.sin(), "hidden")
@@ -42,19 +42,18 @@ def tap(value: Any, name: str) -> Any:
 
 
 def intermediates(func: Callable[..., Any], names: Names | None = None) -> Callable[..., Any]:
-    """The values that a function names by :func:`tap`, or its modules by their paths.
+    """Makes a function return the values that it names by :func:`tap`, and module outputs by path.
 
     Args:
-        func: any function of tensors, transforms inside and around included.
-        names: which values: names of taps, and paths of modules, as ``named_modules()`` of the
-            outermost module that is called has them, for what the module returns. None for all
-            taps.
+        func: any function of tensors; transforms may be inside and around it.
+        names: which values: names of taps, and paths of modules, as in ``named_modules()`` of the
+            outermost module that is called, for the outputs of those modules. None for all taps.
     Returns:
         A function with func's arguments that returns a dict of the values by name, in the order in
-        which func met them. Where func uses vmap, a value has the dimension of its samples in
-        front; where it uses scan, map or fori_loop, that of the steps.
+        which func produces them. If func uses vmap, a value has its batch dimension in front; if
+        it uses scan, map or fori_loop, a dimension for the steps.
     Raises:
-        TapError: there is no value of that name, or two.
+        TapError: there is no value with a requested name, or more than one.
     Example:
         >>> net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
         >>> intermediates(net, ["0"])(torch.ones(5, 3))["0"].shape
@@ -82,9 +81,9 @@ def with_taps(
     names: Names,
     has_more: bool,
 ) -> Callable[..., Any]:
-    """transform(func), one of grad's kind, with the gradients by taps beside the others.
+    """Applies a grad-like transform to func and adds the gradients by taps to its result.
 
-    has_more: it returns something else behind the gradients.
+    has_more: whether the transform returns a pair of the gradients and something else.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +106,7 @@ def with_taps(
 def with_values(
     api: str, func: Callable[..., Any], has_aux: bool, names: Names
 ) -> Callable[..., Any]:
-    """The function that returns ``(output, {name: value})``."""
+    """Wraps func to return ``(output, {name: value})``."""
 
     def tapped(*args: Any) -> Any:
         _refuse_tracing(api)
@@ -125,7 +124,7 @@ def with_values(
 def with_tangents(
     api: str, func: Callable[..., Any], tangents: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """The function, for a jvp: taps have these tangents besides those that they have anyway."""
+    """Wraps func, for a jvp, to add these tangents to those that the tapped values already have."""
 
     def tapped(*args: Any) -> Any:
         _refuse_tracing(api)

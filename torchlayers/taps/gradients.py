@@ -1,4 +1,4 @@
-"""Keeps the gradients by the values."""
+"""The listener that collects gradients with respect to tapped values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from torchlayers.taps.loop_steps import Loop, Steps
 
 
 class Gradients(Listener):
-    """Keeps the gradients that a pass of its level has brought to the values."""
+    """Collects the gradients that a reverse pass at its level computes for the values."""
 
     def __init__(self, api: str, names: Names) -> None:
         super().__init__(api, names)
@@ -50,7 +50,7 @@ class Gradients(Listener):
 
 
 class _Gradient:
-    """The gradient by one tensor, when the pass has been there; until then zeros like it."""
+    """The gradient by one tensor; zeros if the reverse pass does not reach the tensor."""
 
     def __init__(self, tensor: Tensor, level: int) -> None:
         held, self.dims = _C.held_at(tensor, level)

@@ -1,4 +1,4 @@
-"""Who takes the values that have names, while a function runs."""
+"""The base class of listeners, which receive named values while a function runs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -13,14 +13,14 @@ from torchlayers.core.errors import TapError
 from torchlayers.taps import module_calls
 from torchlayers.taps.loop_steps import Loop, Steps, thread
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
 
 Names: TypeAlias = str | Iterable[str]
 
 
 class Listener:
-    """Takes the values of some names while a function runs."""
+    """Receives the values with certain names while a function runs."""
 
     def __init__(self, api: str, names: Names | None) -> None:
         self.api = api
@@ -49,13 +49,13 @@ class Listener:
                 self._refuse_unknown(name)
 
     def start(self) -> None:
-        """What is to be done at the level of the transform."""
+        """Called at the level of the transform, before the function runs."""
 
     def wants(self, name: str, is_module: bool) -> bool:
         return not is_module if self.names is None else name in self.names
 
     def meet(self, name: str, value: Any, is_module: bool) -> Any:
-        if _pass() != self.pass_:  # a function that is recomputed, or that a hook calls
+        if _pass() != self.pass_:  # a function that is recomputed, or called by a hook
             return value
         (self.paths if is_module else self.met).setdefault(name)
         if not self.wants(name, is_module):
@@ -83,7 +83,7 @@ class Listener:
         return pytree.unflatten(results, spec)
 
     def whole(self, name: str, value: Any) -> Any:
-        """The value, of all steps if it is of a loop's."""
+        """Returns the value; for a value inside a loop, those of all steps together."""
         if not isinstance(value, Steps):
             return value
         if (whole := value.whole()) is None:
@@ -98,7 +98,7 @@ class Listener:
         raise NotImplementedError
 
     def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
-        """What the function goes on with, and what is kept of leaf i of a value."""
+        """Returns what the function continues with, and what to collect, for leaf i of a value."""
         raise NotImplementedError
 
     def _refuse_another(self, name: str) -> NoReturn:
@@ -131,5 +131,5 @@ def _as_names(api: str, names: Names) -> tuple[str, ...]:
 
 
 def _pass() -> tuple[int, int]:
-    """The reverse pass that runs on this thread, whoever runs it."""
+    """Identifies the reverse pass running on this thread, whether torchlayers' or torch's."""
     return _C.number_of_pass(), _torch._C._current_graph_task_id()

@@ -1,8 +1,8 @@
-"""Which step of which loop a function is in, for taps.
+"""Tracks which step of which loop a function is in, for taps.
 
-A value that has a name has one in each step of a loop. A loop says so where it begins a step, and
-those who listen (`torchlayers.taps`) put the steps together: side by side in a dimension of the
-loop's, or, where the steps are parts of a batch, one after the other in the batch's.
+A named value inside a loop occurs once in each step. The loop announces each step as it begins, and
+listeners (`torchlayers.taps`) combine the steps' values: they stack them in a dimension for the
+loop, or, if the steps are chunks of a batch, concatenate them along the batch dimension.
 """
 
 import threading
@@ -20,32 +20,32 @@ from torchlayers.core import pytree, tracing_state
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.listeners: tuple[Any, ...] = ()  # the innermost last
-        self.loops: list[Loop] = []  # that are under way, while anyone listens
+        self.loops: list[Loop] = []  # the running loops, if there are listeners
 
 
 thread = _Thread()
 
 
 class Unheard:
-    """A loop, where nobody listens."""
+    """A loop without listeners."""
 
     def begin(self, start: int, size: int | None = None) -> None:
-        """A step begins: that of this number, or that of a part of the batch."""
+        """Announces a step: its index, or the start and size of its chunk of the batch."""
 
     def under_way(self) -> AbstractContextManager[Any]:
-        """To be entered around the steps."""
-        return nullcontext()  # which Dynamo knows
+        """Returns a context to run the steps in."""
+        return nullcontext()  # supported by Dynamo
 
 
 _unheard = Unheard()
 
 
 class Loop(Unheard):
-    """A loop that is under way.
+    """A running loop.
 
     Args:
-        api: what errors call it.
-        length: how many steps it has, or samples. One without any runs a step on zeros.
+        api: its name in error messages.
+        length: the number of its steps, or samples. If it is 0, the loop runs one step on zeros.
     """
 
     def __init__(self, api: str, length: int) -> None:
@@ -67,28 +67,28 @@ class Loop(Unheard):
             thread.loops.pop()
 
     def dim(self, level: int) -> int:
-        """Its dimension in what a listener of that level sees: behind those of vmaps around it."""
+        """The loop's dimension in values at that level: after those of the vmaps in between."""
         return sum(vmap > level for vmap in self.vmaps)
 
     def step_of(self, tensor: Tensor, level: int) -> Tensor:
-        """The step's part of a tensor that has the dimension."""
+        """Returns the current step's part of a tensor that has the loop's dimension."""
         dim = self.dim(level)
         if not self.length:
-            return tensor.sum(dim)  # of nothing
+            return tensor.sum(dim)  # the sum over no elements
         if self.size is None:
             return tensor.select(dim, self.start)
         return tensor.narrow(dim, self.start, self.size)
 
 
 class Steps:
-    """What a loop's steps have of one name; where loops are in loops, by the step of each."""
+    """The values with one name in a loop's steps, by step; in nested loops, by each loop's step."""
 
     def __init__(self, loops: Sequence[Loop], level: int) -> None:
         self.loops, self.level = tuple(loops), level
         self.found: dict[tuple[int, ...], Any] = {}
 
     def put(self, loops: Sequence[Loop], value: Any) -> bool:
-        """False where this step of this loop has one."""
+        """Adds the value of the current step; returns False if there is one, or loops differ."""
         place = tuple(loop.start for loop in loops)
         if loops[0] is not self.loops[0] or len(loops) != len(self.loops) or place in self.found:
             return False
@@ -96,7 +96,7 @@ class Steps:
         return True
 
     def whole(self) -> Any:
-        """All together; None where a step has none."""
+        """Returns the values of all steps combined; None if a step has none."""
         return self._whole(self.found, self.loops)
 
     def _whole(self, found: dict[tuple[int, ...], Any], loops: tuple[Loop, ...]) -> Any:
@@ -129,7 +129,7 @@ class Steps:
 
 
 def loop(api: str, length: int) -> Unheard:
-    """One that begins."""
+    """Returns the object by which a loop that begins announces its steps."""
     if tracing_state.is_tracing() or not thread.listeners:
         return _unheard
     return Loop(api, length)

@@ -1,4 +1,4 @@
-"""The modules that run, for those who listen to what they return."""
+"""Tracks running module calls, and passes the modules' outputs to listeners."""
 
 import threading
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from torchlayers.taps.loop_steps import thread
 
 
 class _Call:
-    """A module's call."""
+    """A call of a module that is running."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self._paths: dict[int, list[str]] | None = None
 
     def paths_of(self, module: nn.Module) -> list[str]:
-        """Where the module is in this one: in several places, if it is shared."""
+        """Returns the paths of the module in this one: several, if it is shared."""
         if self._paths is None:
             self._paths = {}
             for path, each in self.module.named_modules(remove_duplicate=False):
@@ -36,12 +36,12 @@ _thread = _Thread()
 
 
 def under_way() -> list[_Call]:
-    """The calls of this thread, where anyone listens to them, the innermost last."""
+    """Returns the running calls of this thread, innermost last, if there are listeners."""
     return _thread.calls
 
 
 class _Watching:
-    """How many listen to modules, of all threads: torch's hooks for all modules are theirs."""
+    """Counts listeners to modules on all threads: they share torch's global module hooks."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ _watching = _Watching()
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """While it lasts, what modules return goes by those who listen."""
+    """Passes module outputs to listeners inside the context."""
     with _watching.lock:
         _watching.count += 1
         if _watching.count == 1:

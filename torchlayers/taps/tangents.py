@@ -1,4 +1,4 @@
-"""Gives the values tangents."""
+"""The listener that adds tangents to tapped values."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from torchlayers.core.errors import TapError
 from torchlayers.taps.listener import Listener
 from torchlayers.taps.loop_steps import Loop
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 
 
 class Tangents(Listener):
-    """Gives values of a jvp's level tangents."""
+    """Adds tangents at a jvp's level to the values."""
 
     def __init__(self, api: str, tangents: Mapping[str, Any]) -> None:
         if not isinstance(tangents, Mapping):
@@ -72,7 +72,7 @@ class Tangents(Listener):
 
 
 def _dual(tangent: Tensor) -> Tensor:
-    """What is added to a value to give it a tangent, and leaves it as it is, a zero's sign too."""
+    """Returns a dual of -0.0 and the tangent: adding it preserves a value, even a zero's sign."""
     nothing = torch.full_like(tangent, -0.0)
     dual: Tensor = _torch._make_dual(nothing, tangent, level=0)
     return dual

@@ -1,4 +1,4 @@
-"""Keeps the values."""
+"""The listener that collects tapped values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from torchlayers.taps.loop_steps import Loop
 
 
 class Values(Listener):
-    """Keeps the values."""
+    """Collects the values."""
 
     def __init__(self, api: str, names: Names | None) -> None:
         super().__init__(api, names)

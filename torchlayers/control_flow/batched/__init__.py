@@ -1,1 +1,1 @@
-"""Control flow whose predicates are batched."""
+"""Control flow with batched predicates."""

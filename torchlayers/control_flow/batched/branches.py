@@ -1,4 +1,4 @@
-"""One of several functions for each sample: what cond and switch share."""
+"""Runs one of several functions for each sample; shared by cond and switch."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,26 +23,26 @@ def run(
     operands: Sequence[Any],
     batched: str,
 ) -> Any:
-    """Each sample through the branch that it takes.
+    """Runs each sample through the branch it takes.
 
     Args:
-        api: what errors call this.
-        which: for each sample in a row, the branch that it takes.
+        api: the caller's name in error messages.
+        which: the index of the branch that each sample takes, with all samples in one dimension.
         batch: the samples.
-        branches: each with what errors call it.
-        operands: what the branches are called with.
+        branches: pairs of a name for error messages and a function.
+        operands: the arguments of the branches.
         batched: ``"select"`` or ``"gather"``.
     """
     with quietly():
         taken = [i for i, count in enumerate(numbers(which.bincount())) if count]
-    if len(taken) <= 1:  # all samples take the same
+    if len(taken) <= 1:  # all samples take the same branch
         return run_one(branches[taken[0] if taken else 0][1], operands)
     with quietly(), Apart() as draws:
         return _run_each(api, which, taken, batch, branches, operands, batched, draws)
 
 
 def run_one(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
-    """A branch that all samples take."""
+    """Runs a branch that all samples take."""
     with Apart() as draws:
         draws.start()
         return branch(*operands)
@@ -95,5 +95,5 @@ def _kind(rows: Tensor | None) -> Any:
 
 
 def _sample(leaves: Sequence[Tensor | None], spec: pytree.TreeSpec) -> Any:
-    """What a sample has, as errors tell of it."""
+    """The result of one sample, for error messages."""
     return pytree.unflatten([rows if rows is None else rows[0] for rows in leaves], spec)

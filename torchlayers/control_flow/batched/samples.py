@@ -1,12 +1,13 @@
-"""The samples of a batch: brought into sight, picked, and put back.
+"""Moves the samples of a batch into a visible dimension, selects some, and batches them again.
 
 NOTE [Samples of their own]
-Where a predicate is batched, what it decides runs under a vmap that is entered for it, on the
-samples that take it: those of one vmap, or of several that nest, in a row. It sits on top of
-the stack, above layers that may differentiate the operands, so bringing the samples into sight
-is an operator of its own, whose derivative hides them again (revealed, hidden). What a branch
-captures is brought over where it is first used, which the branch's operators tell (subset_vmap.py).
-So a branch never meets a tensor of which it has other samples than it runs on.
+With a batched predicate, each branch or loop body runs under a vmap entered for it, over the
+samples that take it: those of one vmap, or of several nested ones flattened into one dimension.
+This vmap is on top of the stack, above layers that may differentiate the operands. So moving the
+samples into a visible dimension is an operator whose derivative batches them again (revealed,
+hidden). Tensors that a branch captures are moved at their first use by one of the branch's
+operators (subset_vmap.py). So a branch never sees a tensor with samples other than those it runs
+on.
 """
 
 import math
@@ -18,20 +19,20 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
-_ops: Any = torch.ops.torchlayers  # of C++, csrc/rules/axes.cpp
+_ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
 
-# While it lives, no mode looks at operators: they are ours.
+# Disables function modes for operators that torchlayers calls internally.
 quietly: Any = _torch._C.DisableTorchFunction
 
 
 def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The tensor in memory, without a derivative, and the levels at which it was batched.
+    """Returns the underlying tensor, detached, and the levels at which x is batched.
 
-    Their dimensions are in front, the outermost first. What is made of it is to be made quietly: at
-    a grad's level it would look like something to differentiate.
+    The batch dimensions come first, outermost level first. Compute with the result only inside
+    ``quietly()``: at a grad's level, its results would look differentiable.
     """
     with quietly():
         return _in_sight(x)
@@ -54,7 +55,7 @@ def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def base_of(x: Tensor) -> Tensor:
-    """The tensor in memory."""
+    """Returns the tensor below all wrappers."""
     if _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
         return base_of(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x):
@@ -63,24 +64,25 @@ def base_of(x: Tensor) -> Tensor:
 
 
 def numbers(x: Tensor) -> Any:
-    """The numbers in memory, as lists: those of what a layer has made of a plain tensor too."""
-    with quietly(), _torch._C._DisableFuncTorch():  # another device's are copied by an operator
+    """Returns the values of the underlying tensor as nested lists, through any wrappers."""
+    with quietly(), _torch._C._DisableFuncTorch():  # copying from another device is an operator
         return _in_sight(x)[0].tolist()
 
 
 def is_at(x: Tensor, levels: int, below: int) -> bool:
-    """Whether samples of these levels, a bit each, have their own of it, or a derivative by it.
+    """Whether x, or a derivative by it, differs between samples of these levels (a bit mask).
 
-    x comes from below a level, unless it is batched there: then it belongs to its samples.
+    x is taken to come from below the level ``below``, unless it is batched there: then it belongs
+    to the samples of that level.
     """
     if _C.concerns(_C.shown(x), levels, below):
         return True
-    # A functionalize's wrapper hides the levels below it.
+    # A functionalize wrapper hides the levels below it.
     return _C.any_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
 
 
 class Rows(NamedTuple):
-    """Samples in a row, on their way into the vmap that is entered next."""
+    """Samples along the first dimension, about to be batched by the vmap that is entered next."""
 
     values: Tensor
 
@@ -89,13 +91,15 @@ class Rows(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The samples of these levels.
+    """The samples of one or more nested vmaps.
 
     Args:
-        number: how many there are.
-        mask: the levels, a bit each.
-        token: a tensor that is batched at each of them.
-        randomness: of a vmap of these samples.
+        levels: the levels of the vmaps, outermost first.
+        sizes: their batch sizes.
+        number: the total number of samples.
+        mask: the levels as a bit mask.
+        token: a tensor that is batched at each level.
+        randomness: the randomness mode for a vmap over these samples.
     """
 
     levels: tuple[int, ...]
@@ -106,32 +110,33 @@ class Batch(NamedTuple):
     randomness: str
 
     def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
-        """All samples of x in a row, or those that the index names, in a first dimension."""
+        """All samples of x, or those in index, along a new first dimension."""
         rows = revealed(x, self.token, self.levels).flatten(0, len(self.levels) - 1)
         return rows if index is None else rows.index_select(0, index)
 
     def rows(self, x: Any, index: Tensor | None = None) -> Any:
-        """x, or its samples in a row where it has some of its own."""
+        """x as Rows if it differs between samples, else x unchanged."""
         if isinstance(x, Tensor) and is_at(x, self.mask, _depth() + 1):
             return Rows(self.reveal(x, index))
         return x
 
     def hide(self, rows: Tensor) -> Tensor:
-        """What reveal gave, batched again."""
+        """The inverse of reveal: batches rows at the levels again."""
         return hidden(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
 
 
 def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
-    """The batch of a tensor that in_sight has found to be batched."""
+    """Returns the batch of a batched tensor x, given what in_sight returned for it."""
     sizes = tuple(values.shape[: len(levels)])
     mask = sum(1 << level for level in levels)
     return Batch(levels, sizes, math.prod(sizes), mask, x, _randomness())
 
 
 def _randomness() -> str:
-    """Of a vmap of samples: numbers that differ are drawn at the levels' own vmaps.
+    """Returns the randomness mode of a vmap over samples: "different" if any vmap uses that.
 
-    Those that it draws too, for operators that are batched by it, are sorted out in sample.
+    Such numbers are drawn by the levels' own vmaps. If the new vmap draws too, for operators that
+    it batches, ``Inside.sample`` selects from the result.
     """
     layers = _C.current_stack()
     is_any = any(layer and layer[2].get("randomness") == "different" for layer in layers)
@@ -140,7 +145,7 @@ def _randomness() -> str:
 
 def revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
-    if not _C.is_plain_stack():  # operators of ours know no way through others' layers
+    if not _C.is_plain_stack():  # torch.func's layers don't support our operators
         return _reveal(x, token, levels)  # type: ignore[no-any-return]
     for level in reversed(levels):
         x = _ops.samples_to_dim.default(x, 0, f"#{level}")
@@ -149,7 +154,7 @@ def revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
 
 def hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
-    if not _C.is_plain_stack():  # operators of ours know no way through others' layers
+    if not _C.is_plain_stack():  # torch.func's layers don't support our operators
         return _hide(rows, token, levels)  # type: ignore[no-any-return]
     for place, level in reversed([*enumerate(levels)]):
         rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
@@ -157,10 +162,10 @@ def hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
 
 
 class _Moved(torch.autograd.Function):
-    """Samples between a level and a dimension, through layers of torch.func's too.
+    """Moves samples between a level and a dimension, also through torch.func's layers.
 
-    Its rule of vmap does it, from level to level. It asks for the token, as the rule of a vmap is
-    left out where nothing is batched.
+    Its vmap rule does the work, one level at a time. The token is an input because the vmap rule is
+    skipped if no input is batched.
     """
 
     inverse: "type[_Moved]"
@@ -233,10 +238,10 @@ _hide: Any = _Hidden.apply
 
 
 def first_of(flags: Tensor) -> int:
-    """The first that is true."""
+    """Returns the index of the first true flag."""
     return numbers(flags.view(torch.uint8).argmax())  # type: ignore[no-any-return]
 
 
 def beside(flags: Tensor, rows: Tensor) -> Tensor:
-    """A flag for each of the rows, to be broadcast with them."""
+    """Reshapes flags, one for each row, to broadcast with the rows."""
     return flags.view(-1, *(1,) * (rows.dim() - 1))

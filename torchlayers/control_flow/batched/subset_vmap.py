@@ -1,4 +1,4 @@
-"""What a function sees that runs under a vmap of a batch's samples: NOTE [Samples of their own]."""
+"""Runs functions under a vmap over some of a batch's samples. NOTE [Samples of their own]."""
 
 import contextlib
 import functools
@@ -32,20 +32,21 @@ from torchlayers.remat.ambient_state import Around, innermost, seen
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 
 
 class Inside(Around):
-    """What is seen by a function that runs under a vmap of a batch's samples, or of some.
+    """Mode for functions under a vmap over a batch's samples: rebatches the tensors they use.
 
-    It is made inside that vmap, and entered around the function alone.
+    It is constructed inside that vmap, and entered only around calls of the function.
 
     Args:
         batch: the samples.
-        level: of the vmap.
-        index: the samples that it runs on; all of them if None.
+        level: the level of the vmap.
+        count: the number of samples that the function runs on.
+        index: which samples those are; all of them if None.
     """
 
     def __init__(self, batch: Batch, level: int, count: int, index: Tensor | None = None) -> None:
@@ -78,14 +79,14 @@ class Inside(Around):
             self.around.is_covered = False
 
     def call(self, func: Callable[..., Any], *args: Any) -> Any:
-        """func(*args), which sees the samples."""
+        """Calls func(*args) inside this mode."""
         with _torch._C._EnableTorchFunction(), self:
             return func(*args)
 
     def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
-        """From now on samples where taken is False show another one's values, without a derivative.
+        """Replaces samples where taken is False by the detached values of sample ``stand_in``.
 
-        Nobody asks what they come to, but what has no value there, or no derivative, would show.
+        Their results are discarded, but an undefined value or derivative there could leak out.
         """
         self.taken = None if taken is None else _C.add_batch_dim(taken, 0)
         self.stand_in = stand_in
@@ -107,7 +108,7 @@ class Inside(Around):
         return again
 
     def guarded(self, x: Any) -> Any:
-        """x, a tensor of this vmap, as it is seen."""
+        """Replaces samples that are not taken in x, a tensor of this vmap."""
         if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
             return x
         rows, _ = _functorch._unwrap_batched(x, self.level)
@@ -115,8 +116,8 @@ class Inside(Around):
         return torch.where(self.taken, x, other.detach())
 
     def sample(self, x: Tensor) -> Tensor:
-        """A tensor as it is seen: one that comes from outside is brought over."""
-        if _C.is_batched_alone(x, self.level, self.mask):  # one that the function has made
+        """Returns x as the function sees it: a tensor from outside is rebatched at this level."""
+        if _C.is_batched_alone(x, self.level, self.mask):  # created by the function
             return x
         if (found := self._guarded.get(id(x))) is not None:
             return found[1]
@@ -149,17 +150,17 @@ class Inside(Around):
         return guarded
 
     def _mine_of_all(self, x: Tensor) -> Tensor:
-        """Of a tensor of ours of which each sample has all: random numbers, drawn by both vmaps."""
+        """Selects each sample's row of random numbers drawn by both this vmap and the batch's."""
         own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
         rows = self.batch.reveal(x)
         return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
 
     def show(self, rows: Tensor) -> Tensor:
-        """Rows, batched."""
+        """Batches rows at this level."""
         return hidden(rows, self.token, (self.level,))
 
     def rows(self, x: Any) -> Tensor:
-        """What a function returned, in rows."""
+        """Returns a result of the function with its samples in the first dimension."""
         if not isinstance(x, Tensor):
             x = torch.as_tensor(x, device=self.batch.token.device)
         x = _C.shown_at(self.sample(x), self.level)
@@ -174,9 +175,9 @@ class Inside(Around):
         return _C.any_functionalize() and self.level in in_sight(x)[1]
 
     def _has_made(self, x: Tensor) -> bool:
-        """Whether the branch has made it, of nothing of which samples have their own.
+        """Whether the branch created x, and from no tensors that differ between samples.
 
-        It may be written to; and a grad's wrapper, as everything made above a grad is.
+        The branch may write to x. x may be a grad's wrapper: all tensors created above a grad are.
         """
         return _C.was_made_inside(x, self.level) and not _C.batched_levels(x) & self.mask
 
@@ -189,7 +190,7 @@ class Inside(Around):
     ) -> Any:
         kwargs = kwargs or {}
         call = _BY_SLOT.get(func, func)
-        if self.is_covered:  # by one inside it, which asks this one
+        if self.is_covered:  # by an inner mode, which calls this one
             return call(*args, **kwargs)
         if func in _OF_THE_TENSOR:
             return func(*args, **{name: self._of_the_tensor(name, kwargs[name]) for name in kwargs})
@@ -221,10 +222,10 @@ class Inside(Around):
 
 
 def _unhooked() -> contextlib.AbstractContextManager[Any]:
-    """Inside, hooks of saved tensors see none.
+    """Hides saved tensors from hooks.
 
-    What is brought over is kept, so a part of a function that is run once more, and saves what it
-    saved before, does not bring it over again.
+    Rebatched tensors are cached, so a recomputed part of a function does not rebatch them again:
+    it would not save what rebatching saved the first time, if hooks had seen that.
     """
     if _torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
@@ -235,7 +236,8 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-# What is asked of a tensor itself, whose graph another would not be in: torch.func's grad does it.
+# Autograd functions on a tensor itself, which torch.func's grad uses. They get the original tensor,
+# since the rebatched one is not in its autograd graph.
 _OF_THE_TENSOR = {
     Tensor.requires_grad_,
     Tensor.backward,
@@ -251,7 +253,7 @@ _OF_THE_TENSOR = {
 }
 
 
-# Which torch calls by names that stand for its own alone. NOTE [Subscripts].
+# torch passes modes its own implementation; the operator goes through our slot. NOTE [Subscripts].
 _BY_SLOT: dict[Any, Any] = {
     Tensor.__getitem__: operator.getitem,
     Tensor.__setitem__: operator.setitem,
@@ -284,10 +286,10 @@ def run_inside(
     taken: Tensor | None = None,
     index: Tensor | None = None,
 ) -> tuple[list[Any], pytree.TreeSpec]:
-    """func(*operands) on the samples: the leaves of what it returns in rows, and their spec.
+    """Runs func(*operands) on the samples; returns its results' leaves in rows, and their spec.
 
     Args:
-        taken: for each sample whether the function is meant for it; others are guarded.
+        taken: whether each sample takes the function; the others are guarded.
         index: the samples to run on; all if None.
     """
     count = batch.number if index is None else len(index)
@@ -307,7 +309,7 @@ def run_inside(
 
 
 def _guarded(leaf: Any, taken: Tensor, stand_in: int) -> Any:
-    """What Inside.guarded makes of samples, before they are any."""
+    """Does the same as Inside.guarded for rows that are not batched yet."""
     if not isinstance(leaf, Rows):
         return leaf
     rows = leaf.values

@@ -1,1 +1,1 @@
-"""Control flow during capture, as operators that hold graphs."""
+"""Control flow during capture, as higher-order operators whose operands are graphs."""

@@ -1,8 +1,8 @@
-"""Functions in a recording made functions of tensors alone, so that what they capture is in sight.
+"""Closure conversion: captured tensors of branches and loop bodies become explicit arguments.
 
-A function runs once to tell what it captures, and nothing of that is recorded. From then on it is
-given those tensors, and sees them wherever it used the others: as they are (Swapped), or in a
-transform of its own that it called on them (_StandsIn).
+A function first runs once, uncaptured, to find its captured tensors. After that it takes them as
+arguments, which are substituted wherever it used the originals: directly (_Swapped), or wrapped by
+a transform that it called on them (_StandsIn).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from torchlayers.fx.aten_replacements import Otherwise
 from torchlayers.random.recorded_draws import aside
 from torchlayers.remat.ambient_state import Around, innermost, seen, seen_by
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 
@@ -36,26 +36,26 @@ OnTensors = Callable[[Sequence[Tensor]], Any]
 
 
 def is_written_down() -> bool:
-    """Whether operators are recorded here, and not only asked for their shapes."""
+    """Whether operators are captured here, rather than only run for their shapes."""
     return proxy_tensor.get_proxy_mode() is not None
 
 
 def is_reversed(tensors: Sequence[Tensor]) -> bool:
-    """Whether somebody may pull back through what is made of the tensors here."""
-    # Autograd outside of a vmap or a jvp sees what is inside their tensors.
+    """Whether results computed from the tensors here may be differentiated in reverse mode."""
+    # Autograd outside a vmap or jvp tracks the tensors inside their wrappers.
     if torch.is_grad_enabled() and any(base_of(x).requires_grad for x in tensors):
         return True
     return "grad" in _kinds()
 
 
 def is_differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Likewise in reverse mode or forward; and where a function runs in place of another one."""
+    """Likewise in reverse or forward mode, or where another loop records or replays draws."""
     kinds = _kinds()
     return is_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
 
 
 def _kinds() -> list[str]:
-    """Of the layers, torch.func's too."""
+    """The kinds of the layers on the stack, including torch.func's."""
     entries = _functorch.get_interpreter_stack() or ()
     return [
         entry.key().name.lower() if layer is None else layer[0]
@@ -64,21 +64,21 @@ def _kinds() -> list[str]:
 
 
 def is_in_torchs_own() -> bool:
-    """Whether torch.func's own grad or functionalize is under way, which loses what a graph is."""
+    """Whether torch.func's own grad or functionalize, which don't support graphs, is active."""
     layers = zip(_C.current_stack(), _kinds(), strict=True)
     return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """Inside, operators run on tensors without data, and are not recorded."""
+    """Runs operators on fake tensors, without capturing them."""
     mode: Any = torch._guards.detect_fake_mode()
     with _disable_current_modes(), mode, Otherwise(), torch.no_grad(), aside():  # type: ignore[no-untyped-call]
         yield
 
 
 class Outside(Around):
-    """A function inside it sees tensors from outside as ``sample`` shows them."""
+    """Mode that replaces tensors from outside a function by ``sample`` of them."""
 
     is_covered = False
 
@@ -89,14 +89,14 @@ class Outside(Around):
         self.beyond = innermost()
 
     def is_replaced(self, x: Tensor) -> bool:
-        """Whether a mode around this one shows another tensor in its place."""
+        """Whether an enclosing mode replaces x by another tensor."""
         return isinstance(self.beyond, Outside) and self.beyond.is_replaced(x)
 
     def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
         return lambda: self
 
     def own(self, values: Any) -> Any:
-        """The values, known to be the function's own."""
+        """Marks the values as created by the function, and returns them."""
         for leaf in pytree.leaves(values):
             if isinstance(leaf, Tensor):
                 self.made[id(leaf)] = leaf
@@ -106,7 +106,7 @@ class Outside(Around):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.is_covered:  # by one inside it, which asks this one
+        if self.is_covered:  # by an inner mode, which calls this one
             return func(*args, **kwargs)
         shown = pytree.map_all_tensors(self.sample, args)
         options = pytree.map_all_tensors(self.sample, [*kwargs.values()])
@@ -118,7 +118,7 @@ class Outside(Around):
 
 
 class _Noted(Outside):
-    """Tensors from outside are noted, as they were outside of the function's own layers."""
+    """Notes captured tensors, in the form they had outside the layers that the function entered."""
 
     def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
         super().__init__(own)
@@ -156,7 +156,7 @@ class _Noted(Outside):
         return x
 
     def _is_older(self, x: Tensor) -> bool:
-        """What the function makes here is not recorded."""
+        """Whether x predates the function: what the function creates here is not in the graph."""
         if not isinstance(x, FakeTensor) or self._tracer is None:
             return not isinstance(x, FakeTensor)
         return proxy_tensor.get_proxy_slot(x, self._tracer, None) is not None
@@ -168,7 +168,7 @@ def _memory(x: Tensor) -> int:
 
 
 class _Swapped(Outside):
-    """Tensors from outside are replaced, by their ids."""
+    """Replaces tensors from outside by id."""
 
     def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
         super().__init__(own)
@@ -197,9 +197,9 @@ class _Swapped(Outside):
 
 
 class _StandsIn(torch.autograd.Function):
-    """A tensor in the place of one that a layer of the function's own has wrapped.
+    """Substitutes a tensor for one that a layer entered by the function has wrapped.
 
-    Each level knows one of the two: the function's own levels the wrapper, those outside the other.
+    The function's own levels use the wrapper, and the levels outside use the substitute.
     """
 
     @staticmethod
@@ -229,11 +229,12 @@ _stands_in: Any = _StandsIn.apply
 
 
 class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What operators are called inside, with what numbers, and on which tensors by their count.
+    """Records the operators called inside, with their numbers, and tensors in order of appearance.
 
     Attributes:
-        draws: whether one draws random numbers.
-        writes: whether one writes to a tensor that none of them made.
+        all: the recorded calls.
+        draws: whether an operator draws random numbers.
+        writes: whether an operator writes to a tensor created outside.
     """
 
     supports_higher_order_operators = True
@@ -250,14 +251,14 @@ class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # asked of a tensor when a layer first meets it
+        if func is torch.ops.prim.device.default:  # called when a layer first sees a tensor
             return func(*args, **kwargs)
         self.draws = self.draws or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         self.writes = self.writes or any(
             self._memory(x) not in self._made for x in _written(func, args, kwargs)
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
-        if func is torch.ops.aten.lift_fresh.default:  # of a number, or of a few
+        if func is torch.ops.aten.lift_fresh.default:  # lifts one number or a few
             given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)
@@ -290,13 +291,16 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 
 
 def _is_view(func: Any) -> bool:
-    """Whether results may be in memory of what it is given."""
+    """Whether results may alias the inputs."""
     schema = getattr(func, "_schema", None)
     return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
-    """torch.func wraps its arguments where no mode sees it, so they can't be replaced before."""
+    """Calls func; explains the error of a torch.func transform on a captured tensor.
+
+    torch.func wraps its arguments where no mode sees it, so they can't be replaced before.
+    """
     try:
         return func(given)
     except RuntimeError as error:
@@ -310,7 +314,7 @@ def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
 
 
 class Fixed:
-    """A function that will always do the same: it reads no variables of the user's."""
+    """A function that always does the same: it reads no variables of the user's code."""
 
     def __init__(self, func: OnTensors) -> None:
         self._func = func
@@ -320,15 +324,16 @@ class Fixed:
 
 
 def fixed_as(func: OnTensors, made: OnTensors) -> OnTensors:
-    """What was made of the function, which is fixed if that is."""
+    """Marks ``made``, derived from func, as fixed if func is."""
     return Fixed(made) if isinstance(func, Fixed) else made
 
 
 def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
-    """The function as it is now, whatever becomes of the variables that it reads.
+    """Captures the function as it is now, regardless of later changes to variables that it reads.
 
     Args:
-        tensors: what it will be given is like these.
+        func: the function.
+        tensors: examples of its inputs: their shapes, dtypes and devices are used.
     """
     if isinstance(func, Fixed):
         return func
@@ -346,21 +351,22 @@ def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
 
 
 class Lifted:
-    """Functions of one list of tensors: the operands, and then what any of the functions captures.
+    """Functions closure-converted to take one list: the operands, then all captured tensors.
 
     Args:
         functions: take the operands.
-        operands: the tensors that they are called with.
+        operands: the tensors that the functions are called with.
 
     Attributes:
-        tensors: what the lifted functions are to be called with.
+        tensors: the arguments for the lifted functions.
         functions: the lifted functions.
-        results: what each function returned, without data.
+        results: the result of each function, as fake tensors.
         draws: whether one of them draws random numbers.
-        draws_by_key: whether a layer around has drawn for them, by a key: another time it would
-            draw the same.
-        writes: whether one of them writes to a tensor from outside, by an operator of another name.
-        alike: whether all called the same operators, and captured the same.
+        draws_by_key: whether an enclosing layer drew for them by a key, and would draw the same
+            numbers at the next call.
+        writes: whether one of them writes to a tensor from outside by an operator whose name does
+            not tell (an error is raised for the others).
+        alike: whether all functions called the same operators and captured the same tensors.
     """
 
     def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
@@ -372,7 +378,7 @@ class Lifted:
         seen_inside = []
         for func in functions:
             with counting_again() as counted, unrecorded():
-                own = [x.view_as(x) for x in operands]  # it may capture the operands themselves
+                own = [x.view_as(x) for x in operands]  # func may also capture the operands
                 noted = _Noted(own, depth, mode and mode.tracer)
                 with noted, Called() as called:
                     results = func(own)
@@ -384,7 +390,7 @@ class Lifted:
             seen_inside.append(([*noted.captured], called.all))
             captured |= noted.captured
         self.alike = all(each == seen_inside[0] for each in seen_inside)
-        # Functions around these may see others in their place.
+        # Enclosing modes may substitute other tensors.
         self.tensors = [*operands, *seen([*captured.values()])]
         if self.draws:
             self.tensors += batched_where_they_differ(operands)

@@ -1,4 +1,4 @@
-"""cond in a recording: torch's operator of that name, under every layer."""
+"""cond during capture: torch's cond operator, with rules for every layer."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,9 +31,9 @@ Branches = tuple[OnTensors, OnTensors]
 
 
 def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
-    """What the first branch returns where pred holds, else what the second does.
+    """Returns the results of the first branch if pred is true, else those of the second.
 
-    Both take the tensors, and return as many, of the same shapes and dtypes.
+    Both branches take the tensors and return equally many, with the same shapes and dtypes.
     """
     if not is_written_down():
         pairs = zip(*(branch(tensors) for branch in branches), strict=True)
@@ -56,7 +56,7 @@ class _Chosen(torch.autograd.Function):
         ctx.branches, pred, *tensors = inputs
         ctx.save_for_backward(pred, *tensors)
         ctx.save_for_forward(pred, *tensors)
-        ctx.set_materialize_grads(False)  # where x is inf, x times no tangent is not nan
+        ctx.set_materialize_grads(False)  # inf times an absent tangent is not nan
         ctx.shapes = {i: (x.shape, x.dtype) for i, x in enumerate(output) if differentiable(x)}
         ctx.results = len(output)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
@@ -124,12 +124,12 @@ _chosen: Any = _Chosen.apply
 
 
 def _pull(branch: OnTensors, count: int, wanted: Sequence[int]) -> OnTensors:
-    """From so many cotangents, and what the branch takes, to what is wanted."""
+    """Returns the branch's vjp: takes ``count`` cotangents, then the branch's inputs."""
     return fixed_as(branch, lambda given: pulled(branch, given[count:], wanted, given[:count]))
 
 
 def _masked(x: Tensor, taken: Tensor) -> Tensor:
-    """x, without a derivative where no sample takes the branch that sees it."""
+    """Detaches x if no sample takes the branch that uses it."""
     return torch.where(taken, x, x.detach()) if differentiable(x) else x
 
 

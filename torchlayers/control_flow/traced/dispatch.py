@@ -1,8 +1,8 @@
-"""Control flow in a recording, where a predicate has no value yet.
+"""Control flow during capture, when predicates have no values yet.
 
-Functions are made functions of tensors (closure_conversion.py), and one operator calls them under
-every layer (cond_op.py, while_loop_op.py). torch.export with layers records both branches, between
-which torch.where chooses.
+Functions are closure-converted to functions of tensors (closure_conversion.py), which one operator
+calls under every layer (cond_op.py, while_loop_op.py). When torch.export captures a function with
+layers, both branches are captured, and torch.where selects between their results.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ from torchlayers.random.seeded import Apart
 
 
 def is_recorded(x: Tensor) -> bool:
-    """Whether it has no values, as tensors without data stand in for those of later calls."""
+    """Whether x has no values because it is a fake tensor of a capture."""
     with quietly():
         return isinstance(base_of(x), FakeTensor)
 
@@ -40,7 +40,7 @@ def any_recorded(*values: Any) -> bool:
 
 
 def are_graphs(*functions: Any) -> bool:
-    """Whether all are graphs, which capture nothing."""
+    """Whether all functions are graphs, which have no captured tensors."""
     return all(isinstance(func, GraphModule) for func in functions)
 
 
@@ -70,7 +70,7 @@ def _of_list(graph: Callable[..., Any]) -> Fixed:
 
 
 def _is_torchs() -> bool:
-    """Whether torch.compile or torch.export records, which see themselves to what is captured."""
+    """Whether torch.compile or torch.export traces, which handle captured tensors themselves."""
     return tracing_state.is_tracing() or (tracing_state.is_exporting() and not _C.any_layer())
 
 
@@ -85,7 +85,7 @@ def cond(
 
 
 def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
-    """The functions, of which only one would draw if there were a value to choose by."""
+    """Wraps functions to start from the same draw: at run time only one of them would draw."""
     draws.start()
 
     def starting(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,7 +109,7 @@ def _cond(
 
     given = _Tensors(operands)
     lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
-    # No pass may draw once more.
+    # Derivatives run branches again but must not draw again, so capture both branches instead.
     if lifted.draws_by_key or (lifted.draws and is_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
@@ -145,9 +145,11 @@ def _switch(
 
 
 def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], init: Any) -> Any:
-    """
+    """Captures a while_loop.
+
     Raises:
-        DataDependentError: torch.export records under a layer, or torch.func's own grad is around.
+        DataDependentError: torch.export captures under a layer, or a grad or functionalize of
+            torch.func is active.
     """
     if _is_torchs():
         from torch._higher_order_ops import while_loop as torchs
@@ -202,9 +204,9 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
 
 
 class _Tensors:
-    """What operands, or results, have of tensors; everything else is constant.
+    """The tensors among the leaves of operands or results; all other leaves are constants.
 
-    Where other values are given, what differs between the two is made a tensor: numbers.
+    If a second pytree is given, numbers become tensors, as they may differ between the two.
     """
 
     def __init__(self, values: Any, others: Any = None) -> None:
@@ -249,7 +251,7 @@ def _of_both(
     false_fn: Callable[..., Any],
     operands: Sequence[Any],
 ) -> Any:
-    """What both return, chosen between."""
+    """Runs both functions and selects between their results."""
     true, false = true_fn(*operands), false_fn(*operands)
     check_alike("cond", true, "true_fn", false, "false_fn")
     leaves, spec = pytree.flatten(true)
@@ -260,7 +262,7 @@ def _of_both(
 
 
 def _masked(func: Callable[..., Any], taken: Tensor) -> Callable[..., Any]:
-    """The function, into which no cotangent of zero gets where it is not taken."""
+    """Wraps a function to block its backward pass, even for zero cotangents, if it is not taken."""
 
     def masked(*operands: Any) -> Any:
         with _Masked(taken) as seen:
@@ -270,7 +272,7 @@ def _masked(func: Callable[..., Any], taken: Tensor) -> Callable[..., Any]:
 
 
 class _Masked(Outside):
-    """Tensors from outside have a derivative where a predicate holds alone."""
+    """Detaches tensors from outside where a predicate is false."""
 
     def __init__(self, taken: Tensor) -> None:
         super().__init__([])

@@ -1,4 +1,4 @@
-"""A loop, as its layers and its reverse pass see it."""
+"""The representation of a captured while_loop, used by its layer rules and its reverse pass."""
 
 from collections.abc import Callable
 
@@ -11,10 +11,10 @@ class Loop:
     """A loop over tensors.
 
     Args:
-        cond: of the carry and what the functions capture: whether to go on, one bool.
-        body: likewise: the next carry, of the same shapes and dtypes.
-        carried: how many tensors are carried.
-        counts: whether somebody asks for the number of trips.
+        cond: takes the carry and the captured tensors; returns one bool, whether to continue.
+        body: takes the same; returns the next carry, with the same shapes and dtypes.
+        carried: the number of tensors in the carry.
+        counts: whether the number of trips is needed.
     """
 
     def __init__(

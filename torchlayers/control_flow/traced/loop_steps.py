@@ -1,4 +1,4 @@
-"""A scan, as its layers and its reverse pass see it."""
+"""The representation of a captured scan, used by its layer rules and its reverse pass."""
 
 from torchlayers.control_flow.traced.transformed import OnTensors
 
@@ -7,10 +7,10 @@ class Steps:
     """The steps of a scan over tensors.
 
     Args:
-        body: of the carry, a slice of each x, and what it captures: the next carry, of the same
-            shapes and dtypes, and the ys.
-        carried: how many tensors are carried.
-        sliced: how many xs there are, at least one.
+        body: takes the carry, a slice of each x, and the captured tensors; returns the next carry,
+            with the same shapes and dtypes, and the ys.
+        carried: the number of tensors in the carry.
+        sliced: the number of xs, at least one.
         keeps: whether the last ys are the carries before each step.
     """
 
@@ -22,5 +22,5 @@ class Steps:
 
     @property
     def given(self) -> int:
-        """How many tensors there are before those that the body captures."""
+        """The number of tensors before the captured ones: the carry and the xs."""
         return self.carried + self.sliced

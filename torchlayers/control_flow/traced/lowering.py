@@ -1,4 +1,4 @@
-"""torch's operators of control flow, below all layers of a recording."""
+"""Calls torch's control flow operators below all layers during capture."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from torchlayers.core.errors import DataDependentError, location
 from torchlayers.fx.aten_replacements import OTHERWISE
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _key: Any = _torch._C._dispatch_key_parse
 _OF_LAYERS = (
     _torch._C.DispatchKeySet(_key(_C.FRONT_KEY))
@@ -28,14 +28,15 @@ _OF_LAYERS = (
 
 
 def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> Any:
-    """operator(*operands), of which the functions are written down as graphs.
+    """Calls operator(*operands), which captures the functions among the operands as graphs.
 
-    The last operand is a tuple of tensors, which the functions take last.
+    The operator is called below autograd and hidden from function modes, which would treat it as
+    part of the user's program; its functions run in the dispatch state of the caller.
 
     Args:
-        shapes: of all the tensors that the functions take.
-    The operator is called below autograd and unseen by modes of functions, which would take it for
-    the program's; its functions run as they would outside.
+        operator: the higher-order operator.
+        operands: its operands; the last is a tuple of tensors, which the functions take last.
+        shapes: the shapes of all tensors that the functions take.
     """
     layer = _Functional.on_top()
     *first, last = operands if layer is None else pytree.map_all_tensors(layer.unwrap, operands)
@@ -65,8 +66,8 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
 
 
 class _Functional:
-    """A functionalize layer on top of the stack, whose functional tensors the operators of control
-    flow can't take: they get the values, and the layer is at work in their functions alone."""
+    """A functionalize layer on top of the stack. The control flow operators can't take functional
+    tensors, so they get the unwrapped values, and the layer is active only in their functions."""
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -84,7 +85,7 @@ class _Functional:
         return unwrapped(tensor, self._level, self._keeps_views)
 
     def around(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        """func of values."""
+        """Wraps func to take and return unwrapped values."""
 
         def run(*given: Tensor) -> Any:
             results = func(*pytree.map_all_tensors(self.wrap, given))
@@ -94,7 +95,7 @@ class _Functional:
 
 
 class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses tensors that nobody has seen a function capture: its graph would hold them."""
+    """Rejects captured tensors that closure conversion missed: they would become constants."""
 
     supports_higher_order_operators = True
 
@@ -121,7 +122,7 @@ def _refuse(tensor: Tensor) -> Tensor:
 
 
 def laid_out(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors, each element in memory of its own."""
+    """Makes expanded tensors contiguous, so that no elements share memory."""
     return tuple(x.contiguous() if _is_expanded(x) else x for x in tensors)
 
 
@@ -131,16 +132,16 @@ def _is_expanded(x: Tensor) -> bool:
 
 
 def in_rows(x: Tensor) -> Tensor:
-    """The tensor, contiguous, with the strides of a new one.
+    """Returns the tensor, contiguous, with the strides of a newly allocated one.
 
-    Along a dimension of size 1 a contiguous tensor may have any, and torch compares them.
+    A contiguous tensor may have any stride along a dimension of size 1, and torch compares strides.
     """
     has_ones = any(isinstance(size, int) and size == 1 for size in x.shape)
     return x.clone(memory_format=torch.contiguous_format) if has_ones else x.contiguous()
 
 
 def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
-    """The results, contiguous, and each in memory of its own."""
+    """Makes the results contiguous, and free of aliases of each other and of the inputs."""
     taken = {_memory(x) for x in given}
     found = []
     for x in results:
@@ -158,7 +159,7 @@ def _memory(x: Tensor) -> int:
 
 @contextlib.contextmanager
 def with_symbols() -> Iterator[None]:
-    """torch asks for symbols, to see that no shape hangs on the number of trips."""
+    """Provides the ShapeEnv that torch uses to check that no shape depends on the trip count."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     mode: Any = torch._guards.detect_fake_mode()

@@ -1,4 +1,4 @@
-"""Who draws for control flow in a recording: vmaps whose samples differ, layers that have a key."""
+"""Random draws of captured control flow by enclosing layers: vmaps and layers with a key."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -11,18 +11,18 @@ from torch._C._functorch import RandomnessType, TransformType
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import quietly
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private modules are untyped
 _functorch: Any = _torch._C._functorch
 
 
 def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
-    """A tensor that each vmap has batched whose samples draw their own; nothing without one.
+    """Returns a tensor batched by every vmap with randomness="different"; [] if there is none.
 
-    An operator that takes nothing that is batched goes by a vmap: what its functions draw would be
-    the same for all samples.
+    A vmap skips an operator without batched inputs, and then what its functions draw would be the
+    same for all samples. Passing this tensor prevents that.
 
     Args:
-        beside: tensors on the device where it is to be.
+        beside: tensors whose device is used.
     """
     levels, sizes = [], []
     for each in _functorch.get_interpreter_stack() or ():
@@ -41,7 +41,7 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _make_keys_of_samples() -> None:
-    """A layer makes them at its first draw, and keeps them: not where nothing is recorded."""
+    """Creates the sample keys that a layer caches at its first draw, which may not be captured."""
     with ExitStack() as stack:
         while _C.top() is not None:
             _C.next_key()
@@ -49,14 +49,14 @@ def _make_keys_of_samples() -> None:
 
 
 class Counted:
-    """Whether layers that draw by a key have drawn."""
+    """Whether any keyed layer has drawn."""
 
     have_been = False
 
 
 @contextmanager
 def counting_again() -> Iterator[Counted]:
-    """What is drawn by a key inside, is drawn once more afterwards."""
+    """Restores the draw counts of keyed layers on exit, so that the same draws are made again."""
     counts = [count for _, count in _C.draws()[0]]
     if counts:
         _make_keys_of_samples()

@@ -1,13 +1,13 @@
-"""Loops of a number of steps in a recording: one operator, whose body is recorded once.
+"""Captures a loop with a known number of steps as one operator, whose body is captured once.
 
 NOTE [A loop that is rolled]
-Written out, a loop of a thousand steps is thousands of operators, and a compiler takes minutes. So
-a long one is recorded as a scan (scan_op.py), whose body stands for all steps. It runs twice
-to see that it may: it has to come to the same operators on the same tensors, with the same numbers.
-One that counts or reads from an iterator is refused. Loops are written out whose body asks Python
-what number a step has, carries numbers that change, writes to tensors from outside, names values
-for taps, or draws by keys that a layer around counts; and so are those in torch.func's own grad,
-and short ones, whose steps a compiler joins.
+Unrolled, a loop of a thousand steps is thousands of operators, which take minutes to compile. So a
+long loop is captured as a scan (scan_op.py), whose body represents all steps. To verify that it
+can, the body runs twice: both runs must call the same operators on the same tensors, with the same
+numbers. A body that counts or reads from an iterator is rejected. A loop is unrolled if its body
+needs the step number as a Python int, carries numbers that change, writes to tensors from outside,
+has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad are
+unrolled too, and so are short loops, whose steps a compiler can fuse.
 """
 
 from collections.abc import Callable
@@ -32,22 +32,22 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.taps import loop_steps
 
-# So many steps, and no more, are written out.
+# Loops of at most this many steps are unrolled.
 SHORT = 8
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
 class _DiffersError(Exception):
-    """A step can't stand for all."""
+    """One step can't represent all steps: the loop has to be unrolled."""
 
 
 class _OtherwiseError(TransformError):
-    """The body is another each time that it runs."""
+    """The body does something else each time it runs: the loop is rejected."""
 
 
 def may_be_rolled(length: Any) -> bool:
-    """Whether a loop of so many steps is recorded, and nobody has to see each."""
+    """Whether a loop of this length is captured, and may be captured as a scan."""
     return (
         (isinstance(length, torch.SymInt) or length > SHORT)
         and torch._guards.detect_fake_mode() is not None
@@ -61,23 +61,23 @@ def may_be_rolled(length: Any) -> bool:
 def rolled(
     kept: Carry, step: Step, init: Any, slices: Slices, *, reverse: bool = False
 ) -> tuple[Any, Any] | None:
-    """The last carry and the ys of a scan; None where it has to be written out.
+    """Captures a scan; returns the last carry and the ys, or None if it has to be unrolled.
 
     Args:
-        kept: what the carry has to be like.
-        step: takes the carry and a slice.
+        kept: checks the carry's structure, shapes and dtypes.
+        step: takes the carry and a slice; returns the next carry and y.
     """
     try:
         return _rolled(kept, step, init, slices, reverse)
     except _OtherwiseError:
         raise
-    except Exception:  # whoever's mistake it is, it shows where the loop is written out
+    except Exception:  # any real error is raised again when the loop is unrolled
         return None
 
 
 def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
     carry = _Leaves(init)
-    xs = slices.leaves or [torch.arange(slices.length)]  # torch wants to take something apart
+    xs = slices.leaves or [torch.arange(slices.length)]  # torch's scan needs at least one x
     carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
     ys: list[_Leaves] = []
 
@@ -118,7 +118,7 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
 
 
 class _Leaves:
-    """A pytree's tensors; everything else in it is constant."""
+    """The tensors among a pytree's leaves; all other leaves are constants."""
 
     def __init__(self, values: Any) -> None:
         leaves, self._spec = pytree.flatten(values)

@@ -1,11 +1,11 @@
-"""What the steps of a recorded loop draw.
+"""Random draws in the steps of a captured loop.
 
 NOTE [Draws come first]
-A derivative of a scan runs its steps once more, which would draw other numbers. So where a scan
-that draws is differentiated it runs twice: once without a derivative, with what each step draws
-among the ys, and then with these among the xs, where steps read them. What is drawn is constant to
-derivatives, as it is to torch's. The numbers, and their order, are those of the loop in Python. Of
-the first scan nothing but the draws is left where they don't depend on what is carried.
+The derivative of a scan runs its steps again, which would draw other numbers. So a scan that draws
+and is differentiated runs twice: first without a derivative, returning each step's draws among the
+ys, and then with these draws among the xs, where the steps read them. Draws are constants to
+derivatives, as in torch. The numbers and their order are those of the loop in Python. If the draws
+don't depend on the carry, nothing else remains of the first scan.
 """
 
 from torch import Tensor
@@ -19,12 +19,13 @@ from torchlayers.random.recorded_draws import Outside, in_function_around
 
 
 def drawn_first(steps: Steps, tensors: Tensors) -> tuple[Steps, list[Tensor]]:
-    """Steps that take what they draw as further xs, and these.
+    """Returns steps that take their draws as additional xs, and these draws.
 
     Args:
-        tensors: the first carry, the xs, and what is captured.
+        steps: the steps.
+        tensors: the initial carry, the xs, and the captured tensors.
     Raises:
-        DataDependentError: what the steps draw can't be told to them.
+        DataDependentError: the steps draw in a way that can't be replayed from inputs.
     """
     func, given = steps.body, steps.given
     count = 0

@@ -1,13 +1,13 @@
-"""scan in a recording: torch's operator of that name, under every layer.
+"""scan during capture: torch's scan operator, with rules for every layer.
 
 NOTE [A scan that is recorded]
-The number of steps is known, so a scan is one operator that has the graph of its body, and ys in
-memory for all steps. A layer makes another scan of it: vmap one whose steps are all samples', jvp
-one that carries tangents along. For reverse mode the carry before each step is one of the ys, and
-the reverse pass is a scan from the last step to the first, which runs a step again from there and
-pulls back through it; cotangents of what the body captures are summed in its carry. That is a scan
-like any other: it can be batched, and differentiated. A loop whose trips nobody knows keeps less
-(NOTE [A loop run backward]).
+The number of steps is known, so a scan is one operator with the graph of its body and stacked ys.
+Each layer transforms it into another scan: vmap into one whose steps run all samples, jvp into one
+that carries tangents too. For reverse mode, the carry before each step is saved as one of the ys.
+The reverse pass is a scan from the last step to the first, which recomputes each step from its
+carry and pulls back through it; cotangents of captured tensors are accumulated in its carry. It is
+an ordinary scan, so it can be batched and differentiated. A loop with an unknown number of trips
+saves less (NOTE [A loop run backward]).
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from torchlayers.control_flow.traced.transformed import (
 
 
 def run(steps: Steps, tensors: Tensors) -> list[Tensor]:
-    """The last carry, and the ys. tensors are the first carry, the xs, and what is captured."""
+    """Returns the last carry and the ys. tensors: initial carry, xs, and captured tensors."""
     if not is_written_down():
         return _tried(steps, tensors)
     if not is_reversed(tensors):
@@ -50,7 +50,7 @@ def run(steps: Steps, tensors: Tensors) -> list[Tensor]:
 
 
 def run_as_constants(steps: Steps, tensors: Tensors) -> list[Tensor]:
-    """What run returns, without a derivative."""
+    """Returns the same as run, but detached."""
     tensors = [x.detach() for x in tensors]
     return [*_scanned(steps, *tensors)] if is_written_down() else _tried(steps, tensors)
 
@@ -61,7 +61,7 @@ def of_first_step(steps: Steps, tensors: Tensors) -> list[Tensor]:
 
 
 def _keeping(steps: Steps) -> Steps:
-    """The carry before each step is among the ys, the last of them."""
+    """Returns steps that append the carry before each step to the ys."""
 
     def body(given: Tensors) -> list[Tensor]:
         return [*steps.body(given), *(x.clone() for x in given[: steps.carried])]
@@ -70,7 +70,7 @@ def _keeping(steps: Steps) -> Steps:
 
 
 def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
-    """What comes out, without values: after some steps no more is batched than before."""
+    """Runs steps on fake tensors until no more of the carry becomes batched; returns results."""
     length = tensors[steps.carried].size(0)
     given = of_first_step(steps, tensors)
     carry, others = given[: steps.carried], given[steps.carried :]
@@ -85,9 +85,9 @@ def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
 
 
 class _Scanned(torch.autograd.Function):
-    """The last carry, and the ys.
+    """Returns the last carry and the ys.
 
-    Where it is pulled back through, the last ys are the carries before each step.
+    If it is differentiated in reverse mode, the last ys are the carries before each step.
     """
 
     @staticmethod
@@ -127,7 +127,7 @@ _scanned: Any = _Scanned.apply
 def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
     seen: set[int] = set()
     apart = []
-    for x in tensors:  # torch tells the tensors that the body is given by what they were
+    for x in tensors:  # torch distinguishes the body's inputs by identity
         x = in_rows(x)
         apart.append(x.view_as(x) if id(x) in seen else x)
         seen.add(id(x))
@@ -142,12 +142,13 @@ def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
 
 
 class _Reverse:
-    """The reverse pass of a scan, made where it is run.
+    """The reverse pass of a scan, constructed during its forward pass.
 
     Args:
-        tensors: the first carry, the xs, and what the body captures.
-        wanted: which of the tensors have a cotangent.
-        results: the last carry, and the ys.
+        steps: the steps.
+        tensors: the initial carry, the xs, and the captured tensors.
+        wanted: the indices of the tensors that need a cotangent.
+        results: the last carry and the ys.
     """
 
     def __init__(
@@ -161,7 +162,7 @@ class _Reverse:
         self.captured = [i for i in wanted if i >= given]
         places = [*self.floats, *self.captured, *self.xs]
         first = [x.shape if i < carried else x.shape[1:] for i, x in enumerate(results)]
-        # Cotangents, of the results that have any, have these.
+        # The shapes of one step's cotangents, for the differentiable results.
         self.shapes = {i: first[i] for i, x in enumerate(results) if differentiable(x)}
         self.dtypes = [x.dtype for x in results]
         count = len(self.shapes)
@@ -175,11 +176,11 @@ class _Reverse:
         self.pull = frozen(fixed_as(steps.body, pull), examples)
 
     def pull_back(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Cotangents of the tensors, of those that are wanted.
+        """Returns the cotangents of the wanted tensors, and None for the others.
 
         Args:
-            saved: the tensors as they were given, and the carries before each step.
-            cotangents: of the last carry, and of the ys.
+            saved: the scan's input tensors, and the carries before each step.
+            cotangents: those of the last carry and of the ys.
         """
         carried, given = self.steps.carried, self.steps.given
         tensors, kept = saved[: len(saved) - carried], saved[len(saved) - carried :]
@@ -198,7 +199,7 @@ class _Reverse:
         return [gradients[i] if i in self.wanted else None for i in range(len(tensors))]
 
     def _step(self, of_ys: Sequence[int]) -> OnTensors:
-        """One step backward, where these ys have a cotangent."""
+        """Returns the body of the backward scan, given which ys have a cotangent."""
         floats, totaled = len(self.floats), len(self.captured)
 
         def step(given: Tensors) -> list[Tensor]:
@@ -220,7 +221,7 @@ class _Reverse:
 def _tangents(
     steps: Steps, has_derivative: Sequence[bool], tensors: Tensors, tangents: Sequence[Any]
 ) -> list[Any]:
-    """Of the last carry and the ys, those that are there: they are carried beside the carry."""
+    """Returns the tangents of the last carry and the ys; None for those without a derivative."""
     carried, given = steps.carried, steps.given
     tensors = tensors[: len(tangents)]
     floats = places_of([True] * carried, tensors[:carried])
@@ -261,7 +262,7 @@ def _tangents(
 
 
 def _of_samples(steps: Steps, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
-    """The scan of which each step is that of all samples."""
+    """Batches the scan; each step runs all samples."""
     carried, given = steps.carried, steps.given
     own, ys = _what_is_batched(steps, info, values, is_batched)
     samples = OnSamples(info, [*own, *is_batched[carried:]])
@@ -286,7 +287,7 @@ def _of_samples(steps: Steps, info: Any, values: Tensors, is_batched: list[bool]
 def _what_is_batched(
     steps: Steps, info: Any, values: Tensors, is_batched: list[bool]
 ) -> tuple[list[bool], list[bool]]:
-    """Of what is carried, and of the ys, what samples have their own of."""
+    """Returns which tensors of the carry and which ys are batched."""
     carried, given = steps.carried, steps.given
     own = is_batched[:carried]
     while True:
@@ -298,7 +299,7 @@ def _what_is_batched(
             ]
             for i in range(carried, given):
                 shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
-            # As the steps are given them: torch can't tell the layout of a symbol's tangents.
+            # Contiguous, as in the steps: torch can't infer the layout of symbolic-size tangents.
             _, made = samples.run(steps.body, [x.contiguous() for x in shown])
         more = [before or now for before, now in zip(own, made, strict=False)]
         if more == own:

@@ -1,8 +1,8 @@
-"""Sizes that are symbols, in the graphs of branches and bodies.
+"""Symbolic sizes in the graphs of branches and loop bodies.
 
 NOTE [A size that a body reads]
-The graph of a body knows the sizes of the tensors that it is given, and no others. So one more
-tensor is given for each other symbol, a ruler: it has that size, and no elements.
+The graph of a body can only refer to the sizes of its inputs. So it gets one additional input for
+each other symbol, a ruler: a tensor that has that size, and no elements.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from torchlayers.core.device import HOST
 
 
 def unseen_sizes(shapes: Iterable[Sequence[int]]) -> list[torch.SymInt]:
-    """Sizes that are symbols where operators are recorded, and in none of the shapes."""
+    """Returns the symbolic sizes of the enclosing graph's inputs that are in none of the shapes."""
     mode: Any = proxy_tensor.get_proxy_mode()
     if mode is None:
         return []
@@ -28,7 +28,7 @@ def unseen_sizes(shapes: Iterable[Sequence[int]]) -> list[torch.SymInt]:
 
 
 def rulers(sizes: Sequence[torch.SymInt]) -> list[Tensor]:
-    """Tensors that have these sizes. NOTE [A size that a body reads]."""
+    """Returns an empty tensor for each of these sizes. NOTE [A size that a body reads]."""
     return [torch.empty(size, 0, dtype=torch.bool, device=HOST) for size in sizes]
 
 

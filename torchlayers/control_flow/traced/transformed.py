@@ -1,4 +1,4 @@
-"""What layers make of a function of tensors: its derivatives, and the function on samples."""
+"""Transforms of a function of tensors that layer rules share: jvp, vjp, and batching."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from torchlayers.autograd_function.batching import batched, unbatched
 from torchlayers.control_flow.batched.samples import beside
 
 Tensors = Sequence[Tensor]
-# Of a list of tensors, which it does not change.
+# Takes a list of tensors, which it does not mutate.
 OnTensors = Callable[[Tensors], list[Tensor]]
 
 
@@ -20,7 +20,7 @@ def differentiable(x: Any) -> bool:
 
 
 def places_of(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
-    """Which tensors are wanted and can have a derivative."""
+    """Returns the indices of the tensors that are wanted and can have a derivative."""
     pairs = zip(wanted, tensors, strict=True)
     return [i for i, (each, x) in enumerate(pairs) if each and differentiable(x)]
 
@@ -28,10 +28,10 @@ def places_of(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
 def pushed(
     func: OnTensors, tensors: Tensors, places: Sequence[int], tangents: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """func's results, and the tangents of those that have any.
+    """Returns func's results, and the tangents of the differentiable ones.
 
     Args:
-        places: which of the tensors have the tangents.
+        places: the indices of the tensors that the tangents belong to.
     """
     from torchlayers.transforms.jvp import jvp
 
@@ -55,7 +55,7 @@ def pushed(
 def pulled(
     func: OnTensors, tensors: Tensors, places: Sequence[int], cotangents: Tensors
 ) -> list[Tensor]:
-    """Cotangents of the tensors in these places, from those of func's results that have any."""
+    """Returns cotangents of tensors[places], given those of func's differentiable results."""
     from torchlayers.transforms.grad import vjp
 
     def floats(*some: Tensor) -> list[Tensor]:
@@ -75,11 +75,11 @@ def _with(tensors: Tensors, places: Sequence[int], some: Tensors) -> list[Tensor
 
 
 class OnSamples:
-    """Functions on all samples of a vmap.
+    """Runs functions on all samples of a vmap.
 
     Args:
-        info: of the vmap.
-        is_batched: of each tensor, whether samples have their own, in the first dimension.
+        info: the vmap's info: batch size and randomness.
+        is_batched: whether each tensor is batched, along its first dimension.
     """
 
     def __init__(self, info: Any, is_batched: Sequence[bool]) -> None:
@@ -87,14 +87,14 @@ class OnSamples:
         self.is_batched = is_batched
 
     def run(self, func: OnTensors, tensors: Tensors) -> tuple[list[Tensor], list[bool]]:
-        """What the function returns, samples first, and which of that has samples."""
+        """Returns the function's results, batch dimensions first, and which of them are batched."""
         dims = [0 if each else None for each in self.is_batched]
         with _C.vmap_entry(self.info.batch_size, self.info.randomness) as level:
             found, out_dims = unbatched(func(batched(tensors, dims)), level)
         return in_front(found, out_dims), [dim is not None for dim in out_dims]
 
     def rows(self, func: OnTensors, tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
-        """What the function returns; for what is wanted each sample has its own."""
+        """Returns the function's results; the wanted ones always have a batch dimension."""
         found, has = self.run(func, tensors)
         return [
             self.spread(x) if each and not its else x
@@ -106,13 +106,13 @@ class OnSamples:
 
 
 def in_front(values: Tensors, dims: Sequence[int | None]) -> list[Tensor]:
-    """The values, the batch where there is one in the first dimension."""
+    """Moves the batch dimensions of the values, if any, to the front."""
     return [
         x if dim in (None, 0) else x.movedim(dim, 0) for x, dim in zip(values, dims, strict=True)
     ]
 
 
 def guarded(rows: Tensor, taken: Tensor) -> Tensor:
-    """Samples that don't run a function show it one that does, and without a derivative."""
+    """Replaces samples that are not taken by the detached values of the first one taken."""
     first = taken.to(torch.uint8).argmax().reshape(1)
     return torch.where(beside(taken, rows), rows, rows.index_select(0, first).detach())

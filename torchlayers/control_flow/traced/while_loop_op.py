@@ -1,10 +1,10 @@
-"""while_loop in a recording: torch's operator of that name, under every layer.
+"""while_loop during capture: torch's while_loop operator, with rules for every layer.
 
 NOTE [A loop that is recorded]
-Nobody knows how many trips there will be, so a loop is one operator whose operands are the graphs
-of its two functions. A layer makes another loop of it: vmap one that goes on until all samples
-have ended, jvp one that carries tangents along. Reverse mode runs the loop once more
-(while_loop_vjp.py). What arrives at the bottom is torch's while_loop.
+The number of trips is unknown during capture, so a loop is one operator whose operands are the
+graphs of its two functions. Each layer transforms it into another loop: vmap into one that
+continues until all samples have finished, jvp into one that carries tangents too. Reverse mode runs
+the loop again (while_loop_vjp.py). Below all layers, it becomes torch's while_loop.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from torchlayers.control_flow.traced.while_loop_vjp import Reverse
 
 
 def repeat(loop: Loop, tensors: Tensors) -> list[Tensor]:
-    """The last carry. tensors are the first one, and what the functions capture."""
+    """Returns the last carry. tensors are the initial carry and the captured tensors."""
     if not is_written_down():
         return _tried(loop, tensors)
     loop.counts = loop.counts or is_reversed(tensors)
@@ -45,7 +45,7 @@ def repeat(loop: Loop, tensors: Tensors) -> list[Tensor]:
 
 
 def _tried(loop: Loop, tensors: Tensors) -> list[Tensor]:
-    """What comes out, without values: after some trips no more is batched than before."""
+    """Runs trips on fake tensors until no more of the carry becomes batched; returns the carry."""
     carry, others = [*tensors[: loop.carried]], tensors[loop.carried :]
     for _ in range(loop.carried + 1):
         goes_on = loop.cond([*carry, *others])
@@ -58,7 +58,7 @@ def _tried(loop: Loop, tensors: Tensors) -> list[Tensor]:
 
 
 class _Repeated(torch.autograd.Function):
-    """The last carry, and the number of trips."""
+    """Returns the last carry and the number of trips."""
 
     @staticmethod
     def forward(loop: Loop, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -96,7 +96,7 @@ _repeated: Any = _Repeated.apply
 def _at_the_bottom(loop: Loop, tensors: Tensors) -> tuple[Tensor, ...]:
     others = tensors[loop.carried :]
     carry = fresh(tensors[: loop.carried], others)
-    counts = loop.counts or not carry  # torch wants to carry something
+    counts = loop.counts or not carry  # torch's while_loop needs a carry
     trips = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
 
     def cond(*given: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def _at_the_bottom(loop: Loop, tensors: Tensors) -> tuple[Tensor, ...]:
 
 
 def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any]:
-    """Of the last carry, those that are there: the loop carries them beside the carry."""
+    """Returns the last carry's tangents, or None each; the loop carries them beside the carry."""
     count = loop.carried
     carry, captured = tensors[:count], tensors[count:]
     floats = places_of([True] * count, carry)
@@ -141,7 +141,7 @@ def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any
 
 
 def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
-    """The loop of which each sample makes its own number of trips."""
+    """Batches the loop; each sample makes its own number of trips."""
     count = loop.carried
     asked, own = _what_is_batched(loop, info, values, is_batched)
     samples = OnSamples(info, [*own, *is_batched[count:]])
@@ -164,7 +164,7 @@ def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) 
         return results, (*dims, None)
 
     def held(given: Tensors) -> list[Tensor]:
-        """Samples that have ended keep what they had."""
+        """One trip, in which samples that have finished keep their carry."""
         alive, trips, carry = given[0], given[1], given[2 : 2 + count]
         captured = given[2 + count :]
         shown = [
@@ -187,7 +187,7 @@ def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) 
 def _what_is_batched(
     loop: Loop, info: Any, values: Tensors, is_batched: list[bool]
 ) -> tuple[bool, list[bool]]:
-    """Whether samples differ in when they end, and of what is carried they have their own."""
+    """Returns whether the predicate is batched, and which tensors of the carry are."""
     count = loop.carried
     own = is_batched[:count]
     while True:

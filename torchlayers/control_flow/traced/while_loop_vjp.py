@@ -1,12 +1,12 @@
-"""The reverse pass of a recorded loop.
+"""The reverse pass of a captured while_loop.
 
 NOTE [A loop run backward]
-A recording has sizes that are known, so the carries of all trips can't be kept. The loop runs once
-more: its carry is kept in a few places before some trips, and each trip starts from the last one
-kept before it, at first from the first. While there are free places they are spread by halves, so
-that of n trips none runs again more often than log2(n / places) times, and none at all where there
-is a place for each. All of that is loops again, which every layer knows: the reverse pass can be
-batched, and differentiated.
+Tensors in a captured graph have known sizes, so the carries of all trips can't be saved. Instead,
+the loop runs again: a fixed number of places hold the carries before some trips, and each trip
+restarts from the last carry saved before it, initially from the first carry. While there are free
+places they are filled by bisection, so none of n trips runs again more than log2(n / places) times,
+and none at all if there is a place for each. All of this consists of loops, which every layer
+supports, so the reverse pass can be batched and differentiated.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,12 +23,13 @@ PLACES = 16
 
 
 class Reverse:
-    """The reverse pass of a loop, made where the loop is run.
+    """The reverse pass of a loop, constructed during its forward pass.
 
     Args:
-        tensors: the first carry, and what the loop's functions capture.
-        wanted: which of the tensors have a cotangent.
-        repeat: what runs a loop under every layer (while_loop_op.py).
+        loop: the loop.
+        tensors: the initial carry and the captured tensors.
+        wanted: the indices of the tensors that need a cotangent.
+        repeat: runs a loop under every layer (while_loop_op.py).
     """
 
     def __init__(
@@ -58,12 +59,12 @@ class Reverse:
     def pull_back(
         self, tensors: Tensors, trips: Tensor, cotangents: Sequence[Any]
     ) -> list[Tensor | None]:
-        """Cotangents of the tensors, of those that are wanted.
+        """Returns the cotangents of the wanted tensors, and None for the others.
 
         Args:
-            tensors: as they were given.
-            trips: how many there were.
-            cotangents: of the last carry.
+            tensors: the initial carry and the captured tensors.
+            trips: the number of trips.
+            cotangents: those of the last carry.
         """
         carry, captured = tensors[: self.count], tensors[self.count :]
         start = torch.zeros_like(trips)
@@ -97,7 +98,7 @@ class Reverse:
         return [trip - 1, top.clamp(min=0), at, *rows, *found[:floats], *totals]
 
     def _descend(self, kept: list[Tensor], trip: Tensor, captured: Tensors) -> list[Tensor]:
-        """From the last carry that is kept to the one before this trip, keeping some between."""
+        """Runs from the last saved carry to the one before this trip, saving some in between."""
         count = self.count
         top, at, *rows = kept
         position = _row(at, top)
@@ -132,7 +133,7 @@ class Reverse:
 
 
 def _stride(length: Tensor, free: Tensor) -> Tensor:
-    """How many trips to run to the next place, of those up to one, with so many places free."""
+    """Returns how many of ``length`` trips to run before saving the next carry in a free place."""
     half = torch.where(free == 1, length - 1, length // 2)
     return torch.where(length <= free, torch.ones_like(length), half)
 
