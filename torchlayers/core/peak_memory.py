@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import pytree
+from torchlayers.core.storage import storage_of
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -26,10 +27,10 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {_address(leaf) for leaf in pytree.leaves((args, kwargs))}
+        given = {storage_of(leaf) for leaf in pytree.leaves((args, kwargs))}
         result = func(*args, **kwargs)
         for leaf in pytree.leaves(result):
-            address = _address(leaf)
+            address = storage_of(leaf)
             if address is not None and address not in given | self._known:
                 self._count(leaf, address)
         return result
@@ -45,11 +46,3 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _let_go(self, address: int, size: int) -> None:
         self._known.discard(address)
         self._held -= size
-
-
-def _address(leaf: Any) -> int | None:
-    """What tells one tensor's memory from another's; None where there is none to tell."""
-    try:
-        return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None
-    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
-        return None

@@ -24,14 +24,6 @@ def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
     return fake
 
 
-def memory_of(tensor: Tensor) -> int | None:
-    """Identifies the tensor's storage; None if it has none, like sparse tensors."""
-    if tensor.layout is not torch.strided:
-        return None
-    address: int = tensor.untyped_storage()._cdata
-    return address
-
-
 def symbols() -> "ShapeEnv":
     """Returns a shape environment that, as without symbols, rejects data-dependent shapes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchlayers.core import operator_schema
 from torchlayers.fx.recomputation import mark_like
 
 aten = torch.ops.aten
@@ -131,7 +132,7 @@ def is_random(node: Node) -> bool:
     """Whether the node draws random numbers: results differ, and each draw affects later ones."""
     if not isinstance(node.target, OpOverload):
         return any(map(is_random, _inside(node)))
-    return torch.Tag.nondeterministic_seeded in node.target.tags
+    return operator_schema.is_random(node.target)
 
 
 def is_collective(node: Node) -> bool:
@@ -359,22 +360,17 @@ def _lay_out_after(node: Node, like: Tensor) -> None:
 
 def is_write(node: Node) -> bool:
     """Whether the operator writes to one of its arguments."""
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, OpOverload)
-        and node.target._schema.is_mutable
-    )
+    return node.op == "call_function" and operator_schema.writes(node.target)
 
 
 def written_by(node: Node) -> list[Node]:
     """The arguments that a write writes to."""
     found = []
-    for position, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else None
-            given = node.kwargs.get(argument.name) if given is None else given
-            several = given if isinstance(given, (list, tuple)) else [given]
-            found += [each for each in several if isinstance(each, Node)]
+    for position, name in operator_schema.places_written(node.target):
+        given = node.args[position] if position < len(node.args) else None
+        given = node.kwargs.get(name) if given is None else given
+        several = given if isinstance(given, (list, tuple)) else [given]
+        found += [each for each in several if isinstance(each, Node)]
     return found
 
 

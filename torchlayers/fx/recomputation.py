@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from torchlayers import _C
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
+from torchlayers.core.operator_schema import arguments_written, places_written
 
 _torch: Any = torch  # its private functions are untyped
 
@@ -72,12 +73,12 @@ class Recomputations:
         return result
 
     def _drawing(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+        if not operator_schema.is_random(func):
             return func(*args, **kwargs)
         if self._given:
             return self._read(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._drawn.append(_Drawn(func, result, _written(func, args, kwargs)))
+        self._drawn.append(_Drawn(func, result, arguments_written(func, args, kwargs)))
         return result
 
     def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -89,7 +90,7 @@ class Recomputations:
                 f"torchlayers: a checkpointed function drew random numbers by {func} when it was "
                 "recomputed, and not at first. It has to do the same each time."
             )
-        return drawn.read(func, _written(func, args, kwargs))
+        return drawn.read(func, arguments_written(func, args, kwargs))
 
 
 class _Drawn:
@@ -112,8 +113,8 @@ class _Drawn:
             return written[0].copy_(drawn) if written else drawn.clone()
         for x, then in zip(written, self._written, strict=True):
             x.copy_(then)
-        places = _places_written(func)
-        arguments = [func._schema.arguments[i].alias_info.before_set for i in places]
+        places = places_written(func)
+        arguments = [func._schema.arguments[i].alias_info.before_set for i, _ in places]
         returned = [each.alias_info for each in func._schema.returns]
         if written and any(returned):
             results = [written[arguments.index(alias.before_set)] for alias in returned]
@@ -124,7 +125,7 @@ class _Drawn:
 def _name(func: Any) -> str:
     """The name shared by in-place and out-of-place variants that draw one tensor; else empty."""
     schema = func._schema
-    written = len(_places_written(func))
+    written = len(places_written(func))
     draws_one = len(schema.returns) == 1 and written == _returns_written(func)
     return str(schema.name).rstrip("_") if draws_one else ""
 
@@ -132,20 +133,6 @@ def _name(func: Any) -> str:
 def _returns_written(func: Any) -> int:
     """How many of the operator's results alias arguments."""
     return sum(each.alias_info is not None for each in func._schema.returns)
-
-
-def _places_written(func: Any) -> list[int]:
-    return [
-        i
-        for i, each in enumerate(func._schema.arguments)
-        if each.alias_info is not None and each.alias_info.is_write
-    ]
-
-
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    named = [each.name for each in func._schema.arguments]
-    given = [args[i] if i < len(args) else kwargs.get(named[i]) for i in _places_written(func)]
-    return [x for x in given if isinstance(x, Tensor)]
 
 
 def _graph() -> Any:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.core import operator_schema
 from torchlayers.core.errors import DataDependentError
 from torchlayers.random.aten_samplers import draws_nothing
 
@@ -72,7 +73,7 @@ class Outside:
         """Returns an operator's results, below the function's layer; None if it draws nothing."""
         operator = getattr(_packet(name), overload or "default")
         if (name.removeprefix("aten::").rstrip("_")) in _CONSTANT:
-            written = kwargs.get("out", args[0] if operator._schema.is_mutable else None)
+            written = kwargs.get("out", args[0] if operator_schema.writes(operator) else None)
             (drawn,) = self.numbers(lambda: [operator(*args, **kwargs)], 1)
             return drawn if written is None or written is drawn else written.copy_(drawn)
         if draws_nothing(name, overload, args, kwargs):

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import HOST, is_on_host
 from torchlayers.core.errors import RecomputationError
+from torchlayers.core.storage import storage_of
 from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -64,12 +65,11 @@ def _may_be_kept(op: Any) -> bool:
 
     Those drawn after it would be others. Nor is a tensor asked where it is in each recomputation.
     """
-    schema = op._schema
     return (
         op.namespace != "prim"
-        and not schema.is_mutable
-        and not any(result.alias_info for result in schema.returns)
-        and torch.Tag.nondeterministic_seeded not in op.tags
+        and not operator_schema.writes(op)
+        and not operator_schema.returns_alias(op)
+        and not operator_schema.is_random(op)
     )
 
 
@@ -103,8 +103,7 @@ class Keeping(TakesNames):
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
         if not _may_be_kept(func):
-            if func._schema.is_mutable:
-                self._forget_written(func, args, kwargs)
+            self._forget(operator_schema.arguments_written(func, args, kwargs))
             return value
         result = Result()
         self.results[func].append(result)
@@ -113,22 +112,19 @@ class Keeping(TakesNames):
             result.keep(value, how)
         made = _Made(value, result)
         for leaf in pytree.leaves(value):
-            if isinstance(leaf, Tensor) and (memory := _memory(leaf)) is not None:
+            if isinstance(leaf, Tensor) and (memory := storage_of(leaf)) is not None:
                 self._of_memory[memory] = made
         return value
 
-    def _forget_written(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _forget(self, written: list[Tensor]) -> None:
         """A rule may write to a result that it has made. It is recomputed with the write then."""
-        for i, argument in enumerate(op._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            for leaf in pytree.leaves(args[i] if i < len(args) else kwargs.get(argument.name)):
-                made = self._of_memory.get(_memory(leaf)) if isinstance(leaf, Tensor) else None
-                if made is not None:
-                    made.result.leaves = None
+        for tensor in written:
+            made = self._of_memory.get(storage_of(tensor))
+            if made is not None:
+                made.result.leaves = None
 
     def name(self, value: Tensor, name: str) -> None:
-        memory = _memory(_C.holder_of(value))
+        memory = storage_of(_C.holder_of(value))
         answer = self.policy(checkpoint_name, value, name)
         how = choice(answer)
         made = self._of_memory.get(memory) if memory is not None else None
@@ -161,11 +157,3 @@ class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if result.leaves is not None:
                 return result.given(func)
         return func(*args, **(kwargs or {}))
-
-
-def _memory(tensor: Tensor) -> int | None:
-    try:
-        memory: int = tensor.untyped_storage()._cdata
-        return memory
-    except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
-        return None

@@ -18,7 +18,7 @@ from torch.fx.node import map_arg
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.core import pytree, tracing_state
+from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.errors import NotTensorError, StructureError
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.fx.capture_lock import recording
@@ -198,7 +198,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if types:
             self.has_seen_subclass = True
             raise _SubclassSeen
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if operator_schema.is_random(func):
             return _drawn(func, args, kwargs or {})
         try:
             return func(*args, **(kwargs or {}))
@@ -211,15 +211,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A random operator's result, which the recording holds as a constant."""
-    given = dict(zip((argument.name for argument in op._schema.arguments), args, strict=False))
-    given |= kwargs
-    targets = [
-        given[argument.name]
-        for argument in op._schema.arguments
-        if argument.alias_info is not None
-        and argument.alias_info.is_write
-        and isinstance(given.get(argument.name), Tensor)
-    ]
+    targets = operator_schema.arguments_written(op, args, kwargs)
     with disable_proxy_modes_tracing():
         copies = [target.clone() for target in targets]
         args, kwargs = _replaced((args, kwargs), targets, copies)
@@ -239,7 +231,7 @@ def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
 def _can_fold(recorded: GraphModule) -> bool:
     """Folding cuts what autograd tracks, and takes for constant what the graph writes to."""
     for node in recorded.graph.nodes:
-        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable:
+        if operator_schema.writes(node.target):
             return False
         if node.op == "get_attr" and getattr(recorded, str(node.target)).requires_grad:
             return False

@@ -17,8 +17,8 @@ from torch.fx.experimental import proxy_tensor
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchlayers.core import pytree
-from torchlayers.fx.fake_tensors import memory_of
+from torchlayers.core import operator_schema, pytree
+from torchlayers.core.storage import storage_of
 from torchlayers.fx.nodes import is_write, written_by
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def _values(tensors: list[Tensor]) -> list[Tensor] | None:
         if not isinstance(x, FakeTensor) or slot is None:
             return None
         nodes.append(slot.proxy.node)
-    needed = _made_of(nodes, {memory_of(x) for x in tensors})
+    needed = _made_of(nodes, {storage_of(x) for x in tensors})
     if needed is None:
         return None
     values: dict[Node, Any] = {}
@@ -109,14 +109,14 @@ def _made_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
     wanted, found, numbers = {*nodes}, list[Node](), 0
     for node in reversed(nodes[0].graph.nodes):
         if node not in wanted and not (
-            is_write(node) and any(memory_of(x) in memories for x in _tensors(written_by(node)))
+            is_write(node) and any(storage_of(x) in memories for x in _tensors(written_by(node)))
         ):
             continue
         numbers += sum(x.numel() for x in _tensors([node]))
         if not _is_constant(node) or numbers > _MANY:
             return None
         wanted.update(node.all_input_nodes)
-        memories = memories | {memory_of(x) for x in _tensors(node.all_input_nodes)}
+        memories = memories | {storage_of(x) for x in _tensors(node.all_input_nodes)}
         found.append(node)
     return found[::-1]
 
@@ -126,7 +126,7 @@ def _is_constant(node: Node) -> bool:
         return node.op == "get_attr"
     target: Any = node.target
     if isinstance(target, torch._ops.OpOverload):
-        return torch.Tag.nondeterministic_seeded not in target.tags
+        return not operator_schema.is_random(target)
     return target is operator.getitem
 
 

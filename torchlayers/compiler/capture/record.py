@@ -51,9 +51,10 @@ from torchlayers.compiler.capture.tensor_hooks import Hooked, calls_hooks, gradi
 from torchlayers.compiler.capture.tensor_mutations import Watch
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
+from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.capture_lock import recording
-from torchlayers.fx.fake_tensors import fake_like, memory_of, symbolic_like, symbols
+from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbols
 from torchlayers.fx.recomputation import Recomputations, recorded
 
 _torch: Any = torch  # private functions have no types
@@ -309,10 +310,10 @@ class _Recorder:
         """Detaches outputs that don't require grad but share memory with an input that does."""
         inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
         inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
-        memories = {*map(memory_of, inputs)} - {None}
+        memories = {*map(storage_of, inputs)} - {None}
         return [
             output.detach()
-            if not output.requires_grad and memory_of(output) in memories
+            if not output.requires_grad and storage_of(output) in memories
             else output
             for output in outputs
         ]

@@ -21,6 +21,7 @@ from torch.fx import Node
 from torchlayers.compiler.passes.element_maps import Place, Places, of_operand, of_source
 from torchlayers.compiler.passes.known_constants import is_identity, number_of
 from torchlayers.compiler.passes.linearity import WITH_SLOPES
+from torchlayers.core import operator_schema
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
     aten,
@@ -78,7 +79,7 @@ class Expressions:
             return None
         if (source := of_source(node, places, space)) is not None:
             return self.of(node.args[0], source, space)  # type: ignore[arg-type]
-        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+        if not isinstance(node.target, OpOverload) or operator_schema.writes(node.target):
             return None
         if (number := number_of(node, {})) is not None:
             return _number(number)

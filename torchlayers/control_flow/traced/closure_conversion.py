@@ -23,6 +23,8 @@ from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
+from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
+from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.aten_replacements import Otherwise
 from torchlayers.random.recorded_draws import aside
@@ -162,9 +164,9 @@ class _Noted(Outside):
         return proxy_tensor.get_proxy_slot(x, self._tracer, None) is not None
 
 
-def _memory(x: Tensor) -> int:
+def _memory(x: Tensor) -> int | None:
     with quietly():
-        return base_of(x).untyped_storage()._cdata  # type: ignore[no-any-return]
+        return storage_of(base_of(x))
 
 
 class _Swapped(Outside):
@@ -245,7 +247,7 @@ class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.draws = False
         self.writes = False
         self._seen: dict[int, tuple[int, Tensor]] = {}
-        self._made: dict[int, Tensor] = {}
+        self._made: dict[int | None, Tensor] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -253,16 +255,16 @@ class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func is torch.ops.prim.device.default:  # called when a layer first sees a tensor
             return func(*args, **kwargs)
-        self.draws = self.draws or torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        self.draws = self.draws or is_random(func)
         self.writes = self.writes or any(
-            self._memory(x) not in self._made for x in _written(func, args, kwargs)
+            storage_of(x) not in self._made for x in arguments_written(func, args, kwargs)
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
         if func is torch.ops.aten.lift_fresh.default:  # lifts one number or a few
             given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)
-        if not _is_view(func):
+        if not returns_alias(func):
             pytree.map_tensors(self._make, results)
         return results
 
@@ -270,30 +272,9 @@ class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number, _ = self._seen.setdefault(id(x), (len(self._seen), x))
         return number, x.shape, x.dtype
 
-    def _memory(self, x: Tensor) -> int:
-        return x.untyped_storage()._cdata  # type: ignore[no-any-return]
-
     def _make(self, x: Tensor) -> Tensor:
-        self._made[self._memory(x)] = x
+        self._made[storage_of(x)] = x
         return x
-
-
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = [
-        args[i] if i < len(args) else kwargs.get(each.name)
-        for i, each in enumerate(schema.arguments)
-        if each.alias_info is not None and each.alias_info.is_write
-    ]
-    return [x for x in pytree.leaves(given) if isinstance(x, Tensor)]
-
-
-def _is_view(func: Any) -> bool:
-    """Whether results may alias the inputs."""
-    schema = getattr(func, "_schema", None)
-    return schema is not None and any(each.alias_info is not None for each in schema.returns)
 
 
 def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:

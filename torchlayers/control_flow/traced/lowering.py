@@ -14,6 +14,7 @@ from torchlayers.autograd_function.interpreters import Functionalize
 from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core.storage import storage_of
 from torchlayers.fx.aten_replacements import OTHERWISE
 from torchlayers.transforms.functionalize import functional, unwrapped
 
@@ -142,19 +143,15 @@ def in_rows(x: Tensor) -> Tensor:
 
 def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """Makes the results contiguous, and free of aliases of each other and of the inputs."""
-    taken = {_memory(x) for x in given}
+    taken = {storage_of(x) for x in given}
     found = []
     for x in results:
         x = in_rows(x.resolve_conj().resolve_neg())
-        if _memory(x) in taken:
+        if storage_of(x) in taken:
             x = x.clone()
-        taken.add(_memory(x))
+        taken.add(storage_of(x))
         found.append(x)
     return found
-
-
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

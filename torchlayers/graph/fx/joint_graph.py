@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import Program, is_view, value
 from torchlayers.graph.fx.vjp_rules import Call, Rule, Rules, hashable
@@ -86,11 +85,7 @@ def reached(ends: Iterable[Node]) -> set[Node]:
 
 
 def is_random(node: Node) -> bool:
-    return _draws(node.target)
-
-
-def _draws(target: Any) -> bool:
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return operator_schema.is_random(node.target)
 
 
 def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
@@ -324,7 +319,7 @@ class _Emitter:
                 graph.erase_node(node)
 
     def __call__(self, target: Any, args: Any, kwargs: Any) -> Node:
-        key = object() if _draws(target) else (target, hashable((args, kwargs)))
+        key = object() if operator_schema.is_random(target) else (target, hashable((args, kwargs)))
         if key not in self.written:
             packet = getattr(target, "overloadpacket", target)
             name = getattr(packet, "__name__", None)

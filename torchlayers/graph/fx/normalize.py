@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.graph.errors import GraphError
 
 aten = torch.ops.aten
@@ -88,19 +88,14 @@ def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
 
 def writes(node: Node) -> bool:
     """Whether the operator writes to one of its arguments."""
-    if not isinstance(node.target, OpOverload):
-        return False
-    return node.target._schema.is_mutable or node.target in _WRITES_UNSAID
+    return operator_schema.writes(node.target) or node.target in _WRITES_UNSAID
 
 
 def is_view(node: Node) -> bool:
     """Whether the operator returns a view of its argument."""
-    if not isinstance(node.target, OpOverload):
-        return False
     if node.target is aten.reshape.default:
         return True  # used instead of view in generated graphs
-    schema = node.target._schema
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return operator_schema.is_view(node.target)
 
 
 def is_plain(module: GraphModule) -> bool:

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.core import pytree, torch_func
+from torchlayers.core import operator_schema, pytree, torch_func
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import fresh
@@ -119,7 +119,7 @@ class Rules:
         known = call.known_outputs(mode)
         with mode, known:
             recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
-            if any(_writes(node) for node in recorded.graph.nodes):
+            if any(operator_schema.writes(node.target) for node in recorded.graph.nodes):
                 without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
                 recorded = make_fx(without_writes, _allow_non_fake_inputs=True)(primals, given)
             _unify(recorded, known)
@@ -260,11 +260,6 @@ def _describe(value: Any) -> Any:
             layout = tuple(map(str, layout))
         return layout, value.dtype, value.device
     return str(value)
-
-
-def _writes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable
 
 
 def _result(graph: fx.Graph) -> Any:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from torchlayers._C import Looks, alias_of, memory_of
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 
 _torch: Any = torch  # what it keeps for its own use has no types
@@ -118,21 +118,16 @@ _STATISTICS = {"running_mean", "running_var"}
 
 @functools.cache
 def _kind(op: Any) -> _Kind:
-    schema = getattr(op, "_schema", None)
-    if schema is None:  # an operator of functions
+    if getattr(op, "_schema", None) is None:  # an operator of functions
         return _Kind(False, (), False)
-    written = tuple(
+    written = operator_schema.places_written(op)
+    written += tuple(
         (i, argument.name)
-        for i, argument in enumerate(schema.arguments)
-        if (argument.alias_info is not None and argument.alias_info.is_write)
-        or argument.name in _STATISTICS
+        for i, argument in enumerate(op._schema.arguments)
+        if argument.name in _STATISTICS and (i, argument.name) not in written
     )
-    is_view = (
-        not written
-        and len(schema.returns) > 0
-        and all(result.alias_info is not None for result in schema.returns)
-    )
-    repeats = torch.Tag.nondeterministic_seeded not in op.tags and "c10d" not in op.namespace
+    is_view = not written and operator_schema.is_view(op)
+    repeats = not operator_schema.is_random(op) and "c10d" not in op.namespace
     return _Kind(is_view, written, repeats)
 
 

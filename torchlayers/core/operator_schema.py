@@ -1,0 +1,60 @@
+"""What an operator's schema says: whether it writes to arguments, returns views, or is random.
+
+An operator is an OpOverload. What has no schema, such as a higher-order operator, does none of it.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+
+
+def writes(op: Any) -> bool:
+    """Whether it writes to one of its arguments."""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def is_random(op: Any) -> bool:
+    """Whether two calls with equal arguments may differ, by torch's random generators."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ())
+
+
+@functools.cache
+def is_view(op: Any) -> bool:
+    """Whether a result is a view of an argument that the operator only reads."""
+    aliases = (result.alias_info for result in _returns(op))
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+@functools.cache
+def returns_alias(op: Any) -> bool:
+    """Whether a result shares memory with an argument: a view, or the argument written to."""
+    return any(result.alias_info is not None for result in _returns(op))
+
+
+@functools.cache
+def places_written(op: Any) -> tuple[tuple[int, str], ...]:
+    """The arguments that it writes to: position and name of each."""
+    if not writes(op):
+        return ()
+    return tuple(
+        (i, argument.name)
+        for i, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+def arguments_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors of a call that it writes to, those inside of lists too."""
+    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places_written(op)]
+    return [leaf for leaf in pytree.leaves(given) if isinstance(leaf, Tensor)]
+
+
+def _returns(op: Any) -> Sequence[Any]:
+    schema = getattr(op, "_schema", None)
+    return () if schema is None else schema.returns
