@@ -1,4 +1,4 @@
-"""How much memory a block of code takes at its peak."""
+"""Measures the peak memory of a block of code."""
 
 import weakref
 from typing import Any
@@ -12,8 +12,8 @@ from torchlayers.core import pytree
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the tensors made inside a ``with`` block, on any device.
 
-    ``peak`` is the largest number held at once. Memory that a kernel takes and gives back
-    within one operator is not seen.
+    ``peak`` is the largest number of bytes alive at once. Memory that a kernel allocates and
+    frees within one operator is not counted.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _address(leaf: Any) -> int | None:
-    """What tells one tensor's memory from another's; None where there is none to tell."""
+    """Returns an identifier of the tensor's storage; None if there is no storage."""
     try:
         return leaf.untyped_storage()._cdata if isinstance(leaf, Tensor) else None
     except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
