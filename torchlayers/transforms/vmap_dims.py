@@ -41,7 +41,7 @@ class Vmap(NamedTuple):
         return self._replace(key=torch.randint(2**63 - 1, ()))
 
     def of_sample(self, place: int) -> Callable[..., Any]:
-        """Returns the function seeded with the key of the sample at this index."""
+        """Returns the function, seeded with the key of the sample at this index if it is keyed."""
         if self.key is None:
             return self.func
         return seeded(self.func, fold_in(self.key, place))

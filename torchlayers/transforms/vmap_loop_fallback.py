@@ -147,7 +147,7 @@ def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bo
 
 def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """Joins the values of one result over all samples."""
-    if dim is None:  # it does not depend on the sample
+    if dim is None:  # the result does not depend on the sample
         return column[0]
     if all(isinstance(leaf, (bool, int, float, complex)) for leaf in column):
         return torch.tensor(column)

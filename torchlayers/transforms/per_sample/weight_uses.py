@@ -57,7 +57,7 @@ class Uses(TorchFunctionMode):
         return result
 
     def _use(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Use | None:
-        """Returns the use that the call is; None if it is to run as usual.
+        """Returns the use to record for a call, or None if the call is to run as usual.
 
         Only calls at this level, with grad mode on and without saved-tensor hooks, are recorded.
         """
