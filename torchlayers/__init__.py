@@ -1,4 +1,4 @@
-"""torchlayers: function transforms for PyTorch, as a stack of layers on its own dispatcher."""
+"""torchlayers: function transforms for PyTorch, as a stack of layers on PyTorch's dispatcher."""
 
 from torchlayers import _build_check
 
@@ -121,5 +121,5 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """Public names alone, without the rooms that they come from."""
+    """Returns only public names, without the subpackages that define them."""
     return [*__all__, "__version__", "compiled", "errors", "tree"]

@@ -1,4 +1,4 @@
-"""The torch that the extension was built against: another one can't load it, or crashes."""
+"""Checks that the extension was built against the installed torch; another one may crash."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ _RECORD = Path(__file__).with_name("_C.torch.txt")  # setup.py writes it beside 
 
 
 def check() -> None:
-    """Raises an ImportError where this torch is of another minor version than that one."""
+    """Raises ImportError if the extension is missing or built for another minor torch version."""
     built = _RECORD.read_text().strip() if _RECORD.exists() else ""
     if not built:
         raise ImportError(

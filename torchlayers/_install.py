@@ -1,4 +1,4 @@
-"""Our transforms in the place of torch.func's, for programs that are not to be changed."""
+"""Replaces torch.func's transforms with ours, for programs that should run unchanged."""
 
 import importlib
 import threading
@@ -29,7 +29,7 @@ _OURS: Mapping[str, Any] = MappingProxyType(
         "vmap": vmap,
     }
 )
-# Where programs take them from. functorch is torch.func's older name.
+# The modules that programs import them from. functorch is torch.func's older name.
 _PLACES = {"torch": ("vmap",), "torch.func": tuple(_OURS), "functorch": tuple(_OURS)}
 
 
@@ -45,7 +45,7 @@ _replaced: list[_Replaced] = []
 
 
 class Installation:
-    """What install() returns: ends with the ``with`` block that it opens, if any."""
+    """The context manager that install() returns; the installation ends with its ``with`` block."""
 
     def __enter__(self) -> "Installation":
         with _lock:
@@ -66,16 +66,16 @@ class Installation:
 
 
 def install() -> Installation:
-    """Puts our transforms into torch.func, torch.vmap and functorch, for the whole process.
+    """Replaces the transforms of torch.func, torch.vmap and functorch with ours, process-wide.
 
     Code that calls ``torch.func.grad`` or ``torch.vmap`` then runs on torchlayers, unchanged, on
-    every thread. Code that took a function out of these modules before (``from torch.func import
-    grad``) keeps torch's, so install first. torch's own machinery keeps its own: torch.compile,
-    torch.export and torch.autograd.functional work as before.
+    every thread. Code that imported a function from these modules before (``from torch.func import
+    grad``) keeps torch's, so install first. torch's own machinery keeps torch's functions:
+    torch.compile, torch.export and torch.autograd.functional work as before.
 
     Returns:
-        A context manager: ``with install():`` takes ours out at the end of the block, also after
-        an exception. Ours are in as long as any installation lasts, on any thread.
+        A context manager: ``with install():`` restores torch's functions at the end of the block,
+        also after an exception. Ours stay in place while any installation on any thread lasts.
     Example:
         >>> import torch, torchlayers
         >>> with torchlayers.install():
@@ -88,9 +88,10 @@ def install() -> Installation:
 
 
 def uninstall() -> None:
-    """Takes ours out of torch.func, torch.vmap and functorch; ends every installation.
+    """Restores the functions of torch.func, torch.vmap and functorch; ends every installation.
 
-    What somebody else has put there since is left. Without an installation nothing happens.
+    Functions that another package has replaced since are left. Without an installation it does
+    nothing.
 
     Example:
         >>> _ = torchlayers.install()

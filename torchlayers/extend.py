@@ -1,4 +1,4 @@
-"""Rules of the user's own for operators."""
+"""User-defined rules for operators."""
 
 from torchlayers.core.custom_rules import *  # noqa: F403
 from torchlayers.core.custom_rules import __all__ as __all__

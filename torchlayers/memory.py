@@ -1,4 +1,4 @@
-"""How much memory a block of code takes at its peak."""
+"""Measures the peak memory of a block of code."""
 
 from torchlayers.core.peak_memory import PeakMemory as PeakMemory
 

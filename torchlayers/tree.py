@@ -1,4 +1,4 @@
-"""Pytrees: flattened, mapped and matched."""
+"""Functions to flatten, map and match pytrees."""
 
 from torchlayers.core.pytree import *  # noqa: F403
 from torchlayers.core.pytree import __all__ as __all__

@@ -1,3 +1,3 @@
-"""Pytrees, errors, devices, the stack, tracing state, versions of torch, and rules of the user's
-own.
+"""Foundations: pytrees, errors, devices, the layer stack, tracing state, differences between torch
+versions, and user-defined rules.
 """

@@ -1,4 +1,4 @@
-"""Some entries of a dict by their names: partition and combine, and names among argnums."""
+"""Selection of dict entries by name: partition, combine, and names in argnums."""
 
 import fnmatch
 import re
@@ -13,13 +13,13 @@ from torchlayers.core.layer_stack import transformed
 __all__ = ["Argnums", "Names", "are_numbers", "by_names", "combine", "names", "partition"]
 
 Which: TypeAlias = str | Iterable[str] | Callable[[str, Any], bool]
-# Compiled, which torch.compile can follow where it can't fnmatch's cache.
+# Compiled patterns: torch.compile can trace these, but not fnmatch's cache.
 Chooser: TypeAlias = tuple[tuple[str, re.Pattern[str]], ...] | Callable[[str, Any], bool]
 
 
 @dataclass(frozen=True)
 class Names:
-    """Entries of a positional argument that is a dict: what :func:`names` gives."""
+    """Selects entries of a dict argument; returned by :func:`names`."""
 
     which: Chooser
     argnum: int = 0
@@ -29,21 +29,22 @@ Argnums: TypeAlias = int | Names | tuple[int | Names, ...]
 
 
 def names(which: Which, argnum: int = 0) -> Names:
-    """Entries of an argument that is a dict, to differentiate by: for a transform's ``argnums``.
+    """Selects entries of a dict argument to differentiate with respect to, for ``argnums``.
 
-    It stands where an int stands in the argnums of :func:`torchlayers.grad`, ``grad_and_value``,
-    ``jacrev``, ``jacfwd``, ``hessian`` and ``hvp``, alone or in a tuple. The function gets the
+    It takes the place of an int in the argnums of :func:`torchlayers.grad`, ``grad_and_value``,
+    ``jacrev``, ``jacfwd``, ``hessian`` and ``hvp``, alone or in a tuple. The function receives the
     whole dict, and the result has the chosen entries.
 
     Args:
-        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
-            patterns, of which one has to match; or a function of name and value.
-        argnum: which positional argument, counted as Python counts. It is a dict by strings.
+        which: a pattern for names, in which ``*`` matches any characters, including dots; several
+            patterns, one of which has to match; or a function of name and value.
+        argnum: the position of the argument, a dict with string keys; negative ints count from
+            the end.
     Returns:
-        What goes into argnums.
+        An entry for argnums.
     Raises:
         ArgnumsError: when the transformed function is called: a pattern matches no name, nothing
-            is chosen, the argument is no dict, or it is named a second time.
+            is chosen, the argument is not a dict, or argnums names it twice.
     Example:
         >>> def line(params, x):
         ...     return params["weight"] * x + params["bias"]
@@ -57,7 +58,7 @@ def names(which: Which, argnum: int = 0) -> Names:
 
 
 def are_numbers(argnums: Argnums) -> TypeGuard[int | tuple[int, ...]]:
-    """Whether no names are among them."""
+    """Whether argnums has only ints, and no Names."""
     if isinstance(argnums, tuple):
         return not any(isinstance(entry, Names) for entry in argnums)
     return not isinstance(argnums, Names)
@@ -69,10 +70,10 @@ def by_names(
     func: Callable[..., Any],
     argnums: Argnums,
 ) -> Callable[..., Any]:
-    """transform(func, argnums) where names are among the argnums.
+    """transform(func, argnums) for argnums that contain Names.
 
-    The transform sees a function of the chosen entries at their argument's place; the rest of each
-    dict comes behind all arguments.
+    The transform gets a function that takes only the chosen entries of each such dict; the
+    remaining entries are appended as further arguments.
     """
     entries = argnums if isinstance(argnums, tuple) else (argnums,)
     numbers = tuple(entry.argnum if isinstance(entry, Names) else entry for entry in entries)
@@ -124,14 +125,14 @@ def _split(
 
 
 def partition(params: Mapping[str, Any], which: Which) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a dict of parameters in two: those chosen, to differentiate by, and the rest.
+    """Splits a dict of parameters into those to differentiate with respect to and the rest.
 
     Args:
-        params: values by names, as :func:`functional` or ``named_parameters()`` gives them.
-        which: a pattern of names, in which ``*`` stands for any characters, dots too; several
-            patterns, of which one has to match; or a function of name and value.
+        params: a dict from names to values, as from :func:`functional` or ``named_parameters()``.
+        which: a pattern for names, in which ``*`` matches any characters, including dots; several
+            patterns, one of which has to match; or a function of name and value.
     Returns:
-        ``(chosen, rest)``: two dicts in the order of params. :func:`combine` undoes it.
+        ``(chosen, rest)``: two dicts in the order of params. :func:`combine` is the inverse.
     Raises:
         ValueError: a pattern matches no name.
     Example:
@@ -150,14 +151,14 @@ def partition(params: Mapping[str, Any], which: Which) -> tuple[dict[str, Any], 
 
 
 def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """One dict of several that have no name in common: what :func:`partition` split.
+    """Merges dicts that have no name in common, such as those from :func:`partition`.
 
     Args:
-        parts: values by names.
+        parts: dicts from names to values.
     Returns:
-        A dict of all of them.
+        A dict with all their entries.
     Raises:
-        ValueError: a name is in two of them.
+        ValueError: a name is in more than one of them.
     Example:
         >>> params = {"weight": torch.tensor(2.0), "bias": torch.tensor(1.0)}
         >>> chosen, rest = partition(params, "weight")
@@ -195,7 +196,7 @@ def _divided(params: Mapping[str, Any], which: Chooser) -> tuple[dict[str, Any],
 
 
 def _unmatched(params: Mapping[str, Any], which: Chooser) -> str:
-    """What is wrong with the patterns, or nothing."""
+    """Returns an error message if a pattern matches no name, or ""."""
     for text, pattern in () if callable(which) else which:
         if not any(pattern.match(name) for name in params):
             return f"{text!r} matches no name. {_listed(params)}"

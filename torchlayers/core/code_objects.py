@@ -1,11 +1,11 @@
-"""Code objects of Python functions."""
+"""Functions that inspect code objects."""
 
 import types
 from collections.abc import Iterator
 
 
 def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A function's code object, and those of the functions that are defined in it."""
+    """Yields a code object, and those of the functions defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
@@ -13,5 +13,5 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def names_in(code: types.CodeType) -> list[str]:
-    """Its globals and attributes, and those of the functions that are defined in it."""
+    """Returns names of globals and attributes used in the code and in functions defined in it."""
     return [*dict.fromkeys(name for each in codes_in(code) for name in each.co_names)]

@@ -1,6 +1,6 @@
-"""Calls of rules that users wrote (torchlayers.extend), and what they return held to account.
+"""Calls user-defined rules (torchlayers.extend) and validates their results.
 
-C++ (csrc/python/rules.cpp) calls what is made here, where an operator with such a rule is met.
+C++ (csrc/python/rules.cpp) calls the functions created here for operators that have such a rule.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -10,22 +10,22 @@ from torch import Tensor
 
 from torchlayers.core.errors import TransformError, location
 
-# What a rule is called with by keyword, and what it is called for.
+# The keyword arguments of a rule.
 Keywords: TypeAlias = dict[str, Any]
-# Which argument a gradient is for, which member of it where it is a list, and its sizes.
+# A requested gradient: the argument's position, the index in it if it is a list, and the sizes.
 Target: TypeAlias = tuple[int, int, Sequence[int]]
 
 
 def jvp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A tangent rule, as C++ calls it: (primals, tangents, keywords) to (results, tangents).
+    """Wraps a jvp rule for C++: from (primals, tangents, keywords) to (results, tangents).
 
     Args:
         op: the operator's name.
-        count: how many results it has.
-        rule: the user's.
+        count: its number of results.
+        rule: the user's function.
     Returns:
-        A function. Its tangents are a list for each result, a tensor or None for each of its
-        tensors.
+        A function. The tangents that it returns are one list per result, with a tensor or None
+        for each tensor of the result.
     """
     whose = f"the jvp rule of {op}"
 
@@ -75,12 +75,12 @@ def _tangent(whose: str, result: Any, tangent: Any) -> Tensor | None:
 
 
 def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A cotangent rule, as C++ calls it: to a gradient, or None, for each target.
+    """Wraps a vjp rule for C++: the function returns a gradient, or None, for each target.
 
     Args:
         op: the operator's name.
-        count: how many positional arguments it takes.
-        rule: the user's.
+        count: its number of positional arguments.
+        rule: the user's function.
     """
     whose = f"the vjp rule of {op}"
 
@@ -109,7 +109,7 @@ def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
 
 
 def _shaped(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
-    """The next cotangents, in the shape of this result."""
+    """Returns the next cotangents in the structure of this result."""
     if isinstance(result, list):
         return [_shaped(member, cotangents) for member in result]
     return next(cotangents) if isinstance(result, Tensor) else None

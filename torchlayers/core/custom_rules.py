@@ -1,4 +1,4 @@
-"""Teaching torchlayers an operator: its tangents and its cotangents, in Python."""
+"""Registration of user-defined jvp and vjp rules for operators, written in Python."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,26 +18,24 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 def jvp_rule(
     op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Decorator: registers what an operator does to tangents.
+    """Decorator that registers the forward-mode rule of an operator.
 
-    jvp, jacfwd, hessian, hvp and linearize follow the rule from then on, on every thread;
-    torch.func knows nothing of it. What the rule computes are ordinary operators, so it nests
-    with every other transform.
+    jvp, jacfwd, hessian, hvp and linearize use the rule from then on, on every thread;
+    torch.func does not. The rule calls ordinary operators, so it nests with every other
+    transform.
 
     Args:
         op: an operator, such as ``torch.ops.mylib.scale`` or ``torch.ops.aten.sin.default``,
-            or what ``torch.library.custom_op`` made. One with several overloads has to be
-            named with the overload.
-        replace: take the place of a rule that is there already.
+            or the result of ``torch.library.custom_op``. If it has several overloads, name one.
+        replace: replace an existing rule.
     Returns:
-        A decorator of ``rule(primals, tangents, **kwargs)``. primals holds the operator's
-        positional arguments, tensors or not, and tangents as many entries: an argument's
-        tangent, or None where it has none (a list of them for a list of tensors). kwargs are
-        the operator's keyword-only arguments. It returns ``(results, tangents)``: the
-        operator's result (a tuple where it has several) and its tangent, of its shape, or
-        None for zeros.
+        A decorator of ``rule(primals, tangents, **kwargs)``. primals has the operator's
+        positional arguments, tensors or not, and tangents has one entry for each: its tangent,
+        or None if it has none (a list of these for a list of tensors). kwargs are the operator's
+        keyword-only arguments. The rule returns ``(results, tangents)``: the operator's result
+        (a tuple if there are several) and its tangent, of the same shape, or None for zeros.
     Raises:
-        RuleError: op is no operator, has several overloads, writes to its arguments, takes or
+        RuleError: op is not an operator, has several overloads, writes to its arguments, takes or
             returns a dict or nested list of tensors, or has a rule already.
     Example:
         >>> import torch, torchlayers
@@ -59,25 +57,25 @@ def jvp_rule(
 def vjp_rule(
     op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Decorator: registers what an operator does to cotangents.
+    """Decorator that registers the reverse-mode rule of an operator.
 
-    grad, vjp, jacrev and what is made of them follow the rule from then on, on every thread,
-    instead of autograd's; plain autograd and torch.func know nothing of it. What the rule
-    computes are ordinary operators, so it nests with every other transform.
+    grad, vjp, jacrev and the transforms built on them use the rule from then on, on every thread,
+    instead of autograd's formula; plain autograd and torch.func do not. The rule calls ordinary
+    operators, so it nests with every other transform.
 
     Args:
         op: an operator without side effects that returns no views, as for :func:`jvp_rule`.
-        replace: take the place of a rule that is there already.
+        replace: replace an existing rule.
     Returns:
-        A decorator of ``rule(cotangents, primals, results, **kwargs)``. primals holds the
-        operator's positional arguments, tensors or not, and results what it returned. The
-        cotangents are shaped as the results: a tensor, or a tuple where there are several (a list
-        for a list of tensors), with None for zeros. kwargs are the operator's keyword-only
-        arguments. It returns a tuple with as many entries as primals: an argument's gradient, of
-        its shape, or None for zeros (a list of them for a list of tensors). For an operator of
-        one argument the tuple may be left out.
+        A decorator of ``rule(cotangents, primals, results, **kwargs)``. primals has the
+        operator's positional arguments, tensors or not, and results its results. The cotangents
+        have the structure of the results: a tensor, or a tuple if there are several (a list for a
+        list of tensors), with None for zeros. kwargs are the operator's keyword-only arguments.
+        The rule returns a tuple with one entry for each of primals: its gradient, of the same
+        shape, or None for zeros (a list of these for a list of tensors). For an operator with one
+        argument the tuple may be omitted.
     Raises:
-        RuleError: op is no operator, has several overloads, writes to its arguments or returns
+        RuleError: op is not an operator, has several overloads, writes to its arguments or returns
             views of them, takes or returns a dict or nested list of tensors, or has a rule
             already.
     Example:

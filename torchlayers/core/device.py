@@ -1,6 +1,6 @@
-"""All that Python asks of devices: which they are, their memory, their random generators.
+"""Device queries: which devices there are, their memory and their random number generators.
 
-What C++ asks is in csrc/core/device.h.
+Those in C++ are in csrc/core/device.h.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from torchlayers import _C
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # torch's private functions have no type annotations
 
-HOST = torch.device("cpu")  # where Python and C++ look at numbers
-SHAPES_ONLY = torch.device("meta")  # where there are none
+HOST = torch.device("cpu")  # where Python and C++ can read values
+SHAPES_ONLY = torch.device("meta")  # tensors without values
 
 
 def is_on_host(tensor: Tensor) -> bool:
@@ -27,16 +27,16 @@ def has_numbers(tensor: Tensor) -> bool:
 
 
 def with_autocast() -> tuple[str, ...]:
-    """The kinds of devices that autocast may be on for: the processor, and the accelerator."""
+    """Returns the device types for which autocast may be enabled: CPU and the accelerator."""
     there = torch.accelerator.current_accelerator(check_available=True)
     return (HOST.type,) if there is None else (HOST.type, there.type)
 
 
 @contextmanager
 def default_device_restored(device: torch.device | None) -> Iterator[None]:
-    """Inside, tensors are made where they were when _C.default_device() was this one.
+    """Context manager: restores the default device that _C.default_device() returned earlier.
 
-    A reverse pass may run where no mode is asked, or on a thread that has none.
+    A backward pass may run with function modes disabled, or on a thread without the mode.
     """
     is_off = _torch._C._is_torch_function_all_disabled()
     with (
@@ -47,10 +47,10 @@ def default_device_restored(device: torch.device | None) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """The bytes that are free on the device now, with those that torch keeps for what comes next.
+    """Returns the free memory of the device in bytes, including torch's cached free blocks.
 
     Raises:
-        RuntimeError: the system doesn't tell.
+        RuntimeError: the system does not report it.
     """
     of_device: Any = getattr(torch, device.type, None)  # torch.cuda
     if hasattr(of_device, "mem_get_info"):
@@ -71,10 +71,10 @@ def free_memory(device: torch.device) -> int:
 
 
 class RandomState:
-    """The state of the random generators of all devices, as it is when this is made.
+    """The state of the random generators of all devices, captured when it is constructed.
 
-    Of an accelerator that nobody has used yet there is none: it begins with its generators' seeds.
-    Of generators that are not torch's own it is that of those which are ``given``.
+    An accelerator that is not initialized has no state yet: it starts from its generators' seeds.
+    Of generators that are not torch's defaults, only the ``given`` ones are included.
     """
 
     def __init__(self, given: Sequence[torch.Generator] = ()) -> None:
@@ -83,7 +83,7 @@ class RandomState:
         self._accelerators = _states_of_accelerators()
 
     def restore(self) -> None:
-        """From here on what was drawn since is drawn again."""
+        """Resets the generators, so that the numbers drawn since are drawn again."""
         self._host.restore()
         if self._given:
             with _past_all():
@@ -98,7 +98,7 @@ class RandomState:
                     generator.manual_seed(generator.initial_seed())
 
     def is_now(self) -> bool:
-        """Whether as many numbers were drawn as when this was made."""
+        """Whether the generators are in this state now."""
         if not self._host.is_now():
             return False
         then = [*self._accelerators, *(state for _, state in self._given)]
@@ -109,7 +109,7 @@ class RandomState:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """The same inside the block; after it the generators go on as before it."""
+        """Restores the state inside the block, and afterwards the state from before the block."""
         now = RandomState([generator for generator, _ in self._given])
         self.restore()
         try:
@@ -119,7 +119,7 @@ class RandomState:
 
 
 def _accelerator_in_use() -> Any:
-    """Its module, such as torch.cuda; None if it has none, or nobody has used it."""
+    """Returns the accelerator's module, such as torch.cuda; None if it is not initialized."""
     there = torch.accelerator.current_accelerator()
     module: Any = None if there is None else torch.get_device_module(there)
     return module if hasattr(module, "is_initialized") and module.is_initialized() else None
@@ -140,7 +140,7 @@ def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Gene
 
 @contextmanager
 def _past_all() -> Iterator[None]:
-    """Past layers and modes, which would take a state for a tensor of the program's."""
+    """Disables layers and modes, which would treat a state as a tensor of the program."""
     none: Any = torch._C
     with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
         yield

@@ -1,7 +1,7 @@
-"""The errors torchlayers raises, and where in the user's code they happened.
+"""The errors torchlayers raises, and functions that find the user's line for their messages.
 
-Each is also the built-in exception that torch.func raises in the same case, so
-that programs written for torch.func catch them too.
+Each error is also the built-in exception that torch.func raises in the same case, so
+that programs written for torch.func catch it too.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ __all__ = [
 _LIBRARIES = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,  # the package
-    contextlib.__file__,  # decorators and blocks
+    contextlib.__file__,  # for decorators and with blocks
     copy.__file__,
 )
 
 
 class TransformError(RuntimeError):
-    """A transformed function, or what it was called with, can't be transformed.
+    """A function can't be transformed, or a transform was called with invalid arguments.
 
     Example:
         >>> torchlayers.vmap(torch.sin, randomness="never")
@@ -56,7 +56,7 @@ class TransformError(RuntimeError):
 
 
 class NotScalarError(TransformError):
-    """grad's function returned something else than a real tensor without dimensions.
+    """grad's function returned something other than a real scalar tensor (no dimensions).
 
     Example:
         >>> torchlayers.grad(torch.sin)(torch.ones(3))
@@ -67,7 +67,7 @@ class NotScalarError(TransformError):
 
 
 class TapError(TransformError):
-    """A function has no value of a name that a transform was asked for, or has two.
+    """A function has no value, or several, with a name that was passed to a transform.
 
     Example:
         >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
@@ -78,7 +78,7 @@ class TapError(TransformError):
 
 
 class OutputError(TransformError):
-    """A transformed function returned something the transform can't use.
+    """A transformed function returned a value that the transform does not support.
 
     Example:
         >>> torchlayers.grad(torch.sum, has_aux=True)(torch.ones(3))
@@ -89,7 +89,7 @@ class OutputError(TransformError):
 
 
 class ArgnumsError(TransformError):
-    """argnums names no positional argument, or names one twice.
+    """argnums does not match the positional arguments, or names one twice.
 
     Example:
         >>> torchlayers.grad(torch.sum, argnums=1)(torch.ones(3))
@@ -100,7 +100,7 @@ class ArgnumsError(TransformError):
 
 
 class StructureError(TransformError):
-    """Two pytrees that have to match don't.
+    """Two pytrees have to match, and do not.
 
     Example:
         >>> torchlayers.jvp(torch.sin, (torch.ones(3),), (torch.ones(3), torch.ones(3)))
@@ -111,7 +111,7 @@ class StructureError(TransformError):
 
 
 class CallError(TransformError, TypeError):
-    """A transform, or a function that it gave, was called with arguments that it does not take.
+    """A transform, or a function that it returned, was called with arguments it does not accept.
 
     Example:
         >>> output, vjp_fn = torchlayers.vjp(torch.sin, torch.ones(3))
@@ -124,7 +124,7 @@ class CallError(TransformError, TypeError):
 
 
 class DataDependentError(TransformError):
-    """A compiled function asked for a number, a branch or a shape that only a call's data decides.
+    """A compiled function needs a number, a branch or a shape that depends on tensor data.
 
     Example:
         >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x)
@@ -139,7 +139,7 @@ class DataDependentError(TransformError):
 
 
 class MemoryBudgetError(TransformError):
-    """A function can't be differentiated within a memory budget; `least` bytes would do.
+    """A function can't be differentiated within a memory budget; the minimum is `least` bytes.
 
     Example:
         >>> def f(x):
@@ -156,7 +156,7 @@ class MemoryBudgetError(TransformError):
 
 
 class DtypeError(TransformError, ValueError):
-    """A dtype is neither floating-point nor complex, or a tangent's does not suit its primal.
+    """A dtype is neither floating-point nor complex, or a tangent's does not match its primal's.
 
     Example:
         >>> torchlayers.grad(torch.sum)(torch.arange(3))
@@ -168,7 +168,7 @@ class DtypeError(TransformError, ValueError):
 
 
 class FunctionError(TransformError):
-    """An autograd.Function lacks what a transform needs of it, or its methods return nonsense.
+    """An autograd.Function lacks a method that a transform needs, or one returned an invalid value.
 
     Example:
         >>> class Double(torch.autograd.Function):
@@ -208,7 +208,7 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
 
 
 class RecomputationError(TransformError):
-    """A checkpointed function did something else when it was recomputed than at first.
+    """A checkpointed function behaved differently when it was recomputed.
 
     Example:
         >>> calls = []
@@ -235,7 +235,7 @@ class RuleError(TransformError, ValueError):
 
 
 class AxisError(TransformError, NameError):
-    """No axis of this name is bound, or a collective can't run along it.
+    """No axis with this name is bound, or a collective can't run along it.
 
     Example:
         >>> torchlayers.vmap(lambda x: torchlayers.distributed.psum(x, "i"))(torch.ones(3))
@@ -247,7 +247,7 @@ class AxisError(TransformError, NameError):
 
 
 class DimensionError(ValueError):
-    """vmap's in_dims, out_dims or batch sizes don't fit the tensors.
+    """vmap's in_dims, out_dims or batch sizes do not match the tensors.
 
     Example:
         >>> torchlayers.vmap(torch.add)(torch.ones(2), torch.ones(3))
@@ -259,7 +259,7 @@ class DimensionError(ValueError):
 
 
 class OutDimError(DimensionError, IndexError):
-    """vmap's out_dims name a dimension that a result does not have.
+    """vmap's out_dims contain a dimension that a result does not have.
 
     Example:
         >>> torchlayers.vmap(torch.sin, out_dims=2)(torch.ones(3))
@@ -270,7 +270,7 @@ class OutDimError(DimensionError, IndexError):
 
 
 class NotTensorError(TransformError, ValueError, TypeError):
-    """An argument to differentiate by or to batch, a tangent or a cotangent is not a tensor.
+    """A differentiated or batched argument, a tangent or a cotangent is not a tensor.
 
     Example:
         >>> torchlayers.grad(torch.sin)(1.0)
@@ -281,14 +281,14 @@ class NotTensorError(TransformError, ValueError, TypeError):
 
 
 def instead(api: str) -> str:
-    """What to do with an argument that can't be differentiated by."""
-    if api in ("vjp", "jvp", "hvp"):  # they differentiate by all their arguments
+    """Returns advice, for error messages, on an argument that can't be differentiated."""
+    if api in ("vjp", "jvp", "hvp"):  # they differentiate with respect to all their arguments
         return "bind it beforehand, with functools.partial or a lambda"
     return "leave it out of argnums"
 
 
 def location() -> str:
-    """`` In file.py:7, `source line`.`` for the innermost line that is the user's."""
+    """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
         if _is_users(frame):
@@ -298,7 +298,7 @@ def location() -> str:
 
 
 def warn(message: str) -> None:
-    """Warns, and names the innermost line that is the user's."""
+    """Warns, with the innermost line of the user's code as the location."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and not _is_users(frame):
         level, frame = level + 1, frame.f_back
@@ -306,11 +306,11 @@ def warn(message: str) -> None:
 
 
 def line_of_node(metadata: dict[str, Any]) -> str:
-    """``file.py:7, `source line```: the user's line that a node was recorded for, or "".
+    """Returns ``file.py:7, `source line```: the user's line that created an autograd node, or "".
 
     Args:
-        metadata: what anomaly mode keeps of the node. What a pass has recorded, and not a line
-            of the user's in it, is told of what the pass ran.
+        metadata: the node's anomaly-mode metadata. For a node that a backward pass created, and
+            not a line of the user's, the node that the pass ran is used instead.
     """
     entries = metadata.get("traceback_", [])
     parent = metadata.get("parent_")
@@ -326,11 +326,11 @@ def line_of_node(metadata: dict[str, Any]) -> str:
 
 
 def _is_users_entry(entry: str) -> bool:
-    """Of a formatted traceback."""
+    """Whether an entry of a formatted traceback is in the user's code."""
     return is_users(entry.split('"')[1])
 
 
-# What torch says where something asks for the memory of a tensor of a transform.
+# How torch's errors begin if something accesses the memory of a tensor inside a transform.
 _NO_MEMORY = (
     "Cannot access data pointer of Tensor",
     "Cannot access storage of TensorWrapper",
@@ -339,11 +339,11 @@ _NO_MEMORY = (
 
 
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
-    """Raises what to do, where a function asked of a tensor what only one in memory can do.
+    """Raises an error with advice, if a function needed a tensor with memory and got a wrapper.
 
     Args:
-        error: what ended the function.
-        layer: as the stack names it.
+        error: the error that the function raised.
+        layer: the layer's name on the stack.
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
@@ -386,7 +386,7 @@ def _is_users(frame: types.FrameType) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """Whether the file is neither torch's nor ours, nor one of Python's that stands between."""
+    """Whether the file is the user's: not torch's, ours, or a standard-library file in between."""
     return not filename.startswith((*_LIBRARIES, "<frozen"))
 
 
@@ -397,5 +397,5 @@ def _quoted(frame: types.FrameType, number: int) -> str:
     return f" In {os.path.basename(filename)}:{number}{quoted}."
 
 
-for _name in __all__:  # by the name that programs import them by
+for _name in __all__:  # tracebacks show the module that programs import them from
     globals()[_name].__module__ = "torchlayers.errors"

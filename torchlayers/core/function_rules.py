@@ -1,9 +1,9 @@
-"""Functions and operators of torch with a rule of ours, by which modes run them."""
+"""A table of torch functions and operators that have our own rules, which modes apply."""
 
 from collections.abc import Callable
 from typing import Any
 
-# torch's own operators of control flow, and its reentrant checkpoint, with what they do here
-# (control_flow/torch_operators.py). They call functions, which a mode that is asked about the
-# operator has to see too.
+# torch's control-flow operators and reentrant checkpoint, with their rules
+# (control_flow/torch_operators.py). They call functions, and a mode that intercepts the operator
+# has to see the operators inside these too.
 RULES: dict[Any, Callable[..., Any]] = {}

@@ -1,10 +1,10 @@
 """Higher-order operators (cond, flex_attention, ...) on our layers.
 
-They dispatch in Python, by the highest active key that they don't fall through. While our
-layers are active that would be our front key. Falling through it, they reach torch.func's,
-whose rules work on our layers too, because every layer is mirrored in torch.func's stack.
-Those of autograd.Function and of control flow have rules of ours: see autograd_function, and
-control_flow/torch_operators.py.
+They dispatch in Python, by the highest active key without a fallthrough. While our layers
+are active that would be our front key. Made to fall through it, they reach torch.func's
+keys, whose rules work on our layers too, because every layer is mirrored in torch.func's
+stack. The operators of autograd.Function and of control flow have our own rules: see
+autograd_function and control_flow/torch_operators.py.
 """
 
 import torch
@@ -16,7 +16,7 @@ _KEYS = [torch._C._dispatch_key_parse(name) for name in (_C.FRONT_KEY, _C.BACK_K
 
 
 def _fall_through() -> None:
-    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(_KEYS)  # those yet to come
+    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(_KEYS)  # for later operators
     for operator in _ops._higher_order_ops.values():
         for key in _KEYS:
             if key not in operator.py_kernels:

@@ -1,4 +1,4 @@
-"""The stack of layers as it is now, and entering one."""
+"""The current layer stack, and the wrapper of transformed functions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
@@ -16,13 +16,13 @@ __all__ = ["Layer", "current_stack", "transformed"]
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal
-# (Ctrl-C) is handled between two bytecodes, never inside such a call, so there is
-# no moment at which the layer is on the stack and nobody is bound to take it off.
-# A call of grad, vjp, jvp or vmap is C++ from entering to leaving (csrc/python/entry.h).
+# (Ctrl-C) is handled between two bytecodes, never inside such a call, so the layer is
+# never on the stack without an `__exit__` that will remove it. A call of grad, vjp, jvp
+# or vmap is in C++ from entering to leaving (csrc/python/entry.h).
 
 
 class Layer(NamedTuple):
-    """A layer of the stack, as it was when asked for."""
+    """A snapshot of a layer of the stack."""
 
     owner: str
     kind: str
@@ -38,13 +38,13 @@ class Layer(NamedTuple):
 def current_stack() -> tuple[Layer, ...]:
     """The layers active on this thread, outermost first.
 
-    Layers of torch.func nested with ours are among them.
+    They include layers of torch.func nested with ours.
 
     Returns:
         A tuple of layers. Each has ``kind`` ("grad", "jvp", "vmap", ...), ``level``
         (1 for the outermost), ``owner`` ("torchlayers" or "torch.func"), ``metadata``
-        (a dict: a vmap's ``batch_size`` and ``randomness``, the modes that held outside
-        a grad or jvp), and a readable repr.
+        (a dict: a vmap's ``batch_size`` and ``randomness``; for a grad or jvp, the modes
+        that were active outside it), and a readable repr.
     Example:
         >>> def f(x):
         ...     print(current_stack())
@@ -64,7 +64,7 @@ def current_stack() -> tuple[Layer, ...]:
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
-    """wrapper, named and documented as the function it transforms."""
+    """Returns wrapper with the name and docstring of func, the function that it transforms."""
     if tracing_state.is_tracing():
         return wrapper
     return wraps(func)(wrapper)

@@ -1,4 +1,4 @@
-"""How much memory a block of code takes at its peak."""
+"""Measures the peak memory of a block of code."""
 
 import weakref
 from typing import Any
@@ -13,8 +13,8 @@ from torchlayers.core.storage import storage_of
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the tensors made inside a ``with`` block, on any device.
 
-    ``peak`` is the largest number held at once. Memory that a kernel takes and gives back
-    within one operator is not seen.
+    ``peak`` is the largest number of bytes alive at once. Memory that a kernel allocates and
+    frees within one operator is not counted.
     """
 
     def __init__(self) -> None:
@@ -27,12 +27,12 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {storage_of(leaf) for leaf in pytree.leaves((args, kwargs))}
+        given = {*map(storage_of, _tensors((args, kwargs)))}
         result = func(*args, **kwargs)
-        for leaf in pytree.leaves(result):
-            address = storage_of(leaf)
+        for tensor in _tensors(result):
+            address = storage_of(tensor)
             if address is not None and address not in given | self._known:
-                self._count(leaf, address)
+                self._count(tensor, address)
         return result
 
     def _count(self, tensor: Tensor, address: int) -> None:
@@ -46,3 +46,7 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _let_go(self, address: int, size: int) -> None:
         self._known.discard(address)
         self._held -= size
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.leaves(values) if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""Arguments and pytrees: flattened, picked and matched in one place for all transforms."""
+"""Arguments and pytrees: functions to flatten, pick and match them, shared by all transforms."""
 
 import collections
 import functools
@@ -43,7 +43,7 @@ __all__ = [
 
 _CONTAINERS = (tuple, list, dict)
 
-# The common trees, a tensor and a short tuple of tensors, do without the pytree machinery.
+# The common trees, a tensor and a short tuple of tensors, skip the pytree machinery.
 _LEAF = tree_structure(0)
 _TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
 
@@ -70,7 +70,7 @@ def _is_flat(tree: Any) -> bool:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The tree with every tensor changed, and everything else as it is."""
+    """Returns the tree with change applied to every tensor; other leaves stay as they are."""
     if type(tree) is Tensor:
         return change(tree)
     if _is_flat(tree):
@@ -79,7 +79,7 @@ def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 
 
 def map_all_tensors(change: Callable[[Tensor], Tensor], values: Sequence[Any]) -> list[Any]:
-    """[change(value), ...] for the tensors among the values, in containers too."""
+    """Returns the values with change applied to every tensor, including those in containers."""
     return [
         change(value)
         if isinstance(value, Tensor)
@@ -97,10 +97,10 @@ def map_outputs(
     operands: Sequence[Any],
     *rest: Sequence[Any],
 ) -> Any:
-    """A Function's outputs, changed, where it was called with values that stand for operands.
+    """Applies change to the outputs of a Function that was called with values for operands.
 
-    An output that is one of the values is the operand it stands for. rest are sequences with an
-    entry for each leaf of the outputs, which change takes too.
+    An output that is one of the values is replaced by the corresponding operand. Each sequence in
+    rest has an entry for each leaf of the outputs, which is passed to change as well.
     """
     known = {
         id(value): operand
@@ -122,14 +122,14 @@ def map_outputs(
 
 
 def _flat(values: Sequence[Any]) -> Sequence[Any]:
-    """The leaves, without the pytree machinery where there are no containers."""
+    """Returns the leaves, without the pytree machinery if there are no containers."""
     return leaves(values) if any(isinstance(value, _CONTAINERS) for value in values) else values
 
 
 def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
-    """One value a leaf of spec, from a tree that may stop early; None if it doesn't fit.
+    """Broadcasts a prefix tree to one value per leaf of spec; returns None if it doesn't match.
 
-    vmap's in_dims and out_dims are given so: ``0`` for all, or a tree of them.
+    vmap's in_dims and out_dims are such prefixes: ``0`` for all leaves, or a tree of ints.
     """
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves
@@ -141,7 +141,7 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
 
 
 def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
-    """broadcast, from the prefix's spec and leaves: no tree of the user's is made for it."""
+    """broadcast from the prefix's spec and leaves; does not construct the user's containers."""
     if prefix.is_leaf():
         return values * spec.num_leaves
     ends = itertools.accumulate(child.num_leaves for child in prefix.children())
@@ -168,17 +168,17 @@ def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | 
 
 
 def _keys(spec: TreeSpec) -> list[Any] | None:
-    """The keys of a dict of the standard library's, in the order of its leaves."""
+    """Returns the keys of a standard-library dict in the order of its leaves; else None."""
     if spec.type in (dict, collections.OrderedDict):
         return list(spec.context)
     return list(spec.context[1]) if spec.type is collections.defaultdict else None
 
 
 def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """argnums as a tuple of places among `count` arguments, negative ones counted from the end.
+    """Returns argnums as a tuple of positions among `count` arguments, all non-negative.
 
     Raises:
-        ArgnumsError: a place is out of range, twice there, or no integer; or there is none.
+        ArgnumsError: an entry is out of range, repeated, or not an int; or there is none.
     """
     if not isinstance(argnums, (int, tuple)):
         raise ArgnumsError(
@@ -209,7 +209,7 @@ def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int
 
 
 def as_tuple(outputs: Any) -> tuple[Any, ...]:
-    """What a Function's method returned, as a tuple: one output is returned bare."""
+    """Returns a Function method's outputs as a tuple; a single output may come without one."""
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
@@ -218,7 +218,7 @@ def pick(args: Sequence[Any], places: Sequence[int]) -> tuple[Any, ...]:
 
 
 def split_aux(api: str, output: Any) -> tuple[Any, Any]:
-    """What a function with has_aux=True returned: its output and aux.
+    """Returns the output and aux of a function with has_aux=True.
 
     Raises:
         OutputError: it did not return a pair.
@@ -247,9 +247,9 @@ def check_outputs(api: str, outputs: list[Any]) -> None:
 def leaf_name(
     kind: str, args: Sequence[Any], index: int, places: Sequence[int] | None = None
 ) -> str:
-    """What errors call one of the leaves of args: ``argument 0``, ``argument 1, ['b'][0]``.
+    """Returns a leaf's name for error messages: ``argument 0``, ``argument 1, ['b'][0]``.
 
-    index counts them, those of args[place] for each of places alone where these are given.
+    index is that of the leaf among the leaves of args, or of args[place] for each of places.
     """
     for place in range(len(args)) if places is None else places:
         count = len(leaves(args[place]))
@@ -258,26 +258,26 @@ def leaf_name(
         index -= count
     try:
         path = keystr(tree_flatten_with_path(args[place])[0][index][0])
-    except ValueError:  # a class that was registered without names for what it holds
+    except ValueError:  # a class that was registered without flatten_with_keys
         path = f"leaf {index}"
     return f"{kind} {place}, {path}" if path else f"{kind} {place}"
 
 
 def leaves_by_path(value: Any) -> list[tuple[str, Any]]:
-    """The leaves, and where each of them is: ``['b'][0]``."""
+    """Returns the leaves, each with its path: ``['b'][0]``."""
     try:
         return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
-    except ValueError:  # a class that was registered without names for what it holds
+    except ValueError:  # a class that was registered without flatten_with_keys
         return [("", leaf) for leaf in leaves(value)]
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """What errors call a function: partials and modules have no ``__name__``."""
+    """Returns a function's name for error messages; partials and modules have no ``__name__``."""
     if hasattr(func, "__name__"):
         return str(func.__name__)
     if isinstance(func, functools.partial):
         return f"functools.partial({name_of(func.func)}, ...)"
     described_by: object = type(func).__repr__
-    if described_by is object.__repr__:  # which is an address, another one on each rank
+    if described_by is object.__repr__:  # it contains an address, which differs between ranks
         return type(func).__qualname__
     return repr(func)

@@ -1,11 +1,11 @@
 """copy.copy, copy.deepcopy and pickle of tensors inside transforms.
 
 torch copies a tensor by its memory, and a wrapper or a batched tensor has none. Inside a transform
-a copy is what differentiable operators make of the tensor, at all of its levels: a view for
-copy.copy, which shares memory, and a clone for copy.deepcopy (dataclasses.asdict calls it). Outside
-of transforms torch refuses to deepcopy what autograd has computed, or would lose its derivative;
-here that flows through the copy. A Parameter's copy is a Parameter, a leaf as the first was.
-There is nothing to be saved of a tensor that only is while a transform runs.
+a copy is made by differentiable operators, at all levels of the tensor: a view for copy.copy, which
+shares memory, and a clone for copy.deepcopy (called by dataclasses.asdict). Outside of transforms
+torch raises an error for deepcopy of a non-leaf, whose derivative would be lost; here the
+derivative flows through the copy. A copy of a Parameter is a Parameter, and a leaf like the
+original. Pickling raises an error: the tensor exists only while the transform runs.
 """
 
 import copy
@@ -26,7 +26,7 @@ _torchs_deepcopy_of_parameter: Any = _parameter.__deepcopy__
 
 
 def _is_inside(tensor: Any) -> bool:
-    """Whether it is a tensor of a transform that is active."""
+    """Whether the value is a tensor of an active transform."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and (_functorch.is_functorch_wrapped_tensor(tensor) or _torch._is_functional_tensor(tensor))
@@ -35,7 +35,7 @@ def _is_inside(tensor: Any) -> bool:
 
 
 class _Original:
-    """What copy.copy hands on, and pickle refuses."""
+    """Passes the tensor through copy.copy's reduce protocol; pickling it raises an error."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor

@@ -1,11 +1,11 @@
-"""How tensors print: those that have escaped, and those that a vmap's function has written to.
+"""Printing of tensors that escaped from a transform, and of tensors written to inside a vmap.
 
-A tensor kept from a transform and printed outside it says so: BatchedTensor(escaped, ...).
+A tensor that has escaped from its transform prints as such: BatchedTensor(escaped, ...).
 
-One that was made inside a vmap and written a value of each sample is to torch a plain tensor of one
-sample's shape (NOTE [Made inside] in csrc/values/inside.h), and would print what is in its memory.
-It is to print as the batched tensor that it stands for, so torch's printing asks first, from the
-first such write on.
+A tensor that was created inside a vmap, and to which batched values were written, is to torch a
+plain tensor of one sample's shape (NOTE [Made inside] in csrc/values/inside.h); torch would print
+that memory. It should print as the batched tensor that it represents, so from the first such write
+on, torch's printing is patched to look it up.
 """
 
 import functools
@@ -18,11 +18,11 @@ from torchlayers import _C
 
 _functorch: Any = torch._C._functorch
 _tensor_str: Any = torch._tensor_str
-_DEAD = -2  # the level of a wrapper of a grad or jvp that has ended
+_DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
 
 
 def show_what_was_written() -> None:
-    """Lets torch's printing show what tensors stand for."""
+    """Patches torch's printing to show the batched tensors that plain tensors represent."""
     printed = _tensor_str._str_intern
 
     @functools.wraps(printed)
@@ -33,7 +33,7 @@ def show_what_was_written() -> None:
 
 
 def has_escaped(tensor: Tensor) -> bool:
-    """Whether a tensor of a level is outside the transform that made it."""
+    """Whether a tensor with a level is outside the transform that created it."""
     level = _functorch.maybe_get_level(tensor)
     stack = _functorch.get_interpreter_stack() or ()
     if level == _DEAD or level > len(stack):
@@ -45,7 +45,7 @@ def has_escaped(tensor: Tensor) -> bool:
 
 
 def _show_what_has_escaped() -> None:
-    """Lets torch's printing of tensors of a level say it."""
+    """Patches torch's printing of tensors with a level to mark those that have escaped."""
     printed = _tensor_str._functorch_wrapper_str_intern
 
     @functools.wraps(printed)

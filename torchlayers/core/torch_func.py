@@ -1,7 +1,7 @@
-"""torch.func's transforms as torch made them, for when ours step aside.
+"""torch.func's original transforms, for cases that ours leave to torch.
 
-They are looked up here, once, when torchlayers is imported: `install` may put ours in their place
-later, and ours would then call themselves.
+They are imported here once, with torchlayers: `install` may replace them by ours later, and ours
+would then call themselves.
 """
 
 from torch.func import functional_call as functional_call

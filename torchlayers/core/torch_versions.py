@@ -1,4 +1,4 @@
-"""What torches 2.11 to 2.15 don't have in common: no other module asks which one it is."""
+"""Differences between torch 2.11 to 2.15; no other module checks the version of torch."""
 
 import functools
 import linecache
@@ -16,7 +16,7 @@ from torchlayers.core.tracing_state import traced_here
 _apis: Any = apis
 
 
-# torch's own transforms leave out what Dynamo noted about the function; in 2.11 they don't.
+# functools.wraps without the attributes that Dynamo sets on functions; 2.11 has no such function.
 wraps = getattr(_apis, "_wraps_without_dynamo_attrs", functools.wraps)
 
 if hasattr(func, "rearrange"):
@@ -26,9 +26,9 @@ else:  # 2.11
 
 
 def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., GraphModule]:
-    """torch's, with detach written down as detach.
+    """torch's make_fx, which captures detach as detach.
 
-    2.15 writes alias, through which gradients flow, unless it is given a table.
+    2.15 captures it as alias, which lets gradients through, unless a decomposition table is passed.
     """
     from torch.fx.experimental import proxy_tensor
 
@@ -36,7 +36,7 @@ def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., Graph
 
 
 def applied_function(frame: FrameType) -> Any:
-    """The autograd.Function whose apply raised an error that came from this frame; or None."""
+    """Returns the autograd.Function whose apply raised an error in this frame, or None."""
     if "cls" in frame.f_locals:
         return frame.f_locals["cls"]
     # In 2.15 apply is no longer Python, and the frame is the caller's.
@@ -50,12 +50,12 @@ def applied_function(frame: FrameType) -> Any:
 
 
 def mixed_precision(group: Any, parameter: Any) -> Any:
-    """The MixedPrecisionPolicy of a parameter of fully_shard: since 2.15 its own."""
+    """Returns the MixedPrecisionPolicy of a fully_shard parameter; per parameter since 2.15."""
     return parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy
 
 
 def is_no_compiler(error: BaseException | None) -> bool:
-    """Whether inductor ended with this because the machine has no C++ compiler."""
+    """Whether Inductor failed with this error because the machine has no C++ compiler."""
     while error is not None:
         if type(error).__name__ in ("InvalidCxxCompiler", "CppCompilerNotFound"):
             return True

@@ -1,4 +1,4 @@
-"""What the layers did: a record of every operator's way through the stack."""
+"""Tracing: a log of each operator's steps through the layer stack."""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ def trace() -> Iterator[list[TraceEvent]]:
     """Records each step of each operator inside the ``with`` block, on every thread.
 
     With ``TORCHLAYERS_TRACE=1`` in the environment the steps are also printed to stderr as
-    they happen, and with ``TORCHLAYERS_TRACE=2`` the stack and the thread's included and excluded
-    dispatch keys too, as the front and the back find them. While nothing is recorded, tracing
-    costs nothing.
+    they happen; ``TORCHLAYERS_TRACE=2`` adds the layer stack and the thread's included and
+    excluded dispatch keys at our front and back keys. When no trace is active, tracing costs
+    nothing.
 
     Yields:
         A list that is filled when the block ends. An event has ``step`` ("process": a layer
-        got an operator; "send_down": it hands it to the layers below; "rule": it follows a rule
-        of its own there; "pull_back": a reverse pass begins), ``op`` ("aten::mul.Tensor"; of a
-        "pull_back" who runs it, "torchlayers" or "autograd"), ``layer`` ("grad (level 1)"; "vjp"
-        where it has ended) and ``level`` (0 there).
+        received an operator; "send_down": it passes it to the layers below; "rule": it applies
+        its own rule; "pull_back": a backward pass begins), ``op`` ("aten::mul.Tensor"; for
+        "pull_back" who runs the pass, "torchlayers" or "autograd"), ``layer`` ("grad (level 1)";
+        "vjp" if the layer has ended) and ``level`` (then 0).
     Example:
         >>> with trace() as events:
         ...     _ = torchlayers.vmap(torch.neg)(torch.ones(2))

@@ -1,16 +1,15 @@
-"""torch.compile and torch.export: what our transforms do while these trace them.
+"""How our transforms behave while torch.compile or torch.export traces them.
 
 NOTE [Under torch.compile]
-Dynamo can't see into our C++ layers, and what it compiles has no use for them: no operator is
-dispatched one by one any more. It does understand torch.func's transforms. So while it traces,
-each of ours calls its namesake there (torch_func.py), with which it agrees.
+Dynamo can't see into our C++ layers, and compiled code has no use for them, since it no longer
+dispatches operators one by one. Dynamo does understand torch.func's transforms. So while it traces,
+each of our transforms calls its namesake there (torch_func.py), which has the same results.
 
 NOTE [Under torch.export]
-torch.export, where it is not strict, does without Dynamo: it runs the program, and writes down
-each operator where it is called, above all layers. There the tensors are our wrappers, of which
-it knows nothing. So that place is passed by while our layers are active, and the operators that
-reach the bottom of the stack are shown to it from there: what it writes down is what the
-transforms have come to.
+Non-strict torch.export does not use Dynamo: it runs the program, and captures each operator at the
+PreDispatch key, above all layers. There the tensors are our wrappers, which it does not know. So
+that key is excluded while our layers are active, and the operators that reach the bottom of the
+stack are dispatched to it from there: the captured graph is the transformed program.
 """
 
 import contextlib
@@ -32,23 +31,23 @@ from torchlayers.core.errors import TransformError
 
 Result = TypeVar("Result")
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # torch's private functions have no type annotations
 _functorch: Any = _torch._C._functorch
 _PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
 
 is_tracing = torch.compiler.is_dynamo_compiling
-# Whether operators are written down where they are called, as torch.export does it.
+# Whether operators are captured at the PreDispatch key, as non-strict torch.export does.
 is_exporting = _C.is_exporting
 
 
 def exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """The call's result, its operators written down below the layers: where is_exporting()."""
+    """Runs a call with its operators captured below the layers; only while is_exporting()."""
     with _torch._C._ExcludeDispatchKeyGuard(_PRE_DISPATCH), _ShownAtTheBottom():  # type: ignore[no-untyped-call]
         return call(*args, **kwargs)
 
 
 class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Calls each operator again where it is written down."""
+    """Dispatches each operator again at the PreDispatch key, where it is captured."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -60,9 +59,9 @@ class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
-    """A decorator: Dynamo leaves the function alone, and what that calls.
+    """Decorator: Dynamo skips the function and everything it calls.
 
-    torch.compiler.disable imports Dynamo at once, which takes longer than all else.
+    torch.compiler.disable would import Dynamo at once, which takes longer than all other imports.
     """
     called = _torch._compile._disable_dynamo(function)
 
@@ -75,9 +74,10 @@ def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
-    """A decorator: Dynamo compiles no call of the function that it does not trace, nor inside it.
+    """Decorator: Dynamo does not start compiling at calls of the function, nor inside it.
 
-    That is as with torch's own functions, which Dynamo knows by their files.
+    Calls in code that it traces are unaffected. Dynamo treats torch's own functions, which it
+    knows by their files, in the same way.
     """
     frames: Any = _torch._C._dynamo.eval_frame
     skip = frames._FrameAction.SKIP
@@ -87,8 +87,8 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 
 def refuse_strict_export(api: str) -> None:
-    """Raises where torch.export is strict: there gradients come out as constants (torch 2.13)."""
-    # Of what Dynamo traces, is_exporting() is always true in 2.11.
+    """Raises in strict torch.export, which turns gradients into constants (torch 2.13)."""
+    # While Dynamo traces, torch.compiler.is_exporting() is always true in 2.11.
     if _torch.compiler._is_exporting_flag:
         raise TransformError(
             f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
@@ -97,10 +97,10 @@ def refuse_strict_export(api: str) -> None:
 
 
 def copy_parameters_outside() -> None:
-    """Lets Dynamo, where export is strict, copy the parameters that a transformed function reads.
+    """Lets Dynamo copy, in strict export, the parameters that a transformed function reads.
 
-    It copies a parameter's value where it first meets it, with the levels entered that it traces
-    (torch 2.13, also for torch.func): the copy is a tensor of a level, and has no memory.
+    Dynamo copies a parameter's value when it first reads it, inside the levels that it is tracing
+    (torch 2.13, also for torch.func): so the copy would be a wrapper of a level, without memory.
     """
     from torch._dynamo.variables import builder
 
@@ -123,7 +123,7 @@ copy_parameters_outside._dynamo_marked_constant = True  # type: ignore[attr-defi
 
 
 def refuse(api: str, **options: Any) -> None:
-    """Raises if an option was given that torch.func's namesake lacks."""
+    """Raises if an option is set that the torch.func transform of the same name lacks."""
     for name, value in options.items():
         if value:
             raise TransformError(
@@ -134,16 +134,16 @@ def refuse(api: str, **options: Any) -> None:
 
 
 def import_whole(*modules: str) -> None:
-    """Imports modules of torch's that Ctrl-C must not interrupt, on a thread that it never reaches.
+    """Imports torch modules on a thread of their own, so that Ctrl-C can't interrupt the import.
 
-    Of an import that ends in the middle Python keeps what was imported by then: half of sympy, and
-    operators that can't be registered a second time. Nothing is compiled after that.
+    After an interrupted import Python keeps the modules imported so far, such as half of sympy, and
+    operators that can't be registered a second time; compilation would fail from then on.
     """
     if all(module in sys.modules for module in modules):
         return
 
     def work() -> None:
-        # What it ends with the import after this one raises again.
+        # An error here is raised again by the caller's own import.
         with contextlib.suppress(BaseException), _without_cache():
             for module in modules:
                 importlib.import_module(module)
@@ -155,16 +155,16 @@ def import_whole(*modules: str) -> None:
 
 @contextlib.contextmanager
 def _without_cache() -> Iterator[None]:
-    """Importing Dynamo makes inductor's cache directory: if that can't be made, it is done without.
+    """Lets Dynamo be imported even if Inductor's cache directory, made on import, can't be created.
 
-    Who uses the directory is told then.
+    The error is then raised when the directory is used.
     """
     name = "TORCHINDUCTOR_CACHE_DIR"
     before = os.environ.get(name)
     try:
         os.makedirs(before or tempfile.gettempdir(), exist_ok=True)
     except OSError:
-        os.environ[name] = os.sep  # which is there, and nothing is written to it
+        os.environ[name] = os.sep  # exists, and the import writes nothing to it
     try:
         yield
     finally:
@@ -176,19 +176,19 @@ def _without_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_eagerly() -> Iterator[None]:
-    """Inside, this thread runs functions of torch.compile as they were written, recorded or not.
+    """Context manager: this thread runs functions compiled by torch.compile eagerly, traced or not.
 
-    A compiled function has its mutations removed and is recorded as a whole already; neither
-    can be done to it a second time, from outside.
+    A compiled function is already functionalized and captured as a whole, and an enclosing
+    functionalize or capture can't do that a second time.
     """
-    import torch._dynamo  # a part of torch.cond's first call, which must not be compiled either
+    import torch._dynamo  # torch.cond's first call imports it, which must not be traced either
 
     with _stance.eager_here(), patched(torch._dynamo.config, {"error_on_nested_fx_trace": False}):
         yield
 
 
 def patched(config: Any, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """torch's ``config.patch(settings)``, which leaves something in the thread for each new one."""
+    """torch's ``config.patch(settings)``, cached: each new patch object leaks in its thread."""
     try:
         patch: Any = _patch_of(config, tuple((name, type(v), v) for name, v in settings.items()))
     except TypeError:  # an option without a hash
@@ -202,9 +202,9 @@ def _patch_of(config: Any, settings: tuple[tuple[str, type, Any], ...]) -> Any:
 
 
 class _Stance(threading.local):
-    """torch's stance, which is one for all threads, made one for each.
+    """Replaces Dynamo's stance, which all threads share, with one per thread.
 
-    The last to leave puts back the one that the first found.
+    The last thread to leave restores the stance that the first one found.
     """
 
     _lock = threading.Lock()
@@ -245,7 +245,7 @@ _stance = _Stance()
 
 
 class _OnThisThread:
-    """True to one thread, until it is over."""
+    """A flag that is true on one thread only, until it is cleared."""
 
     def __init__(self) -> None:
         self.thread: int | None = threading.get_ident()
@@ -255,9 +255,9 @@ class _OnThisThread:
 
 
 def traced_here(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function to hand to make_fx, which tells all threads that they are traced.
+    """Wraps a function for make_fx so that only this thread counts as being traced.
 
-    On them what torch.compile has compiled would end with an error.
+    make_fx sets a flag for all threads, and functions compiled by torch.compile would fail on them.
     """
 
     @functools.wraps(function, updated=())

@@ -1,3 +1,3 @@
-"""One module per transform: grad, jvp, vmap, jacobian, hvp, linearize, functionalize, per-sample
-norms.
+"""The transforms, one module each: grad, jvp, vmap, jacobian, hvp, linearize, functionalize and
+per-sample norms.
 """

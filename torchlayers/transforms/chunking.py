@@ -1,13 +1,12 @@
-"""Running a batch a chunk at a time: chunk_size, memory_budget and progress, for all transforms.
+"""Running a batch in chunks: chunk_size, memory_budget and progress, for all transforms.
 
 NOTE [Finding the chunk size]
-``chunk_size="auto"`` takes the largest chunk that stays within the memory budget. Part of the
-memory is there for any size, part comes with each sample. The first chunks have 1 and 2 samples;
-their peaks are measured, and tell both parts, and so the size that fits. A chunk k times as large
-takes at most k times as much, so that the next size is certain to fit if it is so many times
-larger as the budget is larger than the peak. Beyond that, sizes at most double from one chunk to
-the next: where memory grows unevenly, a chunk takes at most twice the budget, once. What the
-measured chunks compute is used like any other's.
+``chunk_size="auto"`` takes the largest chunk that stays within the memory budget. Peak memory is a
+fixed part plus a part per sample. The first chunks have 1 and 2 samples; their measured peaks
+determine both parts, and thus the size that fits. A chunk k times as large takes at most k times
+the memory, so growing the size by the ratio of budget to peak always fits. Beyond that, the size
+at most doubles from one chunk to the next, so if memory grows unevenly, a chunk exceeds the budget
+at most once, by a factor of at most two. Results of the measured chunks are used like any others.
 """
 
 import contextlib
@@ -29,9 +28,9 @@ _GROWTH = 8
 
 
 def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None) -> None:
-    """Raises TypeError or ValueError unless both are what `run` takes."""
+    """Raises TypeError or ValueError unless both are valid arguments of `run`."""
     if chunk_size is not None and chunk_size != "auto":
-        size: Any = chunk_size  # NumPy's integers will do
+        size: Any = chunk_size  # NumPy integers are accepted
         is_int = isinstance(size, Integral) and not isinstance(chunk_size, bool)
         if not is_int or chunk_size <= 0:
             raise (ValueError if is_int else TypeError)(
@@ -53,7 +52,7 @@ def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None)
 def budgets(
     api: str, chunk_size: ChunkSize, memory_budget: int | float | None
 ) -> tuple[int | float | None, int | None]:
-    """A memory budget as the function's, or as that of a chunk where one is to be found."""
+    """Returns (budget of the function, budget of a chunk): the latter with chunk_size="auto"."""
     if chunk_size != "auto":
         check_chunk_size(api, chunk_size, None)
         return memory_budget, None
@@ -72,9 +71,9 @@ def run(
     label: str,
     largest: Callable[[int], int] = int,
 ) -> list[Result]:
-    """``[work(start, size), ...]`` for chunks that cover ``range(total)`` in order.
+    """Returns ``[work(start, size), ...]`` for chunks that cover ``range(total)`` in order.
 
-    Where ranks have to take the same chunks, `largest` is the largest of a number that all have.
+    If all ranks must use the same chunks, `largest` returns the maximum of a number over the ranks.
     """
     results = []
     loop = loop_steps.loop(label, total)
@@ -84,7 +83,7 @@ def run(
             loop.begin(start, size)
             return work(start, size)
 
-        if chunk_size is None or total == 0:  # a total may be a symbol, which no range counts to
+        if chunk_size is None or total == 0:  # total may be a symbolic size, which range rejects
             results.append(part(0, total))
             advance(total)
         elif chunk_size == "auto":
@@ -101,14 +100,14 @@ def run(
 
 
 def default_budget(device: torch.device) -> int:
-    """Half of the memory that is free on the device now, in bytes."""
+    """Returns half of the memory that is currently free on the device, in bytes."""
     return int(free_memory(device) * _DEFAULT_FRACTION)
 
 
 def _growing(
     work: Callable[[int, int], Result], total: int, budget: int, largest: Callable[[int], int]
 ) -> Iterator[tuple[int, Result]]:
-    """The chunks' (size, result), with sizes that grow while measurements allow it."""
+    """Yields (size, result) for each chunk, with sizes that grow while the budget allows it."""
     start, size = 0, 1
     peaks: dict[int, int] = {}
     growing = True
@@ -128,7 +127,7 @@ def _growing(
 
 
 def _next_size(peaks: dict[int, int], budget: int) -> tuple[int, bool]:
-    """The next chunk's size, and whether it is larger than any so far, and so to be measured."""
+    """Returns the next chunk's size, and whether it may exceed all so far and must be measured."""
     large, peak = max(peaks.items())
     if len(peaks) == 1:
         return (2, True) if peak <= budget else (1, False)
@@ -156,7 +155,7 @@ def _bar(progress: bool, total: int, label: str) -> Iterator[Callable[[int], Any
 
 
 def joined(results: list[Result], join: Callable[[list[Any]], Any]) -> list[Any]:
-    """Lists of leaves, a list a chunk, joined leaf by leaf; each is let go as it is joined."""
+    """Joins the chunks' lists of leaves leaf by leaf, and frees each leaf once it is joined."""
     if len(results) == 1:
         return list(results[0])  # type: ignore[call-overload, no-any-return]
     columns = [list(column) for column in zip(*results, strict=True)]

@@ -1,8 +1,8 @@
 """Removing mutations, and views: functionalize.
 
 A functionalize layer is entered; the arguments are wrapped in functional tensors, which
-record what is written to them; the function runs; and what it wrote to its arguments is
-copied back to them at the end.
+track writes to them; the function runs; and its writes to the arguments are copied back
+to them at the end.
 """
 
 from collections.abc import Callable
@@ -18,26 +18,27 @@ from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms import patched_torch_func
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # torch's private functions have no type annotations
 _functorch: Any = _torch._C._functorch
 
 
 def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
-    """The same function without in-place operators inside.
+    """Removes the in-place operators inside a function.
 
-    Each in-place operator on a tensor made inside is replaced by its out-of-place form. What
-    func writes to its arguments is copied to them after it has run. Traced by ``make_fx``, the
-    result is a graph without side effects.
+    Each in-place operator on a tensor created inside is replaced by its out-of-place form. Writes
+    to func's arguments are copied to them after it has run. Traced by ``make_fx``, the result is
+    a graph without side effects.
 
     Args:
         func: takes tensors and pytrees of tensors; returns any pytree.
-        remove: "mutations", or "mutations_and_views" to replace views by copies as well
+        remove: "mutations", or "mutations_and_views" to replace views with copies as well
             (``view`` becomes ``view_copy``).
     Returns:
         A function with func's arguments and results.
     Raises:
         TransformError: remove is neither of the two.
-        RuntimeError: functionalize directly inside functionalize, no other transform between.
+        RuntimeError: functionalize is directly inside functionalize, with no other transform
+            between them.
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
         >>> def f(x):
@@ -59,8 +60,8 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing() or tracing_state.is_exporting():
-            return func(*args, **kwargs)  # what is compiled has its mutations removed anyway
-        patched_torch_func.replaced(patched_torch_func.FUNCTIONALIZE)  # none can be, but refused
+            return func(*args, **kwargs)  # the compiler functionalizes anyway
+        patched_torch_func.replaced(patched_torch_func.FUNCTIONALIZE)  # raises if one is replaced
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = pytree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with tracing_state.run_eagerly():
@@ -72,13 +73,13 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     return transformed(func, wrapper)
 
 
-# On a functional tensor that requires_grad_() gave another value, which shares the first's memory
-# (local_gradients.py).
+# Attribute of functional tensors whose value requires_grad_() replaced with a leaf that shares its
+# memory (local_gradients.py).
 LEAF = "_torchlayers_leaf"
 
 
 def functional(tensor: Tensor, level: int) -> Tensor:
-    """The tensor as a functionalize layer of this level tracks it."""
+    """Wraps the tensor in a functional tensor of this level."""
     _C.check_from_outside(tensor)
     wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
     _C.add_front_key(wrapped)  # NOTE [Escaped] in csrc/values/escaped.h
@@ -86,23 +87,23 @@ def functional(tensor: Tensor, level: int) -> Tensor:
 
 
 def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
-    """The value that a functional tensor of this level has by now."""
+    """Returns the current value of a functional tensor of this level."""
     if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:
-        return tensor  # made outside, perhaps in a functionalize there, and only passed through
+        return tensor  # created outside, perhaps by an outer functionalize, and passed through
     _torch._sync(tensor)
     value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
     return value
 
 
 def _returned(output: Tensor, level: int, keeps_views: bool) -> Tensor:
-    """An output's value, of its class: one of the user's that overrides functions."""
+    """Returns an output's value, in the output's class if that is a user-defined subclass."""
     value = unwrapped(output, level, keeps_views)
     is_plain = value is output or type(output) in (Tensor, Parameter)
     return value if is_plain else value.as_subclass(type(output))
 
 
 def _copy_back(originals: Any, wrapped: Any) -> None:
-    """What func wrote to its arguments, written to them."""
+    """Copies func's writes to its arguments back to them."""
     for original, functional in zip(pytree.leaves(originals), pytree.leaves(wrapped), strict=True):
         if isinstance(original, Tensor):
             _torch._sync(functional)

@@ -1,10 +1,9 @@
 """Reverse mode: grad, grad_and_value and vjp.
 
-All three do the same. A grad layer is entered; the arguments are wrapped at its
-level, and those to differentiate by are tracked; the function runs, and autograd
-records it at this level alone. What the function returned is then pulled back to
-the tracked arguments: by grad at once, inside the layer; by vjp later, as often as
-its second result is called. csrc/python/call_grad.cpp does it.
+All three enter a grad layer, wrap the arguments at its level and mark those to
+differentiate with respect to; then the function runs, and autograd records it at this
+level only. grad runs the backward pass at once, inside the layer; vjp runs it later,
+each time its second result is called. The implementation is in csrc/python/call_grad.cpp.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +32,9 @@ from torchlayers.taps import Names, with_taps, with_values
 
 
 class Grad(NamedTuple):
-    """A function, and by what to differentiate it.
+    """A function and the arguments to differentiate it with respect to.
 
-    The call is C++, which reads the fields, and calls a method where something has to be refused.
+    The call is in C++, which reads the fields, and calls a method when an error has to be raised.
     """
 
     api: str
@@ -96,28 +95,30 @@ def grad(
     """Gradient of a scalar-valued function.
 
     Args:
-        func: takes tensors and pytrees of tensors; returns a tensor without dimensions,
-            or ``(that, aux)`` with has_aux.
-        argnums: which positional arguments to differentiate by, counted as Python counts; or
-            which entries of one that is a dict: :func:`torchlayers.names`.
+        func: takes tensors and pytrees of tensors; returns a scalar tensor (no dimensions),
+            or ``(scalar, aux)`` with has_aux.
+        argnums: which positional arguments to differentiate with respect to (negative ints count
+            from the end); or which entries of a dict argument: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
-        taps: names of :func:`torchlayers.tap`, and paths of modules, to differentiate by too.
-        memory_budget: how much func may keep for its gradient, and compute again, at once
-            (docs/memory.md): in bytes, or as a fraction, up to 1.0, of what it keeps without.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values to
+            differentiate with respect to as well.
+        memory_budget: a limit on the residuals that func saves for its gradient, together with
+            those it recomputes at one time (docs/memory.md): in bytes, or as a fraction, up to
+            1.0, of what func saves without a budget.
     Returns:
         A function with func's arguments that returns the gradients, in the structure of
-        the chosen arguments, each of its argument's shape and dtype (a tuple of them where
-        argnums is one); with has_aux ``(gradients, aux)``. An argument that func does not
-        use has a gradient of zeros. With taps there stands ``(gradients, {name: gradient})`` for
+        the chosen arguments, with their shapes and dtypes (a tuple if argnums is a tuple);
+        with has_aux ``(gradients, aux)``. An argument that func does not use gets a zero
+        gradient. With taps, the result is ``(gradients, {name: gradient})`` instead of
         gradients.
     Raises:
-        NotScalarError: func returned something else than a real tensor without dimensions.
-        NotTensorError: a chosen argument holds something else than tensors.
+        NotScalarError: func returned something other than a real scalar tensor.
+        NotTensorError: a chosen argument holds something other than tensors.
         DtypeError: a chosen tensor is neither floating-point nor complex.
-        ArgnumsError: argnums fits the arguments not.
-        OutputError: has_aux, and func did not return a pair.
-        TapError: func has no value of a name among taps, or two.
-        MemoryBudgetError: the memory budget is too small. The message says what is the least.
+        ArgnumsError: argnums does not match the arguments.
+        OutputError: has_aux is set, and func did not return a pair.
+        TapError: a name among taps has no value in func, or several.
+        MemoryBudgetError: the memory budget is too small. The message gives the minimum.
     Example:
         >>> grad(torch.sin)(torch.tensor(0.0))
         tensor(1.)
@@ -156,7 +157,7 @@ def grad_and_value(
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
-    Args and errors are those of :func:`grad`.
+    Takes the arguments, and raises the errors, of :func:`grad`.
 
     Returns:
         A function with func's arguments that returns ``(gradients, value)``; with has_aux
@@ -199,25 +200,27 @@ def vjp(
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors, or
-            ``(that, aux)`` with has_aux.
+            ``(output, aux)`` with has_aux.
         primals: tensors or pytrees of tensors.
         has_aux: func returns a second value, which is passed through.
         memory_budget: as for :func:`grad`.
-        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values are outputs too:
-            the output is then ``(output, {name: value})``, and so are the cotangents.
+        taps: names of :func:`torchlayers.tap`, and paths of modules, whose values become outputs
+            as well: the output is then ``(output, {name: value})``, and the cotangents have the
+            same structure.
     Returns:
         ``(output, vjp_fn)``, or ``(output, vjp_fn, aux)`` with has_aux. ``vjp_fn(cotangents,
-        retain_graph=True, create_graph=None)`` takes cotangents in the structure and shapes
-        of the output, and returns a tuple: for each primal its cotangent, in its structure,
-        shapes and dtypes. For a single output of one element None means 1. It can be called many
-        times. ``create_graph`` is grad mode's state at the call where it is None.
+        retain_graph=True, create_graph=None)`` takes cotangents with the structure and shapes
+        of the output, and returns a tuple with the cotangent of each primal, which has the
+        primal's structure, shapes and dtypes. If the output is a single element, None means a
+        cotangent of 1. It can be called many times. If ``create_graph`` is None, it is whether
+        grad mode is enabled at the call.
     Raises:
-        OutputError: func returned something else than floating-point or complex tensors.
-        NotTensorError: a primal holds something else than tensors, or the cotangents do.
+        OutputError: func returned something other than floating-point or complex tensors.
+        NotTensorError: a primal or the cotangents hold something other than tensors.
         DtypeError: a primal is neither floating-point nor complex.
-        StructureError: the cotangents are not like the output.
+        StructureError: the cotangents do not match the output.
         CallError: retain_graph or create_graph is neither a bool nor None.
-        TapError: func has no value of a name among taps, or two.
+        TapError: a name among taps has no value in func, or several.
     Example:
         >>> output, vjp_fn = vjp(torch.sin, torch.tensor([0.0, 1.0]))
         >>> vjp_fn(torch.ones(2))
@@ -253,17 +256,17 @@ def vjp(
             _explain_cotangents(recorded.outputs, cotangents)
             raise
 
-    vjp_fn.__qualname__ = "vjp_fn"  # which Python names where an argument is missing
+    vjp_fn.__qualname__ = "vjp_fn"  # Python's error for a missing argument shows this name
     return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
 
 
 def by_argnums(chosen: tuple[Any, ...], argnums: int | tuple[int, ...]) -> Any:
-    """One argument's gradient, or the tuple of them, as the caller asked for it."""
+    """Returns the single gradient if argnums is an int, else the tuple of gradients."""
     return chosen[0] if isinstance(argnums, int) else chosen
 
 
 def refuse_cotangents(output: Any, cotangents: Any) -> None:
-    """Raises what is wrong with cotangents that are not like the output."""
+    """Raises an error that says how the cotangents differ from the output."""
     outputs, spec = pytree.flatten(output)
     flat, cotangent_spec = pytree.flatten(cotangents)
     if cotangent_spec != spec:
@@ -285,7 +288,7 @@ def refuse_cotangents(output: Any, cotangents: Any) -> None:
 
 
 def _explain_cotangents(outputs: list[Tensor], cotangents: Any) -> None:
-    """Raises what is wrong where autograd has refused to pull the cotangents back."""
+    """Raises a clearer error if autograd failed because of a cotangent's dtype or device."""
     if cotangents is None:
         return
     for i, (output, cotangent) in enumerate(zip(outputs, pytree.leaves(cotangents), strict=True)):
@@ -304,7 +307,7 @@ def _explain_cotangents(outputs: list[Tensor], cotangents: Any) -> None:
 
 
 def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, int):  # 0 and 1 will do
+    if not isinstance(value, int):  # 0 and 1 are accepted
         raise CallError(
             f"torchlayers: vjp: {name} must be a bool or None, got {type(value).__name__}. vjp_fn "
             "takes one pytree of cotangents: where the function returned a tuple, pass a tuple, "

@@ -28,26 +28,28 @@ def hvp(
 ) -> Any:
     """Hessian-vector product: the derivative of func's gradient along the tangents.
 
-    It costs a few times func's gradient, however many elements the primals have, and never
-    makes the Hessian.
+    It costs a few times as much as func's gradient, however many elements the primals have, and
+    never materializes the Hessian.
 
     Args:
-        func: takes the primals; returns a real tensor without dimensions, or ``(that, aux)``
-            with has_aux.
+        func: takes the primals; returns a real scalar tensor (no dimensions), or
+            ``(scalar, aux)`` with has_aux.
         primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
-        tangents: the vector, of the primals' structure, shapes and dtypes; with argnums, of
-            that of the gradients.
-        argnums: which primals to differentiate by, as for :func:`grad`; None for all of them.
+        tangents: the vector, with the primals' structure, shapes and dtypes; with argnums, with
+            those of the gradients.
+        argnums: which primals to differentiate with respect to, as for :func:`grad`; None for
+            all of them.
         has_aux: func returns a second value, which is passed through.
-        mesh: func is summed over the ranks of a DeviceMesh of one dimension, which have its terms,
-            each of its own data: the product is that with the sum's Hessian, for one collective.
-            Primals and tangents are the same on all ranks; an aux is each one's own.
+        mesh: a one-dimensional DeviceMesh. The differentiated function is then the sum of func
+            over the ranks, each of which calls it on its own data; the product is with the
+            Hessian of the sum, and takes one collective. Primals and tangents are the same on
+            all ranks; aux is each rank's own.
     Returns:
-        The Hessian of func at the primals times the tangents: a tuple of the primals'
-        structure, shapes and dtypes; with argnums, of the gradients' that :func:`grad` gives;
-        with has_aux ``(that, aux)``.
+        The Hessian of func at the primals times the tangents: a tuple with the primals'
+        structure, shapes and dtypes; with argnums, with those of the gradients that :func:`grad`
+        returns; with has_aux ``(product, aux)``.
     Raises:
-        What :func:`grad` and :func:`jvp` raise.
+        The errors of :func:`grad` and :func:`jvp`.
     Example:
         >>> hvp(lambda x: (x**3).sum(), (torch.tensor([1.0, 2.0]),), (torch.tensor([1.0, 0.0]),))
         (tensor([6., 0.]),)
@@ -95,7 +97,7 @@ def _over_ranks(
 def _by_some(
     tangents: Any, has_aux: bool, func: Callable[..., Any], argnums: int | tuple[int, ...]
 ) -> Callable[..., Any]:
-    """The product as a function of the primals."""
+    """Returns the product as a function of the primals."""
 
     def product(*primals: Any) -> Any:
         places = pytree.positions("hvp", argnums, len(primals))
@@ -115,7 +117,7 @@ def _by_some(
 def _gradient(
     func: Callable[..., Any], argnums: int | tuple[int, ...], has_aux: bool
 ) -> Callable[..., Any]:
-    """grad, whose errors name hvp."""
+    """grad whose error messages name hvp."""
     if tracing_state.is_tracing():
         return grad(func, argnums, has_aux)
     given = Grad("hvp", func, argnums, has_aux)
@@ -130,7 +132,7 @@ def _gradient(
 def _product(
     gradient: Callable[..., Any], primals: tuple[Any, ...], tangents: Any, has_aux: bool
 ) -> Any:
-    """jvp of the gradient; its errors name hvp."""
+    """jvp of the gradient; its error messages name hvp."""
     if tracing_state.is_tracing():
         _, product, *rest = jvp(gradient, primals, tangents, has_aux=has_aux)
         return (product, *rest) if has_aux else product

@@ -2,9 +2,9 @@
 
 A Jacobian is a vjp for every element of the output (jacrev) or a jvp for every element of
 the input (jacfwd), all of them at once under vmap. The cotangents, or tangents, are the rows
-of an identity matrix, which is cut where one tensor ends and the next begins:
+of an identity matrix, split where one tensor ends and the next begins:
 
-    outputs of 2 and 1 elements:   1 0 | 0     a chunk of rows is built at a time
+    outputs of 2 and 1 elements:   1 0 | 0     one chunk of rows is built at a time
                                    0 1 | 0
                                    0 0 | 1
 """
@@ -58,30 +58,30 @@ def jacrev(
     _preallocate_and_copy: bool = False,
     _api: str = "jacrev",
 ) -> Callable[..., Any]:
-    """Jacobian by reverse mode: the cheaper one where func has fewer outputs than inputs.
+    """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
     Args:
         func: takes tensors and pytrees of tensors; returns a tensor or a pytree of tensors,
-            or ``(that, aux)`` with has_aux. All of them real.
-        argnums: which positional arguments to differentiate by, counted as Python counts; or
-            which entries of one that is a dict: :func:`torchlayers.names`.
+            or ``(output, aux)`` with has_aux. All of them real.
+        argnums: which positional arguments to differentiate with respect to (negative ints count
+            from the end); or which entries of a dict argument: :func:`torchlayers.names`.
         has_aux: func returns a second value, which is passed through.
-        chunk_size: how many rows of the Jacobian at a time, to save memory: an int, None for
-            all at once, or "auto" for as many as the memory budget allows. With 1, the rows
-            are computed in a plain loop, without vmap and its limits.
-        memory_budget: how much func may keep, as for :func:`torchlayers.grad`; with "auto", the
-            bytes that one chunk may take at its peak, rows already computed not counted. None is
-            half of what is free on the device then.
+        chunk_size: how many rows of the Jacobian to compute at a time, to save memory: an int,
+            None for all at once, or "auto" for as many as the memory budget allows. With 1, the
+            rows are computed in a plain loop, without vmap and its limits.
+        memory_budget: a limit on func's residuals, as for :func:`torchlayers.grad`; with "auto",
+            the peak memory of one chunk in bytes, not counting rows already computed; None is then
+            half of the free memory of the device.
         progress: show a progress bar over the chunks (needs tqdm).
-        mesh: spreads the rows over the ranks of a DeviceMesh of one dimension, which call it with
-            the same arguments: each has its part of an output's first dimension, as torch.chunk
-            cuts. The row of an output without dimensions is computed by all.
+        mesh: spreads the rows over the ranks of a one-dimensional DeviceMesh, all of which call it
+            with the same arguments: each computes its part of an output's first dimension, as
+            torch.chunk splits it. The row of a scalar output is computed by all.
         out, check: with mesh, as for :func:`torchlayers.vmap`.
     Returns:
         A function with func's arguments. For one output of shape O and one chosen argument of
-        shape I the Jacobian has shape ``(*O, *I)``; for pytrees, func's structure with the
-        argument's structure in each leaf, and a tuple of those where argnums is one. With
-        has_aux ``(jacobian, aux)``.
+        shape I the Jacobian has shape ``(*O, *I)``; for pytrees, it has the structure of func's
+        output, with the argument's structure in each leaf, and a tuple of those if argnums is a
+        tuple. With has_aux ``(jacobian, aux)``.
     Raises:
         DtypeError: an input or output is complex.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
@@ -127,7 +127,7 @@ def jacrev(
         _refuse_complex(_api, "output", tuple(outputs))
 
         def shaped(by_output: list[list[Tensor]]) -> Any:
-            """The Jacobian, from its leaves by the primals for each output."""
+            """Returns the Jacobian from the leaves for each output, one per primal."""
             rows = [
                 by_argnums(pytree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
             ]
@@ -200,24 +200,24 @@ def jacfwd(
     check: Check = "first",
     _api: str = "jacfwd",
 ) -> Callable[..., Any]:
-    """Jacobian by forward mode: the cheaper one where func has fewer inputs than outputs.
+    """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
     Args:
         func, argnums, has_aux: as for :func:`jacrev`; argnums may be None for all arguments.
-        randomness: what random operators do, as for :func:`torchlayers.vmap`.
-        chunk_size: how many columns of the Jacobian at a time, to save memory: an int, None for
-            all at once, or "auto" for as many as the memory budget allows.
+        randomness: how random operators behave, as for :func:`torchlayers.vmap`.
+        chunk_size: how many columns of the Jacobian to compute at a time, to save memory: an int,
+            None for all at once, or "auto" for as many as the memory budget allows.
         memory_budget: with "auto", as for :func:`jacrev`.
         progress: as for :func:`jacrev`.
-        mesh, out, check: as for :func:`jacrev`; spread are the columns, by an argument's first
-            dimension.
+        mesh, out, check: as for :func:`jacrev`, but the columns are spread, along an argument's
+            first dimension.
     Returns:
-        What :func:`jacrev` returns.
+        The same as :func:`jacrev`.
     Raises:
         DtypeError: an input or output is complex.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
-        NotTensorError: a chosen argument holds something else than tensors.
+        NotTensorError: a chosen argument holds something other than tensors.
         OutputError, ArgnumsError: as for :func:`jacrev`.
     Example:
         >>> jacfwd(torch.sin)(torch.zeros(2))
@@ -264,7 +264,7 @@ def jacfwd(
             output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
             _refuse_complex(_api, "output", output)
             leaves, seen["spec"] = pytree.flatten(output_tangents)
-            # aux is the same for every column, and may hold other things than tensors.
+            # aux is the same for every column, and may hold things other than tensors.
             seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
             return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
 
@@ -273,7 +273,7 @@ def jacfwd(
             basis = tuple(block for block in blocks if block is not None)
             inputs = args
             if spread is not None or (chunk_size is None and start + size < total):
-                # What the function writes to its arguments, it writes in the last run alone.
+                # Only the last run may write to the caller's arguments.
                 inputs = pytree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
             pushed = _C.call_vmap(Vmap(push, 0, 0, randomness), basis, {})
@@ -294,7 +294,7 @@ def jacfwd(
                 for of_output in zip(*parts, strict=True)
             ]
         else:
-            at_once = randomness != "error"  # or each part would draw numbers of its own
+            at_once = randomness != "error"  # otherwise each part would draw its own numbers
             parts = run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
             whole = [column.movedim(0, -1) for column in chunking.joined(parts, torch.cat)]
             by_output = [split_columns(columns_of, primals) for columns_of in whole]
@@ -319,7 +319,7 @@ def _transformed(
     spread: Spread | None,
     randomness: str = "error",
 ) -> Callable[..., Any]:
-    """The function that gives the Jacobian, by another way where torch.compile looks on."""
+    """Returns the function that computes the Jacobian, by `traced` while torch.compile traces."""
 
     def wrapper(*args: Any) -> Any:
         if tracing_state.is_tracing():
@@ -350,15 +350,15 @@ def hessian(
 
     Args:
         func, argnums: as for :func:`jacrev`.
-        chunk_size: how many columns of the Hessian at a time, to save memory: an int, None for
-            all at once, or "auto" for as many as the memory budget allows.
+        chunk_size: how many columns of the Hessian to compute at a time, to save memory: an int,
+            None for all at once, or "auto" for as many as the memory budget allows.
         memory_budget, progress: as for :func:`jacrev`.
         mesh, out, check: as for :func:`jacfwd`.
     Returns:
         A function with func's arguments. For an output of shape O and one chosen argument of
         shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
     Raises:
-        What :func:`jacfwd` and :func:`jacrev` raise.
+        The errors of :func:`jacfwd` and :func:`jacrev`.
     Example:
         >>> hessian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
         tensor([[ 6.,  0.],

@@ -1,4 +1,4 @@
-"""The identity's rows that a Jacobian is pulled back or pushed from, and where its own go."""
+"""Rows of the identity that serve as cotangents or tangents, and assembly of the Jacobian."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from torchlayers.distributed.mesh import Spread
 from torchlayers.transforms import chunking
 from torchlayers.transforms.chunking import ChunkSize
 
-# So many rows are worth a run of the function, or a pass back through it, of their own.
+# At least this many rows justify a separate forward or backward pass.
 _ENOUGH = 256
 
 
@@ -26,9 +26,9 @@ def run(
     api: str,
     at_once: bool = False,
 ) -> list[list[Tensor]]:
-    """work for all rows of the identity, as chunk_size says; without one, tensor by tensor."""
+    """Calls work for all rows of the identity: in chunks, or without a chunk_size by tensor."""
     total = sum(leaf.numel() for leaf in tensors)
-    is_large = isinstance(total, int) and total >= 2 * _ENOUGH  # a symbol may be any size
+    is_large = isinstance(total, int) and total >= 2 * _ENOUGH  # not a symbolic size
     if chunk_size is None and not progress and not at_once and is_large:
         sizes = _by_tensor(tensors)
         starts = itertools.accumulate(sizes, initial=0)
@@ -45,7 +45,7 @@ def own_parts(
     progress: bool,
     api: str,
 ) -> list[list[Tensor]]:
-    """work for this rank's rows of the identity: for each tensor, those of its part of dim 0."""
+    """Calls work for this rank's rows of the identity: its part of dim 0 of each tensor."""
     parts = []
     offset = 0
     for leaf in tensors:
@@ -53,7 +53,7 @@ def own_parts(
         if leaf.dim():
             of_one = size // max(leaf.shape[0], 1)
             start, size = (count * of_one for count in spread.part(leaf.shape[0]))
-        # Of no row there is the shape to know.
+        # If this rank has no rows, one row is computed for its shape.
         is_none = not size and leaf.numel() > 0
         first = offset if is_none else offset + start
         results = chunking.run(
@@ -78,7 +78,7 @@ def _from(
 
 
 def joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
-    """An output's Jacobian by a primal, of which this rank has some rows."""
+    """Returns the Jacobian of an output with respect to a primal, from this rank's rows."""
     if not output.dim():
         return spread.put_together(rows.view(primal.shape), None, 1)
     own = spread.part(output.shape[0])[1]
@@ -88,7 +88,7 @@ def joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) ->
 
 
 def joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
-    """The same, of which it has some columns, in front."""
+    """Returns the same from this rank's columns, which are in dimension 0."""
     dim = columns.dim() - 1
     if not primal.dim():
         return spread.put_together(columns.squeeze(0), None, 1)
@@ -98,9 +98,9 @@ def joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
 
 
 def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:
-    """Numbers of rows that end where a tensor does, each large enough to be worth a run.
+    """Splits the rows at tensor boundaries into chunks that are large enough for a separate pass.
 
-    A run has no arithmetic for the tensors that it has no rows of.
+    A pass does no arithmetic for the tensors that have no rows in its chunk.
     """
     sizes = [0]
     for leaf in tensors:
@@ -111,16 +111,16 @@ def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def identity_rows(tensors: Sequence[Tensor], start: int, size: int) -> list[Tensor | None]:
-    """Rows start to start + size of the identity, a block of columns a tensor, in its shape.
+    """Returns rows start to start + size of the identity, as one block of columns per tensor.
 
-    None for a block of zeros.
+    Each row of a block has its tensor's shape. A block of zeros is None.
     """
     begins = itertools.accumulate((leaf.numel() for leaf in tensors), initial=0)
     return [_block(leaf, start - begin, size) for leaf, begin in zip(tensors, begins, strict=False)]
 
 
 def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
-    """Rows of the identity whose columns are the leaf's elements; None where all are zero."""
+    """Returns the block of rows whose columns are the leaf's elements; None if it is zero."""
     columns = leaf.numel()
     if size and not -size < start < columns:
         return None
@@ -140,14 +140,14 @@ def at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> l
 
 
 def as_only_row(gradient: Tensor, output: Tensor) -> Tensor:
-    """The Jacobian of an output of one element."""
+    """Returns the Jacobian of an output of one element from its gradient."""
     return gradient.view(output.shape + gradient.shape) if output.dim() else gradient
 
 
 def split_by_output(
     whole: list[Tensor], outputs: list[Tensor], primals: list[Tensor]
 ) -> list[list[Tensor]]:
-    """For each output its Jacobian by each primal, from one stack of rows a primal."""
+    """Splits the stacked rows of each primal into a Jacobian for each output and primal."""
     if len(outputs) == 1:
         shape = outputs[0].shape
         return [
@@ -165,7 +165,7 @@ def split_by_output(
 
 
 def split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
-    """One output's Jacobian by each primal, from its columns in the last dimension."""
+    """Splits one output's columns, in the last dimension, into a Jacobian for each primal."""
     if len(primals) == 1 and primals[0].dim() == 1:
         return [columns]
     blocks = torch.split(columns, [leaf.numel() for leaf in primals], dim=-1)

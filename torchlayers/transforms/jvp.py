@@ -1,8 +1,8 @@
 """Forward mode: jvp.
 
-A jvp layer is entered; each primal is made a dual number of its tangent at the
-layer's level; the function runs on the duals, and its results are split again into
-values and tangents. csrc/python/call_jvp.cpp does it.
+A jvp layer is entered; each primal and its tangent become a dual number at the
+layer's level; the function runs on the dual numbers, and its results are split again
+into values and tangents. The implementation is in csrc/python/call_jvp.cpp.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,27 +31,27 @@ def jvp(
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors, or
-            ``(that, aux)`` with has_aux.
+            ``(output, aux)`` with has_aux.
         primals: a tuple of tensors or pytrees of tensors: func's positional arguments.
-        tangents: of the primals' structure, shapes and dtypes.
-        strict: refuse an output that does not depend on the primals, instead of giving it
-            a tangent of zeros.
+        tangents: have the primals' structure, shapes and dtypes.
+        strict: raise an error for an output that does not depend on the primals, instead of
+            giving it a zero tangent.
         has_aux: func returns a second value, which is passed through.
-        taps: tangents by the names of :func:`torchlayers.tap` and paths of modules, which the
-            values there have besides those that come from the primals.
+        taps: maps names of :func:`torchlayers.tap` and paths of modules to tangents, which are
+            added to the tangents that the values there get from the primals.
     Returns:
         ``(output, output_tangents)``, both in the structure of func's output; with has_aux
         ``(output, output_tangents, aux)``.
     Raises:
-        StructureError: primals are not a tuple, or tangents are not like them; or a primal is
+        StructureError: primals are not a tuple, or tangents do not match them; or a primal is
             expanded, and its tangent is not.
-        NotTensorError: a primal or a tangent holds something else than tensors.
-        OutputError: func returned something else than tensors; or strict, and an output is
-            independent of the primals.
+        NotTensorError: a primal or a tangent holds something other than tensors.
+        OutputError: func returned something other than tensors; or strict is set, and an output
+            is independent of the primals.
         DtypeError: a primal or tangent is neither floating-point nor complex, or func can't
-            compute with their two dtypes.
-        TapError: func has no value of a name among taps, or two; or a tangent is not like its
-            value.
+            compute with the two different dtypes.
+        TapError: a name among taps has no value in func, or several; or a tangent does not match
+            its value.
     Example:
         >>> jvp(torch.sin, (torch.tensor(0.0),), (torch.tensor(2.0),))
         (tensor(0.), tensor(2.))
@@ -70,9 +70,9 @@ def jvp(
 
 
 class Jvp(NamedTuple):
-    """A function, and by what to differentiate it.
+    """A function and the arguments to differentiate it with respect to.
 
-    The call is C++, which reads the fields, and calls a method where something has to be refused.
+    The call is in C++, which reads the fields, and calls a method when an error has to be raised.
     """
 
     api: str
@@ -84,11 +84,11 @@ class Jvp(NamedTuple):
     def push(
         self, primals: tuple[Any, ...], tangents: Any, are_leaves: bool = False
     ) -> tuple[Any, Any, Any]:
-        """The output, its tangents and aux.
+        """Returns the output, its tangents and aux.
 
-        The tangents are a tree like the tuple of the chosen primals, or the list of its leaves. Of
-        leaves some may be None: the user's pytrees, which may drop or refuse what is not there,
-        never see that.
+        tangents is a pytree with the structure of the tuple of chosen primals, or, with are_leaves,
+        the list of its leaves. Leaves may be None; the user's pytree classes, which may drop or
+        reject None, never see them.
         """
         if not isinstance(primals, tuple):
             raise StructureError(
@@ -98,7 +98,7 @@ class Jvp(NamedTuple):
         try:
             return _C.call_jvp(self, primals, tangents, are_leaves)
         except RuntimeError as error:
-            # torch's own, and no kind that the user made
+            # raised by torch, not a subclass that the user defined
             if type(error) in (RuntimeError, NotImplementedError):
                 self._explain(error, primals, tangents)
             raise
@@ -165,10 +165,10 @@ class Jvp(NamedTuple):
             )
 
     def _explain(self, error: RuntimeError, args: tuple[Any, ...], tangents: Any) -> None:
-        """Raises what is wrong where torch failed because of a tangent unlike its primal.
+        """Raises a clearer error if torch failed because a tangent does not match its primal.
 
-        Most operators take a tangent of another dtype, and some take one on another device. So
-        neither is refused before an operator fails.
+        Most operators accept a tangent of another dtype, and some accept one on another device, so
+        neither is an error until an operator fails.
         """
         text = str(error)
         everything = tuple(range(len(args)))
@@ -208,6 +208,9 @@ class Jvp(NamedTuple):
                 ) from error
 
     def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:
-        """What errors call it: jvp and hvp take primals and tangents, others arguments."""
+        """Returns the leaf's name for error messages.
+
+        jvp and hvp take primals and tangents; the other transforms take arguments.
+        """
         is_given = self.api in ("jvp", "hvp")
         return pytree.leaf_name(kind if is_given else "argument", args, i, places)

@@ -1,11 +1,12 @@
 """jvp and jacfwd while Dynamo traces.
 
 NOTE [Forward mode in Dynamo]
-On Dynamo's fake tensors torch.func's forward mode ends in internal errors of torch in many nests of
-three (2.13): jvp(jvp(jvp)), vmap(jacfwd(grad)), hessian(jacfwd(grad)). Its reverse mode does not. A
-pullback is linear in the cotangents, so that its own pullback, at any point, pushes tangents
-forward; what the first one computes for no result is dropped by the compiler as dead. So inside
-another transform forward mode is reverse mode twice, and elsewhere it is torch.func's.
+On Dynamo's fake tensors, torch.func's forward mode fails with internal errors of torch in many
+nests of three transforms (2.13): jvp(jvp(jvp)), vmap(jacfwd(grad)), hessian(jacfwd(grad)). Its
+reverse mode does not. A pullback is linear in the cotangents, so its own pullback, at any point,
+pushes tangents forward; the parts of the first pullback that no result needs are removed by the
+compiler as dead code. So inside another transform forward mode is done by reverse mode twice, and
+elsewhere by torch.func's forward mode.
 """
 
 from collections.abc import Callable
@@ -23,20 +24,20 @@ _functorch: Any = torch._C._functorch
 def jvp(
     func: Callable[..., Any], primals: Any, tangents: Any, *, strict: bool, has_aux: bool
 ) -> Any:
-    """torch.func.jvp's result."""
+    """Returns the result of torch.func.jvp."""
     if strict or not _is_inside():
         return torch_func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
     tracing_state.refuse_strict_export("jvp inside another transform")
     seen: dict[str, Any] = {}
 
     def differentiable(*args: Any) -> Any:
-        """The outputs that have tangents; besides them all."""
+        """Returns the outputs that have tangents, and as aux all outputs with func's aux."""
         output, aux = func(*args) if has_aux else (func(*args), ())
         leaves, seen["spec"] = pytree.tree_flatten(output)
         found = [leaf for leaf in leaves if _has_tangent(leaf)]
-        return found or [torch.zeros(())], (leaves, aux)  # vjp refuses a function of none
+        return found or [torch.zeros(())], (leaves, aux)  # vjp needs at least one output
 
-    vjp: Any = torch_func.vjp  # typed as without aux
+    vjp: Any = torch_func.vjp  # its annotations do not cover has_aux
     found, pull_back, (leaves, aux) = vjp(differentiable, *primals, has_aux=True)
     zeros = [torch.zeros_like(leaf) for leaf in found]
     _, push_forward = vjp(pull_back, zeros)
@@ -49,7 +50,7 @@ def jvp(
 def jacfwd(
     func: Callable[..., Any], argnums: Any, has_aux: bool, randomness: str
 ) -> Callable[..., Any]:
-    """torch.func.jacfwd's result."""
+    """Returns a function with the results of torch.func.jacfwd."""
 
     def jacobian_at(*args: Any) -> Any:
         if randomness == "different" or not _is_inside():
@@ -60,7 +61,7 @@ def jacfwd(
             return output, (output, aux)
 
         rows, (output, aux) = torch_func.jacrev(output_twice, argnums, has_aux=True)(*args)
-        # jacrev's are of the arguments' dtypes.
+        # jacrev's rows have the arguments' dtypes, jacfwd's the outputs'.
         jacobian = pytree.tree_map(
             lambda leaf, row: pytree.tree_map(lambda part: part.to(leaf.dtype), row), output, rows
         )
@@ -74,10 +75,10 @@ def _has_tangent(output: Tensor) -> bool:
 
 
 def _is_inside() -> bool:
-    """Whether a transform is around what is traced."""
+    """Whether the traced code is inside a transform."""
     return _functorch.maybe_current_level() is not None
 
 
-# As torch.compiler.assume_constant_result does, which imports Dynamo first: Dynamo calls it, with
-# the levels that it has entered, and reads no further.
+# Like torch.compiler.assume_constant_result, which would import Dynamo: Dynamo calls the function,
+# at the levels that it has entered, and does not trace into it.
 _is_inside._dynamo_marked_constant = True  # type: ignore[attr-defined]

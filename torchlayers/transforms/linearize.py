@@ -1,8 +1,8 @@
 """A function's linear map at a point: linearize.
 
-The function runs once under jvp on symbolic tangents while make_fx records; what does not
-depend on the tangents is folded to constants, and the graph that is left, replayed in C++, is the
-linear map.
+make_fx captures jvp of the function as a graph whose inputs are the tangents. Nodes that do not
+depend on the tangents are folded to constants; the graph that remains is the linear map, and is
+replayed in C++.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from torchlayers.remat.ambient_state import Surroundings
 from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.jvp import Jvp
 
-# What make_fx says of a sparse tensor of CSR's kind, which it asks for strides.
+# make_fx's error for a compressed sparse tensor (CSR and its relatives), whose strides it reads.
 _NO_STRIDES = "tensors do not have strides"
 
 
@@ -37,20 +37,21 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     """func's value at the primals, and its derivative there as a function of tangents.
 
     Calling the derivative many times costs less than as many jvps: what depends on the primals
-    alone is computed once, and kept. func is run twice, once for its value and once recorded.
-    Inside another transform, and where func computes with a tensor subclass that has a
-    ``__torch_dispatch__``, nothing is recorded, and each call is a jvp. Random numbers that func
-    draws are those of its value in each call, and the generators go on as after one run of func.
+    alone is computed once, and saved. func runs twice: once for its value, and once to capture
+    its jvp as a graph. Inside another transform, or if func computes with a tensor subclass that
+    has a ``__torch_dispatch__``, no graph is captured, and each call is a jvp. Each call uses the
+    random numbers that func drew for its value, and the generators are left as after a single run
+    of func.
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors.
         primals: tensors or pytrees of tensors.
     Returns:
-        ``(output, jvp_fn)``. ``jvp_fn(*tangents)`` takes tangents of the primals' structure,
+        ``(output, jvp_fn)``. ``jvp_fn(*tangents)`` takes tangents with the primals' structure,
         shapes, dtypes and devices, and returns the output's tangents, in its structure.
     Raises:
-        StructureError: the tangents are not like the primals.
-        What :func:`torchlayers.jvp` raises.
+        StructureError: the tangents do not match the primals.
+        The errors of :func:`torchlayers.jvp`.
     Example:
         >>> output, jvp_fn = linearize(torch.sin, torch.zeros(2))
         >>> jvp_fn(torch.tensor([1.0, 2.0]))
@@ -58,7 +59,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     Source: torch.func.linearize.
     """
-    # What the linear map keeps must not change when the primals are written to, by func or later.
+    # Residuals of the linear map must not change if the primals are written to, by func or later.
     kept, ambient = primals, None
     if not _is_left_to_a_compiler():
         kept, ambient = pytree.map_tensors(torch.clone, primals), Surroundings()
@@ -112,7 +113,7 @@ def _linear_map(
     spec: pytree.TreeSpec,
     ambient: Surroundings | None,
 ) -> Callable[..., list[Any]]:
-    """The output tangents' leaves as a function of the tangents' leaves."""
+    """Returns the function from the leaves of the tangents to the leaves of the output tangents."""
 
     def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
         def by_jvp(*flat: Tensor) -> list[Any]:
@@ -126,8 +127,8 @@ def _linear_map(
 
         return by_jvp
 
-    # A recording holds plain tensors, so it would lose what the layers around it track, and a
-    # compiler records on its own.
+    # A captured graph holds plain tensors, so it would lose what the enclosing layers track; and a
+    # compiler captures its own graph.
     if _is_left_to_a_compiler() or is_recording() or current_stack():
         return jvp_at(primals)
     try:
@@ -151,10 +152,11 @@ def _is_left_to_a_compiler() -> bool:
 
 
 def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModule:
-    """The function of tangents as a graph.
+    """Captures the function of tangents as a graph.
 
     Raises:
-        _SubclassSeen: it computes with tensors of a class of the user's, or compressed sparse ones.
+        _SubclassSeen: it computes with tensors of a user-defined subclass, or compressed sparse
+            tensors.
     """
     if not all(
         type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided for leaf in leaves
@@ -166,7 +168,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         try:
             with watch:
                 return linear(*flat)
-        except RuntimeError:  # TorchScript's interpreter makes one of whatever Python raises
+        except RuntimeError:  # TorchScript's interpreter turns any Python exception into this
             if watch.has_seen_subclass:
                 raise _SubclassSeen from None
             raise
@@ -178,16 +180,17 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
 
 
 class _SubclassSeen(BaseException):
-    """What a subclass computes with it hides: in a recording that would seem constant.
+    """Raised during capture when a tensor subclass appears.
 
-    No Exception, so that the function that is recorded does not catch it.
+    Operators that run inside the subclass are not seen, so its results would be captured as
+    constants. It is not an Exception, so that the captured function does not catch it.
     """
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _SubclassSeen at the first operator that is called with what can't be recorded.
+    """Raises _SubclassSeen at the first operator called with a tensor that can't be captured.
 
-    What is drawn becomes a constant of the recording, as it does not depend on tangents.
+    Random draws do not depend on the tangents, and become constants of the graph.
     """
 
     has_seen_subclass = False
@@ -210,7 +213,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random operator's result, which the recording holds as a constant."""
+    """Runs a random operator untraced, so that its result is a constant in the captured graph."""
     targets = operator_schema.arguments_written(op, args, kwargs)
     with disable_proxy_modes_tracing():
         copies = [target.clone() for target in targets]
@@ -229,7 +232,11 @@ def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
 
 
 def _can_fold(recorded: GraphModule) -> bool:
-    """Folding cuts what autograd tracks, and takes for constant what the graph writes to."""
+    """Whether constants may be folded.
+
+    Not if the graph has in-place operators, whose targets would be taken for constants, or reads a
+    tensor that requires grad, whose autograd history folding would cut.
+    """
     for node in recorded.graph.nodes:
         if operator_schema.writes(node.target):
             return False
@@ -239,7 +246,7 @@ def _can_fold(recorded: GraphModule) -> bool:
 
 
 def _fold(recorded: GraphModule) -> None:
-    """Computes what does not depend on the inputs, once and for good; collectives at each call."""
+    """Folds nodes that do not depend on the inputs to constants, except for collectives."""
     known: dict[Node, Any] = {}
     graph = recorded.graph
     with torch.no_grad():
@@ -261,7 +268,7 @@ def _fold(recorded: GraphModule) -> None:
                 constant = graph.get_attr(name)
             node.replace_all_uses_with(constant)
             known[constant] = known[node]
-    # Who gets a constant may write to it.
+    # The caller may write to an output, so constants are cloned.
     output = graph.output_node()
     with graph.inserting_before(output):
         output.args = map_arg(

@@ -1,12 +1,12 @@
-"""Gradients that a transformed function takes on its own: requires_grad_() and torch.autograd.grad.
+"""requires_grad_() and torch.autograd.grad inside a transformed function.
 
 NOTE [Gradients inside]
-A function that differentiates on its own (``torch.autograd.grad`` of ``x.detach()`` with
-``requires_grad_()``, as implicit solvers do) may run inside a transform. torch refuses
-``requires_grad_()`` there. Inside our layers it comes here (csrc/python/requires_grad.cpp). A
-tensor is marked at the level whose autograd records it: a wrapper of grad or jvp at its own level,
-a batched or functional tensor at that of the value in it. ``torch.autograd.grad`` then runs at that
-level too, on the values that the layers above it hold.
+A function that itself differentiates (``torch.autograd.grad`` with respect to ``x.detach()`` with
+``requires_grad_()``, as implicit solvers do) may run inside a transform. torch rejects
+``requires_grad_()`` there; inside our layers it is redirected here (csrc/python/requires_grad.cpp).
+A tensor is marked at the level whose autograd records it: a wrapper of grad or jvp at its own
+level, a batched or functional tensor at the level of the value inside it. ``torch.autograd.grad``
+then runs at that level too, on the values inside the wrappers of the layers above it.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ _torchs_run: Any = _autograd._engine_run_backward
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
-    """``tensor.requires_grad_(requires_grad)`` inside a transform of ours."""
+    """Implements ``tensor.requires_grad_(requires_grad)`` inside our transforms."""
     if requires_grad and not tensor.requires_grad:
         _make_leaf(tensor)
     elif not requires_grad and tensor.requires_grad:
@@ -42,12 +42,12 @@ def _make_leaf(tensor: Tensor) -> None:
             f"floating-point and complex tensors have gradients.{location()}"
         )
     value = _value_inside(tensor)
-    # Marks the tensor as one that was made a leaf here.
+    # Marks the tensor as one that became a leaf here.
     setattr(tensor, LEAF, True)
     if value is None:
         _C.set_requires_grad(tensor, True)
     elif _functorch.is_batchedtensor(tensor):
-        # The value may be the caller's own tensor, which is to stay as it is.
+        # The value may be the caller's tensor, which must not change.
         _C.replace_batch(tensor, _leaf_like(value))
     else:
         _torch._functionalize_replace(tensor, _leaf_like(value))
@@ -55,7 +55,7 @@ def _make_leaf(tensor: Tensor) -> None:
 
 def _make_constant(tensor: Tensor) -> None:
     leaf = _innermost(tensor)
-    if not leaf.requires_grad:  # a Parameter made of a batched or functional tensor is marked alone
+    if not leaf.requires_grad:  # a Parameter of a batched or functional tensor: only it is marked
         _C.set_requires_grad(tensor, False)
         return
     is_outside = leaf is tensor and not _functorch.is_functorch_wrapped_tensor(tensor)
@@ -70,7 +70,7 @@ def _make_constant(tensor: Tensor) -> None:
 
 
 def _value_inside(tensor: Tensor) -> Tensor | None:
-    """The value in a batched or functional tensor; None for others, marked themselves."""
+    """Returns the value in a batched or functional tensor; None for others, marked directly."""
     value: Tensor | None = None
     if _functorch.is_batchedtensor(tensor):
         value = _functorch.get_unwrapped(tensor)
@@ -81,13 +81,13 @@ def _value_inside(tensor: Tensor) -> Tensor | None:
 
 
 def _innermost(tensor: Tensor) -> Tensor:
-    """The tensor whose own mark says whether it is recorded."""
+    """Returns the innermost value, whose requires_grad says whether autograd records it."""
     value = _value_inside(tensor)
     return tensor if value is None else _innermost(value)
 
 
 def _leaf_like(value: Tensor) -> Tensor:
-    """A leaf that shares the value's memory; other levels know it as they know the value."""
+    """Returns a leaf that shares the value's memory, wrapped at the same levels as the value."""
     level = max(_functorch.maybe_get_level(value), 0)
     inside = _value_inside(value)
     if inside is None:
@@ -103,7 +103,7 @@ def _leaf_like(value: Tensor) -> Tensor:
 
 
 class _Task(NamedTuple):
-    """What torch.autograd.grad was asked for."""
+    """The arguments of a torch.autograd.grad call."""
 
     outputs: Sequence[Tensor]
     cotangents: Sequence[Tensor | None]
@@ -120,7 +120,7 @@ class _Task(NamedTuple):
         )
 
     def run(self) -> tuple[Tensor | None, ...]:
-        """The gradients, at the level of the inputs."""
+        """Computes the gradients, at the level of the inputs."""
         top = _C.top()
         if top is None:
             return self._run_here()
@@ -167,7 +167,7 @@ class _Task(NamedTuple):
         if all(dim is None for _, dim in (*outputs, *inputs)) and any(
             each is not None and each[1] is not None for each in cotangents
         ):
-            return self._run_here()  # the pass is one over the graph of a level below, as jacrev's
+            return self._run_here()  # a pass through the graph of a lower level, such as jacrev's
         if any(dim is not None for _, dim in outputs):
             for i, (_, dim) in enumerate(inputs):
                 if dim is None:
@@ -210,7 +210,7 @@ class _Task(NamedTuple):
 def _in_place_of_batch(
     cotangent: Tensor, dim: int | None, output: Tensor, output_dim: int | None
 ) -> Tensor:
-    """The cotangent with its batch where the output has it."""
+    """Returns the cotangent with its batch dimension at that of the output."""
     if output_dim is None or dim == output_dim:
         return cotangent
     if dim is None:
@@ -233,12 +233,12 @@ def _alive(tensor: Tensor) -> Tensor:
         and _value_inside(alive) is not None
         and not _innermost(alive).requires_grad
     ):
-        _make_leaf(alive)  # torch.zeros_like(x, requires_grad=True): nothing of it is recorded yet
+        _make_leaf(alive)  # torch.zeros_like(x, requires_grad=True): not recorded yet
     return alive
 
 
 def _is_recorded_by_ended(tensor: Any) -> bool:
-    """Whether it has its gradient at a level that has ended: torch.func.vjp's pass is by such."""
+    """Whether the tensor requires grad at a level that has ended, as torch.func.vjp's inputs do."""
     return bool(
         isinstance(tensor, Tensor)
         and _functorch.is_gradtrackingtensor(tensor)
@@ -261,7 +261,7 @@ def _run(
     allow_unreachable: bool,
     accumulate_grad: bool,
 ) -> Any:
-    """Stands before torch's call of its engine."""
+    """Replaces torch's call of its autograd engine."""
     is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
     is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
     if not is_ours or any(map(_is_recorded_by_ended, inputs)):

@@ -1,16 +1,16 @@
-"""Steps of torch.func's transforms that a package has replaced by its own.
+"""Detects torch.func internals that another package has monkeypatched, and calls the patches.
 
 NOTE [Replaced steps]
-torch.func's transforms are Python, and packages assign to the functions that they consist of:
+torch.func's transforms are written in Python, and packages patch their internal functions:
 tensordict, so that vmap takes a TensorDict's batch size for its dimensions; pypose, so that a
-LieTensor is still one when it is wrapped. What is computed there is what these functions say. Ours
-do the same steps themselves; where one of them is not torch's own any more, they call it in place
-of their own. It finds our layer, which stands in torch.func's stack too (NOTE [The mirror]). Only
-entering and leaving can't be somebody else's, and are refused. Who replaces a whole transform has
-replaced torch.func's, and not ours.
+LieTensor stays one when it is wrapped. Our transforms implement the same steps; if torch's function
+for a step was replaced, they call the replacement instead of their own code. It finds our layer,
+which is in torch.func's stack too (NOTE [The mirror]). Only entering and leaving a layer can't be
+replaced: that raises an error. A package that replaces a whole transform replaces torch.func's, not
+ours.
 
-Each function is looked up at each call, as torch.func does it: so it does not matter whether it
-was replaced before or after torchlayers was imported, or for how long.
+Each function is looked up at each call, as in torch.func, so it does not matter whether it was
+replaced before or after torchlayers was imported, or for how long.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from torchlayers.core.errors import TransformError
 
 VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
 
-# What to call in place of steps of ours: functions of torch.func's, by name.
+# torch.func's functions, by name, to call instead of our own steps.
 Replaced: TypeAlias = Mapping[str, Callable[..., Any]]
 
 _MODULES: dict[str, Any] = {
@@ -43,7 +43,7 @@ _UNWRAP = (
     "eager_transforms._unwrap_for_grad",
 )
 
-# A step's function, and those that it calls.
+# For each step, its function and the functions that it calls.
 _STEPS: dict[int, tuple[tuple[str, ...], ...]] = {
     VMAP: (
         ("vmap._process_batched_inputs", "vmap._validate_and_get_batch_size"),
@@ -112,7 +112,7 @@ def _place(function: str) -> tuple[dict[str, Any], str]:
 
 
 class _Watched(NamedTuple):
-    """A function of torch.func's, and the one to call in place of our own step; or none."""
+    """A function of torch.func, and the one to call instead of our own step, or None."""
 
     function: str
     step: str | None
@@ -134,9 +134,9 @@ _own: dict[str, Any] = {}  # the functions last seen that are torch's own
 
 
 def look() -> int:
-    """A bit for each transform of which a step is replaced by now.
+    """Returns a bit mask of the transforms that have a replaced step.
 
-    To be called where one of the modules' names has changed: C++ sees that, and keeps the bits.
+    C++ calls it when a global of one of the modules has changed, and caches the result.
     """
     return sum(
         1 << transform for transform, watched in _watched.items() if any(map(_is_replaced, watched))
@@ -156,7 +156,7 @@ def _is_replaced(watched: _Watched) -> bool:
 def _is_torchs_own(function: Any) -> bool:
     if not isinstance(function, FunctionType):
         return isinstance(function, BuiltinFunctionType)
-    # Its __module__ is whatever functools.wraps copied.
+    # Its __module__ may be copied by functools.wraps.
     home = function.__globals__.get("__name__", "")
     if home == "contextlib" and hasattr(function, "__wrapped__"):  # a context manager
         return _is_torchs_own(function.__wrapped__)
@@ -168,10 +168,10 @@ _NONE: Replaced = MappingProxyType({})
 
 
 def replaced(transform: int) -> Replaced:
-    """The steps of a transform that are replaced by now.
+    """Returns the currently replaced steps of a transform.
 
     Raises:
-        TransformError: a function is replaced that no step of ours corresponds to.
+        TransformError: a function is replaced that corresponds to none of our steps.
     """
     if not _C.any_step_replaced(transform):
         return _NONE

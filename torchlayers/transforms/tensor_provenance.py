@@ -1,4 +1,7 @@
-"""What an error calls a tensor that a transformed function found, and did not make."""
+"""Describes, for error messages, a tensor the transformed function did not create.
+
+Such a tensor is an unbatched argument or a captured variable.
+"""
 
 import functools
 import inspect
@@ -20,9 +23,9 @@ def words(
     tensor: Tensor,
     level: int,
 ) -> str:
-    """The tensor's name, shape and origin: "`seen`, of shape (3,), which f captured".
+    """Returns the tensor's name, shape and origin: "`seen`, of shape (3,), which f captured".
 
-    It is one that the vmap of this level, which was called on these arguments, has not batched.
+    args and kwargs are those of the vmap of this level, which has not batched the tensor.
     """
     shape = tuple(tensor.shape)
     name = pytree.name_of(func)
@@ -46,13 +49,13 @@ def _arguments(
 ) -> Iterator[tuple[str, Any]]:
     try:
         yield from inspect.signature(func).bind(*args, **kwargs).arguments.items()
-    except (TypeError, ValueError):  # a builtin, which tells no names
+    except (TypeError, ValueError):  # a builtin without a signature
         yield from ((f"args[{i}]", value) for i, value in enumerate(args))
         yield from kwargs.items()
 
 
 def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What the function gets from elsewhere than its arguments, by the names it has there."""
+    """Yields the function's captured values: bound arguments, self, closure cells and globals."""
     func = inspect.unwrap(func)
     while isinstance(func, functools.partial):
         yield from ((f"args[{i}]", value) for i, value in enumerate(func.args))
@@ -78,7 +81,7 @@ def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:
-    """Where in the value the tensor is, and whether a view of it is meant."""
+    """Returns the tensor's path in the value, and whether the tensor is a view of what is there."""
     for path, each in _tensors(value):
         if not _C.is_batched(each, level) and _C.share_memory(each, tensor):
             return path, each.shape != tensor.shape

@@ -1,8 +1,9 @@
 """Batching: vmap.
 
-A vmap layer is entered; the chosen dimension of every batched argument is hidden
-at the layer's level; the function runs as if on one sample; and the hidden
-dimension of its results is put where out_dims says. csrc/python/call_vmap.cpp does it.
+A vmap layer is entered, and the chosen dimension of every batched argument is hidden
+at the layer's level; the function runs as if on one sample; then the hidden
+dimension of its results is moved to out_dims. The implementation is in
+csrc/python/call_vmap.cpp.
 """
 
 import functools
@@ -47,49 +48,49 @@ def vmap(
 
     Args:
         func: takes tensors and pytrees of tensors; returns tensors, or a pytree of them.
-        in_dims: which dimension of each positional argument is the batch's: an int for all,
-            or a tuple with one entry an argument, each an int, None (the argument is not
-            batched), or a pytree of these. Negative ints count from the end. Keyword
-            arguments are not batched.
-        out_dims: where the batch's dimension goes in each result: an int for all, or a
-            pytree that fits the results. None returns a result that does not depend on the
-            batch as it is.
-        randomness: what random operators do: "error", "same" for every sample, "different",
-            or "keyed": each sample draws by a key of its own (:mod:`torchlayers.random`), of
-            the call and of its place in the batch, so that it draws the same numbers whatever
-            the batch's size, and in chunks.
-        chunk_size: how many samples at a time, to save memory: an int, None for all at once,
-            or "auto" for as many as the memory budget allows.
-        memory_budget: with "auto", the bytes that one chunk may take at its peak, results of
-            earlier chunks not counted. None is half of what is free on the device.
+        in_dims: the batch dimension of each positional argument: an int for all, or a tuple
+            with one entry per argument, each an int, None (the argument is not batched), or a
+            pytree of these. Negative ints count from the end. Keyword arguments are not
+            batched.
+        out_dims: where the batch dimension goes in each result: an int for all, or a pytree
+            prefix of the results. A result whose entry is None must not depend on the batch,
+            and is returned unchanged.
+        randomness: how random operators behave: "error", "same" for every sample, "different",
+            or "keyed": each sample draws with its own key (:mod:`torchlayers.random`), derived
+            from the call's key and the sample's index in the batch, so that its numbers depend
+            neither on the batch size nor on chunks.
+        chunk_size: how many samples to run at a time, to save memory: an int, None for all at
+            once, or "auto" for as many as the memory budget allows.
+        memory_budget: with "auto", the peak memory of one chunk in bytes, not counting the
+            results of earlier chunks. None is half of the free memory of the device.
         progress: show a progress bar over the chunks (needs tqdm).
-        axis_name: what the samples are called inside func by collectives,
-            ``torchlayers.distributed.psum(x, axis_name)`` and its relatives.
-        mesh: spreads the batch over the ranks of a DeviceMesh of one dimension, ``mesh["dp"]``.
-            A batched DTensor is used as it lies, or brought to ``Shard(in_dim)``; a batched plain
-            tensor is one that all ranks hold, and each takes its part as torch.chunk cuts. What
-            is not batched is replicated, and its gradient summed over the ranks, in one
-            collective for all of it. chunk_size is for each rank.
-        out: with mesh, what batched results are: a "dtensor" that is sharded along the batch, the
+        axis_name: the name of the batch axis for collectives inside func, such as
+            ``torchlayers.distributed.psum(x, axis_name)``.
+        mesh: spreads the batch over the ranks of a one-dimensional DeviceMesh, ``mesh["dp"]``.
+            A batched DTensor keeps its sharding, or is redistributed to ``Shard(in_dim)``; a
+            batched plain tensor must be the same on all ranks, and each takes its part as
+            torch.chunk splits it. An unbatched argument is replicated, and its gradient is summed
+            over the ranks, in a single collective for all such arguments. chunk_size is per rank.
+        out: with mesh, the form of batched results: a "dtensor" sharded along the batch, the
             "local" part, or the "full" batch on each rank.
-        check: with mesh, when the ranks compare what they were called with, in a small collective:
+        check: with mesh, when the ranks compare the arguments of the call, in a small collective:
             at the "first" call, "always", or "never".
-        fallback: "loop" runs a function that asks for what only one sample has (``.item()``,
-            ``if x > 0``, ``x[x > 0]``) again from its start, a sample at a time, with a warning
-            that names the line. Results of different sizes come back as jagged nested tensors
-            with ``out_dims="ragged"``. docs/control-flow.md has the ways to do without.
-        key: with "keyed", the key of every call. None draws one of torch's generator at each
-            call, so that torch.manual_seed makes it come again.
+        fallback: "loop": if func needs something that only a single sample has (``.item()``,
+            ``if x > 0``, ``x[x > 0]``), it is run again from its start, one sample at a time, with
+            a warning that names the line. With ``out_dims="ragged"``, results of different sizes
+            are returned as jagged nested tensors. docs/control-flow.md shows how to avoid the loop.
+        key: with "keyed", the key used by every call. None draws a key from torch's generator at
+            each call, so that torch.manual_seed reproduces it.
     Returns:
-        A function with func's arguments, whose results have a dimension more, of the batch's
+        A function with func's arguments, whose results have one more dimension, of the batch
         size.
     Raises:
-        DimensionError: in_dims or out_dims don't fit, or batch sizes differ; an OutDimError,
-            which is an IndexError too, where an out_dim is out of range.
+        DimensionError: in_dims or out_dims don't match, or batch sizes differ; an OutDimError,
+            which is also an IndexError, if an out_dim is out of range.
         NotTensorError: a batched argument or a result is not a tensor.
-        TransformError: no such randomness, fallback, out or check; an axis_name with chunks; ranks
-            that were called with different arguments; a DTensor on another mesh; a tensor
-            differentiated outside that is no argument, with a mesh; a fallback with a mesh.
+        TransformError: an invalid randomness, fallback, out or check; an axis_name with chunks;
+            ranks called with different arguments; a DTensor on another mesh; with a mesh, a tensor
+            that is differentiated outside and is not an argument, or a fallback.
         AxisError: mesh has several dimensions.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
@@ -190,7 +191,7 @@ def _check_key_of(randomness: str, key: Tensor) -> None:
 def _vmap(
     given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
 ) -> Any:
-    patched_torch_func.replaced(patched_torch_func.CHUNKS)  # none can be, but refused
+    patched_torch_func.replaced(patched_torch_func.CHUNKS)  # raises if one is replaced
     given.check_out_dims()
     return run(given, given.flat_arguments(args), kwargs)
 
@@ -203,7 +204,7 @@ def _vmap_over_ranks(
     kwargs: dict[str, Any],
     run: Callable[..., Any],
 ) -> Any:
-    """Each rank's samples there."""
+    """Runs each rank's part of the batch on that rank."""
 
     captured = spread.captured(given.func)
 

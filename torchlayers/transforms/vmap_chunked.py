@@ -1,4 +1,4 @@
-"""vmap some samples at a time: in chunks, of each rank where the batch is spread over ranks."""
+"""vmap in chunks of samples; per rank, if the batch is sharded over ranks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +29,7 @@ def run_in_chunks(
         return _run_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
-        if random is not None:  # every chunk draws what the first one drew
+        if random is not None:  # every chunk draws the same numbers as the first
             random.restore()
         chunk = _narrow(leaves, dims, start, size), spec, dims, size
         return pytree.flatten(
@@ -47,7 +47,7 @@ def _run_in_shards(
     chunk_size: ChunkSize,
     random: RandomState | None,
 ) -> Any:
-    """The same of a batch that is spread over ranks: so many samples of each rank at a time."""
+    """run_in_chunks for a batch sharded over ranks: each chunk has samples of every rank."""
     leaves, spec, dims, batch_size = samples
     if given.key is not None:
         raise TransformError(
@@ -95,7 +95,7 @@ def _join(
 
     def join(parts: list[Any]) -> Any:
         dim = next(remaining)
-        # None: the result does not depend on the batch, so any chunk's stands for all.
+        # None: the result does not depend on the batch, so that of any chunk will do.
         return parts[0] if dim is None else joined(parts, dim)
 
     parts = [leaves for leaves, _ in results]

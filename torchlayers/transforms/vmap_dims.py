@@ -1,4 +1,4 @@
-"""A function, and how vmap batches it: the batch's dimensions among arguments and results."""
+"""A vmapped function's in_dims and out_dims, matched against its arguments and results."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -13,35 +13,35 @@ from torchlayers.random.keys import fold_in
 from torchlayers.random.seeded import seeded
 from torchlayers.transforms import patched_torch_func, tensor_provenance
 
-# Leaves, their spec, and for each its batch dimension or None.
+# Leaves, their spec, and the batch dimension, or None, of each leaf.
 Batch: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
-# With the batch size.
+# The same, and the batch size.
 Samples: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
 
 
 class Vmap(NamedTuple):
     """A function, and how to batch it.
 
-    The call is C++, which reads the fields. It calls a method where the dimensions are not an int
-    for all, or for each argument, or where something has to be refused.
+    The call is in C++, which reads the fields. It calls a method if the dimensions are not an int
+    for all, or for each argument, or if an error has to be raised.
     """
 
     func: Callable[..., Any]
     in_dims: Any
     out_dims: Any
     randomness: str
-    key: Tensor | None = None  # where it is keyed
-    first: int = 0  # the place of the first sample in the whole batch, which may be in chunks
-    api: str = "vmap"  # what errors say was called
+    key: Tensor | None = None  # with randomness "keyed"
+    first: int = 0  # index of this chunk's first sample in the whole batch
+    api: str = "vmap"  # the function that error messages name
 
     def with_key(self) -> "Vmap":
-        """The same, with a key of this call where it is keyed and has none."""
+        """Returns self with a key drawn for this call, if it is keyed and has no key."""
         if self.randomness != "keyed" or self.key is not None:
             return self
         return self._replace(key=torch.randint(2**63 - 1, ()))
 
     def of_sample(self, place: int) -> Callable[..., Any]:
-        """The function as the sample at this place draws in it."""
+        """Returns the function, seeded with the key of the sample at this index if it is keyed."""
         if self.key is None:
             return self.func
         return seeded(self.func, fold_in(self.key, place))
@@ -57,7 +57,7 @@ class Vmap(NamedTuple):
                 )
 
     def flat_arguments(self, args: tuple[Any, ...]) -> Samples:
-        """The arguments flattened, with dimensions that are there and of one size."""
+        """Returns the flattened arguments, with batch dimensions checked for range and size."""
         if process := patched_torch_func.replaced(patched_torch_func.VMAP).get(
             "_process_batched_inputs"
         ):
@@ -111,11 +111,11 @@ class Vmap(NamedTuple):
     def whose(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
     ) -> str:
-        """What an error calls a tensor that the function has not made."""
+        """Describes, for error messages, a tensor that the function did not create."""
         return tensor_provenance.words(self.func, args, kwargs, tensor, level)
 
     def flat_results(self, results: Any, level: int) -> Batch:
-        """What the function returned flattened, with the dimensions where the batch's go."""
+        """Returns the flattened results, with the out_dim of each."""
         leaves, spec = pytree.flatten(results)
         prefix = self.out_dims
         if isinstance(results, Tensor) and isinstance(prefix, tuple) and len(prefix) == 1:
@@ -197,6 +197,6 @@ def check_randomness(api: str, randomness: str) -> None:
 
 
 def dims_of(out_dims: Any, spec: pytree.TreeSpec) -> list[int | None]:
-    """One for each result that a vmap has returned."""
+    """Returns the out_dim of each leaf of a vmap's results."""
     dims = pytree.broadcast(out_dims, spec)
     return list(out_dims) if dims is None else dims  # a one-tuple for a single tensor

@@ -1,4 +1,4 @@
-"""vmap a sample at a time: what it falls back to where a function asks for one sample's data."""
+"""vmap's fallback: a loop over samples, for functions that need the data of a single sample."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from torchlayers.transforms.vmap_dims import Vmap
 
 _functorch: Any = torch._C._functorch
 
-# What a vmap says of a function that only runs on one sample, and what that function does then.
+# Parts of vmap's errors for a function that only runs on one sample, and what the function does.
 _ASKS = {
     "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
     "can't make one Python bool of": "asks for the value of a batched tensor",
@@ -60,12 +60,12 @@ def check_fallback(
 
 
 def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Callable[..., Any]:
-    """batched, or a loop over samples where that is refused for what only one sample has.
+    """Returns a function that calls `batched`, and loops over samples if that can't be batched.
 
     Args:
-        batched: the function vmapped.
+        batched: the vmapped function.
         given: the function, and how to batch it.
-        ragged: results come back as jagged nested tensors.
+        ragged: return results as jagged nested tensors.
     """
 
     def either(*args: Any, **kwargs: Any) -> Any:
@@ -92,10 +92,13 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
 
 
 def _reason(error: BaseException) -> str | None:
-    """What the function did that the vmap refused: the next to be entered, or a layer inside it."""
+    """Returns why the function can't be batched; None if the error is of another kind.
+
+    Only errors of this vmap, the next level to be entered, or of layers inside it count.
+    """
     text = str(error)
     if "torchlayers: " not in text and error.__cause__ is not None:
-        return _reason(error.__cause__)  # torch.testing says it in other words
+        return _reason(error.__cause__)  # torch.testing raises its own error from ours
     layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
     if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
         return None
@@ -133,7 +136,7 @@ def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bo
         )
     out_dims = [0] * out_spec.num_leaves if ragged else pytree.broadcast(given.out_dims, out_spec)
     if out_dims is None:
-        given.flat_results(pytree.unflatten(found[0], out_spec), 0)  # which says so
+        given.flat_results(pytree.unflatten(found[0], out_spec), 0)  # raises the error
     assert out_dims is not None
     joined = [
         _joined(given, list(column), dim, ragged)
@@ -143,8 +146,8 @@ def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bo
 
 
 def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
-    """One result of all samples."""
-    if dim is None:  # it does not depend on the sample
+    """Joins the values of one result over all samples."""
+    if dim is None:  # the result does not depend on the sample
         return column[0]
     if all(isinstance(leaf, (bool, int, float, complex)) for leaf in column):
         return torch.tensor(column)
@@ -167,7 +170,7 @@ def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> An
 
 
 def _jagged(given: Vmap, results: Sequence[Tensor]) -> Tensor:
-    """Samples' results, as those of different sizes come back, though they be of one."""
+    """Returns the samples' results as a jagged nested tensor, even if their sizes are equal."""
     if any(_functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(
             f"torchlayers: vmap({pytree.name_of(given.func)}): out_dims='ragged' was used inside a "

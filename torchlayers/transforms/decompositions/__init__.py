@@ -1,6 +1,6 @@
-"""What an operator is made of, where torch has no forward-mode formula for it.
+"""Decompositions of operators for which torch has no forward-mode formula.
 
-jvp asks here last of all: first come the rules in csrc/rules/, then torch's own formulas.
+jvp uses them last, after the rules in csrc/rules/ and torch's own formulas.
 """
 
 import functools
@@ -15,10 +15,10 @@ Decomposition = Callable[..., Any]
 
 
 def find(name: str, overload: str) -> Decomposition | None:
-    """The decomposition of the operator ``name.overload`` ("aten::cdist", ""), or None."""
+    """Returns the decomposition of the operator ``name.overload`` ("aten::cdist", ""), or None."""
     namespace, _, base = name.partition("::")
     if namespace == "prims":
-        # Its kernel is written with torch's operators.
+        # A prim has a reference implementation made of ATen operators.
         return getattr(torch.ops.prims, base).default.impl_aten  # type: ignore[no-any-return]
     return _OURS.get(name) or _of_torch().get((name, overload))
 

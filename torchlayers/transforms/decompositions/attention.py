@@ -1,7 +1,7 @@
-"""The fused attention kernels by attention's definition.
+"""Decompositions of the fused attention kernels into the definition of attention.
 
-What a kernel returns beside the attention is for its own backward, and that is by the
-definition too: the logarithms are computed, the rest is empty.
+A kernel's further results are residuals for its own backward, which is decomposed as well: so
+the logsumexps are computed, and the rest is left empty.
 """
 
 import math
@@ -21,7 +21,7 @@ def _attention(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (…, L, E), and the logarithm of its weights' sum (…, L)."""
+    """Returns attention (…, L, E) and the logsumexp of the scores (…, L)."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query @ key.mT * factor
     if is_causal:
@@ -32,7 +32,7 @@ def _attention(
         scores = scores.masked_fill(~bias, -math.inf) if allowed else scores + bias
     if bias is None:
         return scores.softmax(-1) @ value, scores.logsumexp(-1)
-    # A row that may look at nothing is zero, and softmax has no value there.
+    # A fully masked row has zero attention; its softmax would be NaN.
     blind = (scores == -math.inf).all(-1, keepdim=True)
     scores = scores.masked_fill(blind, 0)
     attention = scores.softmax(-1).masked_fill(blind, 0) @ value
@@ -102,7 +102,7 @@ def flash_for_cpu_backward(
 
 
 def _with_all_else(query: Tensor, key: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Any, ...]:
-    """What the kernels of flash attention and cuDNN return besides, without dropout: nothing."""
+    """Adds the further results of the flash attention and cuDNN kernels, empty without dropout."""
     none = torch.empty(0, dtype=torch.int32, device=query.device)
     seed = torch.empty((), dtype=torch.int64, device=query.device)
     mask = query.new_empty(0)

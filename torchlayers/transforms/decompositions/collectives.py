@@ -1,9 +1,9 @@
-"""In-place collectives of torch.distributed by its functional ones, and a copy.
+"""Decompositions of torch.distributed's in-place collectives into functional ones and a copy.
 
-They write to tensors without saying so in their schemas, and their kernels reach for memory: inside
-a transform, nothing that follows a tensor would see it. Which are run by ranks in different ways
-(from one to another, or to one alone) can't be differentiated by each rank for itself, and are
-refused.
+The in-place collectives write to tensors without declaring it in their schemas, and their kernels
+access memory directly, so a transform would not see the writes. Those in which ranks play different
+roles (send to one rank, or gather on one) can't be differentiated on each rank separately, and
+raise an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,14 +26,14 @@ def _functional(name: str, *args: Any) -> Any:
 
 
 def _group(boxed: Any) -> Any:
-    """The group's name, by which the functional collectives know it."""
+    """Returns the group's name, which the functional collectives take."""
     from torch.distributed import ProcessGroup
 
     return boxed if isinstance(boxed, str) else ProcessGroup.unbox(boxed).group_name
 
 
 def _reduction(op: int) -> str:
-    """The name of a ReduceOp, which comes as its number."""
+    """Returns the name of the ReduceOp with this number."""
     from torch.distributed import ReduceOp
 
     name: str = ReduceOp.RedOpType(op).name
@@ -46,7 +46,7 @@ def _reduction(op: int) -> str:
 
 
 def _done() -> Any:
-    """What an asynchronous call returns: it is waited for already."""
+    """Returns the result of an asynchronous call that has already finished."""
     from torch._C._distributed_c10d import FakeWork
 
     return FakeWork().boxed()
@@ -57,7 +57,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def rank_in_group(group: Any) -> int:
-    """This process's rank in a process group or in the one of this name."""
+    """Returns this process's rank in a process group, given as an object or by name."""
     import torch.distributed as dist
 
     resolve: Any = vars(dist.distributed_c10d)["_resolve_process_group"]
@@ -182,7 +182,7 @@ def _fill(target: Tensor, value: Tensor) -> None:
 
 
 def in_place(functional: str) -> Callable[..., Tensor]:
-    """A functional collective that writes its result to its first argument."""
+    """Returns a functional collective that writes its result to its first argument."""
 
     def write(x: Tensor, *args: Any) -> Tensor:
         return x.copy_(_functional(functional, x, *args))
@@ -196,7 +196,7 @@ def in_place_list(xs: Sequence[Tensor], *args: Any) -> Sequence[Tensor]:
 
 
 def out(functional: str) -> Callable[..., Tensor]:
-    """A functional collective that writes its result to `out`."""
+    """Returns a functional collective that writes its result to `out`."""
 
     def write(x: Tensor, *args: Any, out: Tensor) -> Tensor:
         return out.copy_(_functional(functional, x, *args))
@@ -205,7 +205,7 @@ def out(functional: str) -> Callable[..., Tensor]:
 
 
 def refused(called: str, instead: str) -> Callable[..., Any]:
-    """An error that says what to call instead."""
+    """Returns a function that raises an error, which says what to call instead."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(

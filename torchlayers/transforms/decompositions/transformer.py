@@ -1,4 +1,4 @@
-"""The fast path of torch's transformer modules, which they take where nothing requires grad."""
+"""Decompositions of the transformer modules' fast path, which runs if nothing requires grad."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# What a mask is: (L, S) for all, (N, S) of keys that are padding, or of its own shape.
+# Mask types: (L, S) for all batch elements, (N, S) for padding keys; else the mask's shape decides.
 _SOURCE, _PADDING = 0, 1
 
 
@@ -25,7 +25,7 @@ def multi_head_attention(
     average_attn_weights: bool = True,
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention (N, L, E) with its weights, averaged over the heads if asked for."""
+    """Returns attention (N, L, E) and its weights, averaged over the heads if requested."""
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
     q, k, v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in parts)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
@@ -41,7 +41,7 @@ def multi_head_attention(
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
-    """(N, L, E) to (N, count, L, E / count)."""
+    """Reshapes (N, L, E) to (N, count, L, E / count)."""
     return x.view(*x.shape[:-1], count, -1).transpose(1, 2)
 
 
@@ -74,7 +74,7 @@ def encoder_layer(
     mask: Tensor | None = None,
     mask_type: int | None = None,
 ) -> Tensor:
-    """One encoder layer, (N, L, E) to the same."""
+    """Applies one encoder layer, from (N, L, E) to (N, L, E)."""
 
     def attend(x: Tensor) -> Tensor:
         attention, _ = multi_head_attention(

@@ -1,17 +1,18 @@
-"""Norms of each sample's gradient, and sums of clipped gradients, without any sample's gradient.
+"""Per-sample gradient norms, and sums of clipped gradients, without per-sample gradients.
 
-Both are what ``vmap(grad(func))`` would give, which runs here too (`sample.py`), but for the
-weights of products: where the function multiplies by one, it gets the weight's value, which is not
-differentiated, and what goes in and what cotangent comes back is noted (`weight_uses.py`). The two
-tell the weight's gradient for the sample (`uses.py`, `convolution.py`), and its norm without it
-(`squared_norms.py`). A gradient of any other kind, which vmap(grad) makes, is dropped as soon as
-its norm is known (`weight.py`).
+Both have the results of ``vmap(grad(func))``, which runs here too (`sample.py`), except for
+weights that the function multiplies by: there the operator gets the weight's value, detached, and
+its input and the cotangent of its output are saved (`weight_uses.py`). From these two follow the
+weight's gradient for the sample (`uses.py`, `convolution.py`), and its norm without the gradient
+(`squared_norms.py`). All other gradients are computed by vmap(grad), and dropped as soon as their
+norms are known (`weight.py`).
 
-Where an operator multiplies by a weight, the weight's gradient is a product too, left.mT @ right,
-of what goes in and the cotangents that come back (T x p and T x q, T the positions). Its squared
-norm is the sum of (left @ left.mT) * (right @ right.mT), of T x T, for which the gradient, p x q
-numbers, is never made. A convolution multiplies patches by its weight, and an embedding rows that
-have a single one. All of this is written for one sample; vmap makes it a batch's.
+If an operator multiplies by a weight, the weight's gradient is a matrix product too,
+left.mT @ right, of the operator's input and the cotangent of its output (T x p and T x q, where T
+is the number of positions). Its squared norm is the sum of (left @ left.mT) * (right @ right.mT),
+which are T x T matrices, so the p x q gradient is never materialized. A convolution multiplies
+patches by its weight, and an embedding one-hot rows. All of this is written for one sample; vmap
+batches it.
 
 Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015); Li, Tramer, Liang and
     Hashimoto, "Large Language Models Can Be Strong Differentially Private Learners" (2022),

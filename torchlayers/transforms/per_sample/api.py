@@ -1,4 +1,4 @@
-"""per_sample_norms and clipped_grad."""
+"""The functions per_sample_norms and clipped_grad."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,30 +26,31 @@ def per_sample_norms(
     randomness: str = "error",
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    """The norm of every sample's gradient, without the gradients.
+    """Norm of each sample's gradient, without computing the gradients.
 
-    It is that of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: of the weights
-    of linear layers, convolutions and embeddings no sample's gradient is made where its norm is
-    cheaper to have from what goes in and the cotangents of what comes out.
+    The norms are those of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: for
+    the weights of linear layers, convolutions and embeddings, no per-sample gradient is
+    materialized if its norm is cheaper to compute from the layer's input and the cotangent of its
+    output.
 
     Args:
-        func: of one sample; returns a real tensor without dimensions, or ``(that, aux)`` with
-            has_aux.
-        argnums: which positional arguments to differentiate by, as for :func:`grad`.
-        in_dims: which dimension of each positional argument is the samples', as for :func:`vmap`.
-            None: the first, but for arguments that are differentiated by, which are all samples'.
+        func: a function of one sample; returns a real scalar tensor (no dimensions), or
+            ``(scalar, aux)`` with has_aux.
+        argnums: which positional arguments to differentiate with respect to, as for :func:`grad`.
+        in_dims: the batch dimension of each positional argument, as for :func:`vmap`. None: the
+            first, except that the arguments in argnums are shared by all samples.
         has_aux: func returns a second value, which is returned for each sample.
-        each: the norms by each tensor by itself, and not by all together.
+        each: return a separate norm for each tensor, instead of one over all of them.
         randomness: as for :func:`vmap`.
         chunk_size: as for :func:`vmap`.
     Returns:
-        A function with func's arguments that returns a tensor of the samples' norms; with each one
-        for every tensor, in the structure of the chosen arguments; with has_aux ``(norms, aux)``.
+        A function with func's arguments that returns a tensor of the samples' norms; with `each`,
+        one such tensor per chosen tensor, in the structure of the chosen arguments; with has_aux
+        ``(norms, aux)``.
     Raises:
-        NotScalarError: func returned something else than a real tensor without dimensions for a
-            sample.
-        TransformError: what a weight was multiplied with has been written to before the norm was
-            told from it; or it runs inside torch.compile.
+        NotScalarError: func returned something other than a real scalar tensor for a sample.
+        TransformError: the input of a product with a weight was written to before the norm was
+            computed from it; or the call is inside torch.compile.
     Example:
         >>> def loss(weight, x):
         ...     return (weight @ x).sum()
@@ -92,21 +93,21 @@ def clipped_grad(
     has_aux: bool = False,
     randomness: str = "error",
 ) -> Callable[..., Any]:
-    """The sum of the samples' gradients, each scaled down to a norm of at most max_norm.
+    """Sum of the samples' gradients, each scaled down to a norm of at most max_norm.
 
-    func runs once, and is pulled back once: what has told the norms gives the sum as well. With
-    noise added, that is a step of DP-SGD.
+    It takes one forward and one backward pass: the residuals from which the norms are computed
+    give the sum as well. With noise added, that is a step of DP-SGD.
 
     Args:
-        func: of one sample, as for :func:`per_sample_norms`; as are the other arguments.
-        max_norm: the largest norm a sample's gradient, by all chosen tensors together, may have.
+        func: a function of one sample, as for :func:`per_sample_norms`, like the other arguments.
+        max_norm: the largest allowed norm of a sample's gradient, over all chosen tensors.
     Returns:
         A function with func's arguments that returns ``(gradients, norms)``: the sums, in the
-        structure of the chosen arguments, and the norms of the samples' gradients before; with
-        has_aux ``(gradients, (norms, aux))``.
+        structure of the chosen arguments, and the norms of the samples' gradients before clipping;
+        with has_aux ``(gradients, (norms, aux))``.
     Raises:
         ValueError: max_norm is not greater than 0.
-        DimensionError: an argument that is differentiated by differs among the samples.
+        DimensionError: an argument in argnums is batched.
         NotScalarError, TransformError: as for :func:`per_sample_norms`.
     Example:
         >>> def loss(weight, x):
@@ -154,7 +155,7 @@ def clipped_grad(
 
 
 def _root(squares: Tensor) -> Tensor:
-    """The roots, whose derivative at 0 is 0. Gram matrices round below 0."""
+    """Square root with a zero derivative at 0; sums of Gram matrices may round below 0."""
     is_none = squares <= 0
     return torch.where(is_none, 1, squares).sqrt() * ~is_none
 

@@ -1,4 +1,4 @@
-"""The arguments of a call: which are differentiated by, and which have the samples."""
+"""The arguments of a call: which to differentiate with respect to, and which are batched."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,15 +16,15 @@ Numbers: TypeAlias = int | tuple[int, ...]
 
 
 class Given(NamedTuple):
-    """A call's arguments."""
+    """The arguments of a call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    places: tuple[int, ...]  # of those that are differentiated by
+    places: tuple[int, ...]  # of the chosen arguments
     in_dims: Any
 
     def as_chosen(self, values: Sequence[Tensor], argnums: Numbers) -> Any:
-        """Of each chosen tensor one, in their structure."""
+        """Returns the values, one per chosen tensor, in the structure of the chosen arguments."""
         result = pytree.unflatten(values, pytree.flatten(pytree.pick(self.args, self.places))[1])
         return result[0] if isinstance(argnums, int) else result
 
@@ -32,10 +32,10 @@ class Given(NamedTuple):
         return pytree.leaves(pytree.pick(self.args, self.places))
 
     def sample_count(self, api: str, func: Callable[..., Any]) -> int:
-        """How many samples there are.
+        """Returns the number of samples.
 
         Raises:
-            What vmap raises where in_dims don't fit the arguments; api is what it calls itself.
+            vmap's errors if in_dims don't match the arguments; their messages name api.
         """
         return Vmap(func, self.in_dims, 0, "error", api=api).flat_arguments(self.args)[-1]
 
@@ -59,7 +59,7 @@ def of_samples(
     argnums: Argnums,
     in_dims: Any,
 ) -> Callable[..., Any]:
-    """The function that does what call does with a call's arguments."""
+    """Returns the transformed function, which passes its arguments to `call` as a Given."""
 
     def transform(func: Callable[..., Any], argnums: Numbers, rests: int = 0) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +69,7 @@ def of_samples(
                     "compiled function."
                 )
             places = pytree.positions(api, argnums, len(args))
-            own = len(args) - rests  # what names leave over of an argument comes behind
+            own = len(args) - rests  # by_names appends the entries that are not chosen
             dims = in_dims
             if dims is None:
                 dims = tuple(None if place in places else 0 for place in range(own))

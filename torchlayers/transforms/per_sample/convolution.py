@@ -1,4 +1,4 @@
-"""A call of a convolution with its weight."""
+"""A use of a weight by a convolution."""
 
 import itertools
 import math
@@ -15,8 +15,8 @@ from torchlayers.transforms.per_sample.uses import Product, Rows
 class Convolution(Product):
     """Patches times a matrix, for each group of channels.
 
-    A transposed one multiplies its input and adds patches up, so that its gradient is that of a
-    convolution of the cotangents.
+    A transposed convolution multiplies its input and adds up patches, so the weight's gradient is
+    that of a convolution applied to the cotangents.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Convolution(Product):
         return values * len(self.kernel) if len(values) == 1 else values
 
     def _paddings(self, padding: Any) -> list[tuple[int, int]]:
-        """Before and after, of each dimension."""
+        """Returns the padding (before, after) of each dimension."""
         if padding == "valid":
             padding = 0
         if padding != "same":
@@ -51,7 +51,7 @@ class Convolution(Product):
         return [(width // 2, width - width // 2) for width in widths]
 
     def _images(self) -> tuple[Tensor, Tensor]:
-        """What is cut into patches, and what is multiplied with them, with the images in front."""
+        """Returns the tensor to split into patches and its factor, both with a batch dimension."""
         x, g = (
             each if each.dim() == len(self.kernel) + 2 else each.unsqueeze(0) for each in self.known
         )
@@ -65,13 +65,13 @@ class Convolution(Product):
         return other.numel() // max(1, channels), channels // self.groups, q
 
     def _grouped(self, images: Tensor) -> Tensor:
-        """Images x channels x positions, as groups x positions x channels."""
+        """Reshapes images x channels x positions to groups x positions x channels."""
         count, channels, positions = images.shape
         split = images.reshape(count, self.groups, channels // self.groups, positions)
         return split.permute(1, 0, 3, 2).flatten(1, 2)
 
     def _patches(self, images: Tensor, places: Sequence[int], offsets: Any) -> Tensor:
-        """Images x (channels x offsets) x places."""
+        """Returns the patches: images x (channels x offsets) x places."""
         slices = []
         for offset in offsets:
             each = zip(offset, self.dilation, self.stride, places, strict=True)
@@ -81,7 +81,7 @@ class Convolution(Product):
         return patches.flatten(3).flatten(1, 2)
 
     def _padded(self, images: Tensor, places: Sequence[int]) -> Tensor:
-        """So wide that each place has a patch."""
+        """Pads the images so that each place has a whole patch."""
         widths = []
         for i, (before, after) in enumerate(self.padding):
             needed = self.stride[i] * (places[i] - 1) + self.dilation[i] * (self.kernel[i] - 1) + 1
@@ -91,7 +91,7 @@ class Convolution(Product):
         return F.pad(images, list(itertools.chain(*reversed(widths))))
 
     def _cut(self, at_once: int | None) -> Iterator[Rows]:
-        """Left, and right for some of the kernel's offsets at a time."""
+        """Yields left, and right for some of the kernel's offsets at a time."""
         images, others = self._images()
         places = others.shape[2:]
         padded = self._padded(images, places)
@@ -105,12 +105,12 @@ class Convolution(Product):
         return next(self._cut(None))
 
     def parts(self) -> Iterator[Tensor]:
-        """So many that patches don't take more than twice what x and g do."""
+        """Yields parts so small that their patches take at most twice the memory of x and g."""
         images, others = self._images()
         patch = max(1, images.shape[1] * others[:, 0].numel())
         at_once = max(1, 2 * (images.numel() + others.numel()) // patch)
         for left, right in self._cut(at_once):
-            # Channels and offsets lie in one dimension: offsets have to come last.
+            # Channels and offsets share a dimension: split it, so that offsets come last.
             part = left.mT @ right
             channels = self.shape[1]
             yield part.reshape(*part.shape[:-1], channels, part.shape[-1] // channels)

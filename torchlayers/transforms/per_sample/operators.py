@@ -1,6 +1,6 @@
-"""What each operator does with a weight.
+"""Readers: for each operator, a function that describes how it uses a weight.
 
-A reader has the operator's signature, and returns None where the call is none of these.
+A reader has the operator's signature. It returns None for a call that has no such description.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""One sample's run: the function, and the pass back through it."""
+"""Forward and backward pass of one sample."""
 
 from collections.abc import Callable
 from functools import partial
@@ -17,7 +17,7 @@ from torchlayers.transforms.per_sample.weight_uses import Uses, level_on_top
 
 
 class Sample:
-    """One sample's gradient: a tensor of the chosen arguments has a Weight."""
+    """One sample's gradient, with one Weight for each tensor of the chosen arguments."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Sample:
         self.weights: list[Weight] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the function and its pass. Returns aux."""
+        """Runs the function and its backward pass. Returns aux."""
 
         def watched(*args: Any) -> Any:
             *args_of_func, anchor = args
@@ -44,7 +44,7 @@ class Sample:
             with Uses(self.api, level, leaves, self.weights, anchor):
                 return self.func(*args_of_func, **kwargs)
 
-        anchor = torch.full((), -0.0)  # which changes nothing that it is added to
+        anchor = torch.full((), -0.0)  # adding it changes no value, not even the sign of a zero
         argnums = (*self.places, len(args))
         given = Grad(self.api, transformed(self.func, watched), argnums, self.has_aux)
         aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
@@ -61,4 +61,4 @@ class Sample:
 
 def _arrived(weight: Weight, level: int, gradient: Tensor) -> Tensor:
     weight.add(_C.unwrap(gradient, level))
-    return gradient.new_zeros(()).expand(gradient.shape)  # in the place of what would be kept
+    return gradient.new_zeros(()).expand(gradient.shape)  # so that the gradient can be freed

@@ -1,4 +1,4 @@
-"""Squared norms of a weight's gradient, from the uses of the weight."""
+"""Squared norms of a weight's gradient, computed from the uses of the weight."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,10 @@ from torchlayers.transforms.per_sample.uses import Lookup, Product, Use, rows_ad
 
 
 def squares(uses: Sequence[Use]) -> Tensor | None:
-    """The squared norm of the sum of the uses' gradients, where it is cheaper without them."""
+    """Returns the squared norm of the sum of the uses' gradients.
+
+    None if it is cheaper to compute from the gradients.
+    """
     products = [use for use in uses if isinstance(use, Product)]
     lookups = [use.known for use in uses if isinstance(use, Lookup)]
     if products:
@@ -28,7 +31,7 @@ def squares(uses: Sequence[Use]) -> Tensor | None:
         numbers, g = (_joined(each, 0) for each in zip(*lookups, strict=True))
         total = total + _of_lookups(numbers, g)
         if products:
-            # A row that is looked up meets what the products bring to it.
+            # Inner product of the lookups' gradient with the products' gradient.
             total = total + 2 * dot(right[0] @ g.mT, left[0].index_select(1, numbers))
     assert isinstance(total, Tensor)
     return total
@@ -59,7 +62,7 @@ def _of_lookups(numbers: Tensor, g: Tensor) -> Tensor:
 
 
 def squares_by_parts(use: Use) -> Tensor | None:
-    """The squared norm of a product's gradient, a part of it at a time."""
+    """Returns the squared norm of a product's gradient, computed part by part; else None."""
     if not isinstance(use, Product):
         return None
     total: Any = 0
@@ -70,5 +73,5 @@ def squares_by_parts(use: Use) -> Tensor | None:
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of a * b, which is not made."""
+    """Returns the sum of a * b, without materializing a * b."""
     return (a.reshape(1, a.numel()) @ b.reshape(b.numel(), 1)).reshape(())

@@ -1,4 +1,4 @@
-"""Calls of operators with a weight, of one sample, and the weight's gradient by each."""
+"""Operator calls that use a weight, for one sample, and the weight's gradient from each."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-Rows = tuple[Tensor, Tensor]  # left and right, each groups x positions x numbers
+Rows = tuple[Tensor, Tensor]  # left and right, each groups x positions x features
 
 
 class Use(ABC):
-    """An operator's call with a weight, of one sample.
+    """An operator call that uses a weight, for one sample.
 
-    x is what goes in besides, and g the cotangent of what comes out, when the pass has brought it.
+    x is the operator's input, and g the cotangent of its output, set during the backward pass.
     """
 
     def __init__(self, weight: Tensor, x: Tensor) -> None:
@@ -22,12 +22,12 @@ class Use(ABC):
 
     @property
     def known(self) -> tuple[Tensor, Tensor]:
-        """x and g. Half precision is too narrow for squares."""
+        """x and g, widened to float32, because half precision is too narrow for squares."""
         assert self.g is not None
         return wide(self.x), wide(self.g)
 
     def kept(self) -> tuple[Tensor, Tensor]:
-        """What `total` takes, of this sample."""
+        """Returns this sample's residuals for `total`."""
         assert self.g is not None
         return self.x, self.g
 
@@ -36,25 +36,25 @@ class Use(ABC):
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """The weight's, of the weight's shape."""
+        """Returns the weight's gradient, in the weight's shape."""
 
     @abstractmethod
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        """The sum of the gradients of samples that lie in front of x and g."""
+        """Returns the sum of the samples' gradients; x and g have the samples in dimension 0."""
 
 
 class Product(Use):
-    """A use whose gradient is left.mT @ right for each of its groups."""
+    """A use whose gradient is left.mT @ right for each group."""
 
     @abstractmethod
     def sizes(self) -> tuple[int, int, int]:
-        """T, p and q."""
+        """Returns T, p and q (see the package's docstring)."""
 
     @abstractmethod
     def rows(self) -> Rows: ...
 
     def parts(self) -> Iterator[Tensor]:
-        """The gradient, cut along its last dimension."""
+        """Yields the gradient in parts, split along its last dimension."""
         left, right = self.rows()
         yield left.mT @ right
 
@@ -63,11 +63,11 @@ class Product(Use):
 
 
 class Linear(Product):
-    """Rows times a matrix: left and right are the gradient's own order."""
+    """Rows times a matrix; left and right are ordered so that the product is the gradient."""
 
     def __init__(self, weight: Tensor, x: Tensor, is_transposed: bool) -> None:
         super().__init__(weight, x)
-        self.is_transposed = is_transposed  # the matrix is outputs x inputs
+        self.is_transposed = is_transposed  # whether the matrix is outputs x inputs
 
     def sizes(self) -> tuple[int, int, int]:
         p, q = self.shape
@@ -83,7 +83,7 @@ class Linear(Product):
 
 
 class Lookup(Use):
-    """Rows of a weight by their numbers. Cotangents of the padding row are zeros."""
+    """Rows of a weight, looked up by index. Cotangents of the padding row are zero."""
 
     def __init__(self, weight: Tensor, x: Tensor, padding: int, by_frequency: bool) -> None:
         super().__init__(weight, x)
@@ -92,7 +92,7 @@ class Lookup(Use):
 
     @property
     def known(self) -> tuple[Tensor, Tensor]:
-        """The numbers, T, and the cotangents, T x q."""
+        """The indices (T) and the cotangents (T x q)."""
         assert self.g is not None
         numbers = self.x.flatten()
         g = wide(self.g).reshape(len(numbers), self.shape[1])
@@ -113,7 +113,7 @@ class Lookup(Use):
 
 
 def summed(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
-    """The sum of the uses' gradients, and of what there is besides."""
+    """Returns the sum of the uses' gradients and of `besides`."""
     return added([use.gradient() for use in uses] + ([] if besides is None else [besides]))
 
 

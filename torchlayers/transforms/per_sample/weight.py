@@ -1,4 +1,4 @@
-"""What one sample's run tells of the gradient by one tensor."""
+"""The gradient of one sample with respect to one tensor."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,20 +11,20 @@ from torchlayers.transforms.per_sample.uses import Use, added, summed, wide
 
 
 class Weight:
-    """What is known of the gradient by one tensor, for one sample."""
+    """Collects the parts of one sample's gradient with respect to one tensor, and its norm."""
 
     def __init__(self, like: Tensor, keeps: bool) -> None:
         self.nothing = wide(like.new_zeros(()))
-        self.keeps = keeps  # what its total is told from
-        self.uses: list[Use] = []  # of which the cotangents have come
+        self.keeps = keeps  # whether to save what `total` needs
+        self.uses: list[Use] = []  # those whose cotangents have arrived
         self.awaited = 0
         self.is_used_otherwise = False
-        self.besides: Tensor | None = None  # what vmap(grad) has made, of its other uses
+        self.besides: Tensor | None = None  # the gradient from its other uses, by vmap(grad)
         self.square: Tensor | None = None
         self.kept: tuple[Tensor, ...] = ()
 
     def expect(self, use: Use) -> Callable[[Tensor], None]:
-        """What takes the use's cotangent."""
+        """Returns a function to call with the use's cotangent."""
         self.awaited += 1
 
         def arrive(g: Tensor) -> None:
@@ -37,7 +37,7 @@ class Weight:
         return arrive
 
     def add(self, gradient: Tensor) -> None:
-        """That by its other uses, which is complete."""
+        """Takes the complete gradient from the tensor's other uses."""
         if self.square is not None:
             raise TransformError(
                 "torchlayers: a weight of a product is used elsewhere too, past the modes of torch "
@@ -49,7 +49,7 @@ class Weight:
             self.settle()
 
     def settle(self) -> None:
-        """Tells the norm, and lets go of what has told it, but for what the total is told from."""
+        """Computes the squared norm, and frees everything that `total` does not need."""
         uses, gradient = self.uses, None
         size = sum(part.numel() for use in uses for part in use.kept())
         if self.besides is None:
@@ -72,7 +72,7 @@ class Weight:
         self.besides = None
 
     def squares(self) -> Tensor:
-        """When the pass is over."""
+        """Returns the squared norm; to be called after the backward pass."""
         if self.square is None:
             if not self.uses and self.besides is None:
                 return self.nothing
@@ -81,7 +81,10 @@ class Weight:
         return self.square
 
     def total(self, like: Tensor, kept: Sequence[Tensor], scale: Tensor) -> Tensor:
-        """The sum of the samples' gradients, each times its scale; kept is of all samples."""
+        """Returns the sum of the samples' gradients, each times its scale.
+
+        kept has the saved tensors of all samples, stacked.
+        """
         if not kept:
             return torch.zeros_like(like)
         if not self.uses:

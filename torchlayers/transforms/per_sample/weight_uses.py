@@ -1,4 +1,4 @@
-"""Notes what multiplies by a weight, and with what, while a sample's function runs."""
+"""Records which operators use a weight, and with which inputs, while a sample's function runs."""
 
 import types
 import weakref
@@ -17,13 +17,13 @@ from torchlayers.transforms.per_sample.operators import READERS
 from torchlayers.transforms.per_sample.uses import Use
 from torchlayers.transforms.per_sample.weight import Weight
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # torch's private functions have no type annotations
 level_on_top: Any = _torch._C._functorch.maybe_current_level
 _hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class Uses(TorchFunctionMode):
-    """Inside, what multiplies by a weight gets its value, and is noted."""
+    """Passes operators that multiply by a weight its detached value, and records the call."""
 
     def __init__(
         self,
@@ -57,7 +57,10 @@ class Uses(TorchFunctionMode):
         return result
 
     def _use(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Use | None:
-        """What is to be noted of a call of the level's own, whose tensors nobody packs."""
+        """Returns the use to record for a call, or None if the call is to run as usual.
+
+        Only calls at this level, with grad mode on and without saved-tensor hooks, are recorded.
+        """
         reader = READERS.get(func)
         if (
             reader is None
@@ -100,8 +103,8 @@ class Uses(TorchFunctionMode):
 
 
 def _watched(x: Tensor) -> Callable[[Tensor], bool]:
-    """What tells whether x, which is given again, has its numbers still. It does not keep them."""
-    # Writes at any level change what holds them, or put another in its place.
+    """Returns a function that tells whether x, passed again, is unchanged, without keeping it."""
+    # A write at any level bumps the version of the tensor that holds the values, or replaces it.
     held = _C.holder_of(x)
     version = None if held.is_inference() else held._version
     which = weakref.ref(held)
@@ -125,7 +128,10 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 @cache
 def _body(func: Any) -> Callable[..., Any] | None:
-    """A function of torch.nn.functional that is Python, without asking modes again what to do."""
+    """Returns the body of a Python function of torch.nn.functional, or None for other functions.
+
+    In it, checks for torch function overrides return False, so that it does not call the mode.
+    """
     if not isinstance(func, types.FunctionType) or func.__module__ != F.__name__:
         return None
     asks = {name: _asks_nobody for name in func.__code__.co_names if name.startswith(_ASKS)}
