@@ -1,4 +1,4 @@
-"""Results that a checkpointed function's policy keeps, and gives to the recomputation."""
+"""Saves the operator results that a checkpoint policy selects, and reuses them in recomputation."""
 
 import functools
 import weakref
@@ -15,11 +15,11 @@ from torchlayers.core.device import HOST, is_on_host
 from torchlayers.core.errors import RecomputationError
 from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 
 class Result:
-    """One operator's result, if it is kept."""
+    """The result of one operator call: its leaves if it is saved; None if it is recomputed."""
 
     def __init__(self) -> None:
         self.leaves: list[Any] | None = None
@@ -53,16 +53,17 @@ def _kept(tensor: Tensor, how: Choice) -> Tensor:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """Another tensor with its memory and its version, which autograd knows nothing of."""
+    """Returns a detached tensor that shares the memory and the version counter."""
     with _torch._C._SetExcludeDispatchKeyGuard(_torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 @functools.cache
 def _may_be_kept(op: Any) -> bool:
-    """Not what shares memory with its arguments or writes there, nor what draws random numbers.
+    """Whether the operator's results may be saved instead of recomputed.
 
-    Those drawn after it would be others. Nor is a tensor asked where it is in each recomputation.
+    Not if they alias its arguments, or it writes to these; nor if it draws random numbers, as
+    skipping it would change all later draws. Operators in prim are queries, such as for a device.
     """
     schema = op._schema
     return (
@@ -74,7 +75,7 @@ def _may_be_kept(op: Any) -> bool:
 
 
 class _Made:
-    """What an operator has returned, as long as it is there."""
+    """Weak references to the tensors that an operator call returned."""
 
     def __init__(self, value: Any, result: Result) -> None:
         leaves, self.spec = pytree.flatten(value)
@@ -89,7 +90,7 @@ class _Made:
 
 
 class Keeping(TakesNames):
-    """While the function runs: asks the policy, operator by operator."""
+    """Mode active while the function first runs: asks the policy about each operator."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -118,7 +119,7 @@ class Keeping(TakesNames):
         return value
 
     def _forget_written(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A rule may write to a result that it has made. It is recomputed with the write then."""
+        """Marks results that an operator writes to, as a rule may do, to be recomputed instead."""
         for i, argument in enumerate(op._schema.arguments):
             if argument.alias_info is None or not argument.alias_info.is_write:
                 continue
@@ -137,12 +138,12 @@ class Keeping(TakesNames):
         if answer is Choice.RECOMPUTE:
             made.result.leaves = None
         elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_there():
-            with _torch._C._DisableFuncTorch():  # at the bottom, as where it was made
+            with _torch._C._DisableFuncTorch():  # below all layers, where the result was computed
                 made.result.keep(made.value(), how)
 
 
 class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is recomputed: gives what was kept, in the order of the operators."""
+    """Mode active during recomputation: returns the saved results in the order of the calls."""
 
     def __init__(self, results: dict[Any, list[Result]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
