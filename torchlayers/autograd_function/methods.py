@@ -96,7 +96,7 @@ def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[
 
     As in torch, further gradients are allowed if they are None.
     Raises:
-        FunctionError: there are fewer, or more that are not None, or one is no tensor.
+        FunctionError: there are fewer, or more that are not None, or one is not a tensor.
     """
     _check_tensors(backward, result, "gradient", "input")
     results = pytree.as_tuple(result)
