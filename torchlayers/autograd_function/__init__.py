@@ -1,9 +1,9 @@
-"""torch.autograd.Function under the layers.
+"""torch.autograd.Function inside transforms.
 
-A Function is applied once and has a rule for each kind of layer. `custom_function_call` takes it
-from layer to layer; `grad_jvp_rule` is the rule of grad and jvp, `vmap_rule` that of vmap,
-`functionalize_rule` that of functionalize. `old_style` makes Functions without setup_context fit
-these rules, and `old_style_dispatch` lets them come here.
+`custom_function_call` dispatches a Function to the rule of each layer on the stack in turn:
+`grad_jvp_rule` for grad and jvp, `vmap_rule` for vmap, `functionalize_rule` for functionalize.
+`old_style` adapts Functions without setup_context to these rules, and `old_style_dispatch` makes
+torch dispatch them here.
 """
 
 from torchlayers.autograd_function import front_key as front_key

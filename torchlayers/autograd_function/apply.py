@@ -1,4 +1,4 @@
-"""autograd_function_apply: a forward and a backward that are two functions."""
+"""autograd_function_apply: applies an autograd.Function given as two functions, fwd and bwd."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,17 +11,17 @@ from torchlayers.autograd_function import methods, old_style
 
 
 class AutogradFunctionApply(HigherOrderOperator):
-    """Calls a forward function, with a backward function as its derivative.
+    """Calls a forward function whose derivative is given by a backward function.
 
     Args:
         fwd: ``fwd(None, *fwd_args)`` returns ``(output, saved_values)``.
         bwd: ``bwd(None, *output_gradients, *saved_values)`` returns a gradient for each of the
-            fwd_args that the mask chooses; one gradient may be returned bare.
-        fwd_args: tensors and other things; those with gradients first, then what else the
-            functions need.
-        args_tensor_mask: a bool for each of the first fwd_args; those that are true have
-            gradients. None chooses all tensors.
-        non_differentiable_idx: which outputs have no gradient.
+            fwd_args that the mask selects; a single gradient need not be in a tuple.
+        fwd_args: tensors and other values; differentiable arguments first, then whatever else
+            the functions need.
+        args_tensor_mask: a bool for each of the leading fwd_args: whether it has a gradient.
+            None selects all tensors.
+        non_differentiable_idx: indices of the outputs that have no gradient.
     Returns:
         The output: a tensor or a tuple.
     Raises:
@@ -37,8 +37,8 @@ class AutogradFunctionApply(HigherOrderOperator):
         >>> torch.autograd.grad(y, x)
         (tensor(12.),)
 
-    Source: the higher-order operator of the same name that torch.compile records
-        autograd.Functions as.
+    Source: the higher-order operator of the same name that represents autograd.Functions in the
+        graphs of torch.compile.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,8 @@ class AutogradFunctionApply(HigherOrderOperator):
 
 
 class ApplyTemplate(torch.autograd.Function):
-    """The two functions as one. Its nodes have its name, which is torch's for the same."""
+    """The Function that calls fwd and bwd. Autograd nodes show its name, so it has the name of
+    torch's equivalent class."""
 
     generate_vmap_rule = True
 
@@ -106,7 +107,7 @@ class ApplyTemplate(torch.autograd.Function):
 
 
 def _name(function: Any) -> str:
-    """A function's; of a graph module, whose repr is its code, the class's."""
+    """Returns the function's name, or the class name of a graph module, whose repr is its code."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 

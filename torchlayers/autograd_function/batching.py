@@ -1,4 +1,4 @@
-"""Operands, outputs and what ctx keeps, with the batch hidden by a vmap and in sight."""
+"""Adds and removes a vmap's batch dimension on a Function's operands, outputs and saved values."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,8 @@ from torchlayers.core import pytree
 
 
 class Dims:
-    """The batch dimensions of a vmapped Function's outputs: an output more, which is no tensor."""
+    """The batch dimensions of a vmapped Function's outputs, returned as an additional, non-tensor
+    output."""
 
     def __init__(self, dims: tuple[Any, ...], is_single: bool) -> None:
         self.tree = dims
@@ -19,22 +20,24 @@ class Dims:
 
 
 def batched(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
-    """The values with these dimensions hidden as the top layer's batch."""
+    """Returns the values with the given dimensions hidden as the top layer's batch dimension."""
     return [_add(value, dim) for value, dim in zip(values, dims, strict=True)]
 
 
 def _add(value: Any, dim: Any) -> Any:
     if isinstance(value, Tensor):
         return value if dim is None else _C.add_batch_dim(value, dim)
-    if dim is None or value is None:  # a gradient that is not there
+    if dim is None or value is None:  # None: no gradient
         return value
     flat, spec = pytree.flatten(value)
     return pytree.unflatten(batched(flat, pytree.leaves(dim)), spec)
 
 
 def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The values with the batch of this level in sight, and where it is in each: an int or None,
-    in the values' own structure where they hold tensors in containers."""
+    """Returns the values with this level's batch dimension exposed, and its position in each.
+
+    A position is an int or None, or a container of these where the value is a container of tensors.
+    """
     pairs = [_remove(value, level) for value in values]
     return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
 
@@ -54,7 +57,8 @@ _PLAIN = (int, float, bool, str, type(None), torch.Size)
 
 
 class Held(NamedTuple):
-    """A value that outlives the vmap: its leaves, where the batch is in each, its structure."""
+    """A value saved beyond the end of its vmap: its leaves, unbatched, the batch dimension of each,
+    and the pytree structure."""
 
     leaves: list[Any]
     dims: list[int | None]
@@ -62,7 +66,7 @@ class Held(NamedTuple):
 
     @staticmethod
     def of(value: Any, level: int) -> Any:
-        """The value held; or the value as it is, where nothing in it is batched."""
+        """Returns the value as a Held, or unchanged if no leaf is batched."""
         if type(value) in _PLAIN:
             return value
         flat, spec = pytree.flatten(value)
@@ -74,12 +78,12 @@ class Held(NamedTuple):
         return Held([leaf for leaf, _ in pairs], [dim for _, dim in pairs], spec)
 
     def shown(self) -> Any:
-        """The value, with the batch hidden as the top layer's."""
+        """Returns the value with its batch dimensions hidden by the top layer again."""
         return pytree.unflatten(batched(self.leaves, self.dims), self.spec)
 
 
 def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
-    """The values for one sample of the batch."""
+    """Returns the values for sample i of the batch."""
     return [
         value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
         for value, dim in zip(values, dims, strict=True)
@@ -87,7 +91,10 @@ def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
 
 
 def stacked(samples: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What each sample gave, as values with a batch, and where that is. Others are the first's."""
+    """Stacks the samples' results; returns the values and the batch dimension of each.
+
+    Values that are not tensors are taken from the first sample.
+    """
     values = [
         torch.stack(list(column)) if isinstance(column[0], Tensor) else column[0]
         for column in zip(*samples, strict=True)

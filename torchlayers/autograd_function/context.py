@@ -1,13 +1,13 @@
-"""ctx as a Function's methods see it, where it is not torch's own.
+"""The ctx objects passed to a Function's methods in place of torch's own.
 
 NOTE [ctx under vmap]
-setup_context, backward and jvp of a batched Function run under a vmap that is entered for each of
-them, and so meet tensors batched at its level. The ctx that they are given, a OneSample, is made
-for that one call. When the call is over, a record of all that is on it is kept, with the batch in
-sight, on the ctx that the vmap itself was given. When the next call begins, all of that is
-batched at once, at the level of the vmap entered for it: backward may read it inside transforms
-of its own, whose layers are then on top. Under two vmaps the outer one's ctx is a OneSample too,
-whose record holds the inner one's.
+setup_context, backward and jvp of a batched Function each run under a vmap entered for that call,
+and so see tensors batched at its level. The ctx passed to them, a OneSample, exists for that one
+call. When the call ends, everything on it is saved as a Record, with batch dimensions exposed, on
+the ctx passed to the vmap rule. When the next call begins, all of it is batched again at once, at
+the level of the vmap entered for that call, rather than when it is read: backward may read it
+inside transforms that it calls, when their layers are on top. Under two vmaps the outer one's ctx
+is a OneSample too, whose Record contains the inner one's.
 """
 
 from typing import Any, NamedTuple
@@ -19,25 +19,25 @@ from torchlayers import _C
 from torchlayers.autograd_function.batching import Dims, Held, batched, unbatched
 from torchlayers.core.errors import FunctionError
 
-# Names that begin so are ours, on ctx and on the classes of users.
+# Prefix of torchlayers' attributes on ctx and on users' classes.
 RESERVED = "_torchlayers"
 
 _RECORD = RESERVED + "_record"
 
 
 class Record(NamedTuple):
-    """What of a OneSample outlives the vmap, and what the rule of vmap keeps for itself."""
+    """The state of a OneSample that is saved beyond the vmap, and data that the vmap rule saves."""
 
     out_dims: Dims
     input_shapes: list[Any]
     saved_dims: tuple[Any, ...]
     saved_for_forward_dims: tuple[Any, ...] | None
     fields: dict[str, Any]
-    again_of: int  # the vmap's number. NOTE [Captured by a Function]
+    again_of: int  # the number of the user's vmap. NOTE [Captured by a Function]
 
 
 class _Inside:
-    """What a OneSample has besides the user's fields."""
+    """Internal state of a OneSample, apart from the user's fields."""
 
     saved_dims: tuple[Any, ...] = ()
     saved_for_forward_dims: tuple[Any, ...] | None = None
@@ -49,9 +49,10 @@ class _Inside:
 
 
 class OneSample:
-    """ctx for one sample. What is not about batches is the ctx's that the vmap was given.
+    """ctx for one sample. Attributes unrelated to batching are forwarded to the ctx that was
+    passed to the vmap rule.
 
-    Its `__dict__` holds the user's fields, and nothing else.
+    `__dict__` holds the user's fields only.
     """
 
     __slots__ = ("__dict__", "__weakref__", "_torchlayers")
@@ -91,19 +92,19 @@ class OneSample:
     def __setattr__(self, name: str, value: Any) -> None:
         check_name(name, self._torchlayers.owner)
         if hasattr(getattr(BackwardCFunction, name, None), "__set__"):
-            setattr(self._torchlayers.ctx, name, value)  # one of torch's own (materialize_grads)
+            setattr(self._torchlayers.ctx, name, value)  # a field of torch's (materialize_grads)
         else:
             vars(self)[name] = value
 
 
 def record_of(ctx: Any) -> Record:
-    """What was kept on the ctx that a vmap was given."""
+    """Returns the Record saved on the ctx that was passed to a vmap rule."""
     record: Record = getattr(ctx, _RECORD)
     return record
 
 
 def opened(ctx: Any, level: int, owner: str) -> OneSample:
-    """The ctx of one sample, with all that was kept on this ctx. The vmap is on top."""
+    """Returns a OneSample restored from the Record on ctx. The vmap is the top layer."""
     one_sample = OneSample(ctx, level, owner)
     inside, record = one_sample._torchlayers, record_of(ctx)
     inside.record = record
@@ -111,9 +112,9 @@ def opened(ctx: Any, level: int, owner: str) -> OneSample:
     if record.saved_for_forward_dims is not None and ctx.saved_for_forward is not None:
         dims = record.saved_for_forward_dims
     try:
-        saved = ctx.saved_tensors  # none yet in a jvp, but for save_for_forward
+        saved = ctx.saved_tensors  # in a jvp, those of save_for_forward alone
         inside.saved_tensors = tuple(batched(saved, dims)) if saved else ()
-    except RuntimeError as error:  # freed, or written to: no matter where nobody reads them
+    except RuntimeError as error:  # freed or modified in place: raised only if they are read
         inside.saved_tensors = error
     for name, value in record.fields.items():
         vars(one_sample)[name] = value.shown() if isinstance(value, Held) else value
@@ -121,7 +122,7 @@ def opened(ctx: Any, level: int, owner: str) -> OneSample:
 
 
 def keep(one_sample: OneSample, out_dims: Dims, input_shapes: list[Any]) -> None:
-    """Keeps what setup_context has put on it. The vmap is on top."""
+    """Saves what setup_context has stored on the OneSample. The vmap is the top layer."""
     inside = one_sample._torchlayers
     saved, saved_for_forward = inside.saved_dims, inside.saved_for_forward_dims
     fields = _fields(one_sample)
@@ -131,7 +132,7 @@ def keep(one_sample: OneSample, out_dims: Dims, input_shapes: list[Any]) -> None
 
 
 def close(one_sample: OneSample) -> None:
-    """Keeps what backward or jvp has made of its fields. The vmap is on top."""
+    """Saves the OneSample's fields as backward or jvp has left them. The vmap is the top layer."""
     inside = one_sample._torchlayers
     assert inside.record is not None
     if vars(one_sample) or inside.record.fields:
@@ -144,14 +145,14 @@ def _fields(one_sample: OneSample) -> dict[str, Any]:
 
 
 def put(ctx: Any, name: str, value: Any) -> None:
-    """Sets a field of ours, on what is behind ctxs that pass on what they are given."""
+    """Sets an internal field on the innermost ctx, inside the wrappers that forward to it."""
     while isinstance(ctx, (WithoutDirty, WrappedCtx)):
         ctx = ctx._torchlayers_ctx if isinstance(ctx, WithoutDirty) else ctx._pt_inner_ctx
     vars(ctx)[name] = value
 
 
 class _AroundContext:
-    """ctx, of which a class of this one changes a part."""
+    """Base of the ctx wrappers: forwards every attribute that a subclass does not override."""
 
     __slots__ = ("_torchlayers_ctx",)
 
@@ -166,7 +167,8 @@ class _AroundContext:
 
 
 class WithoutDirty(_AroundContext):
-    """ctx for a Function that returns what it has written instead of writing it."""
+    """ctx for a Function that returns new tensors instead of writing to its inputs: mark_dirty does
+    nothing."""
 
     __slots__ = ()
 
@@ -175,7 +177,7 @@ class WithoutDirty(_AroundContext):
 
 
 class WithoutLast(_AroundContext):
-    """ctx for a Function that knows nothing of its last operand."""
+    """ctx for a Function that is unaware of an additional last operand."""
 
     __slots__ = ()
 
@@ -185,7 +187,7 @@ class WithoutLast(_AroundContext):
 
 
 def check_name(name: str, owner: str) -> None:
-    """Raises FunctionError where a user's field has a name of ours."""
+    """Raises FunctionError if a user's field has a name reserved for torchlayers."""
     if name.startswith(RESERVED):
         raise FunctionError(
             f"torchlayers: {owner} sets ctx.{name}, and names that begin with {RESERVED} are "

@@ -1,4 +1,4 @@
-"""custom_function_call: a Function's way through the layers.
+"""custom_function_call: dispatches a Function through the layers.
 
 Cube.apply(x)                        torch's
   └─ torch's custom_function_call    any transform active
@@ -32,24 +32,25 @@ Rule: TypeAlias = Callable[..., Any]
 _functorch: Any = torch._C._functorch
 FRONT: Any = torch._C._dispatch_key_parse(_C.FRONT_KEY)
 
-# The one that Function.apply ends in: it asks no questions about transforms.
+# The apply that Function.apply calls last: it does not check for transforms.
 _PLAIN_APPLY: Any = vars(torch._C._FunctionBase)["apply"]
 
 
 class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
-    """Calls an autograd.Function with the layer on top of the stack, by that layer's rule.
+    """Applies an autograd.Function by the rule of the layer on top of the stack.
 
-    Called with a Function and its operands, as the Function's apply is; the result is what its
-    forward returns. A rule is registered by ``py_impl``, as on every higher-order operator:
+    Takes a Function and its operands, as the Function's apply does, and returns what its forward
+    returns. Rules are registered with ``py_impl``, as for every higher-order operator:
 
-    - for a ``TransformType`` it is called, where a layer of that kind is on top, with what
-      torch.func calls its rules with: ``(interpreter, Function, *operands)``. It takes the place
-      of ours, which ``functorch_table`` has: fetch that first, to leave other Functions to it.
-    - for a dispatch key, with ``(Function, *operands)``, and for a class of modes, with the mode
-      before these, it is called below the last layer, where the key is on or the mode active.
+    - A rule for a ``TransformType`` is called when a layer of that kind is on top, with the
+      arguments of a torch.func rule: ``(interpreter, Function, *operands)``. It replaces the
+      default rule in ``functorch_table``: fetch that first, to use it for other Functions.
+    - A rule for a dispatch key or a mode class is called below the last layer, when the key is
+      included or the mode active: with ``(Function, *operands)``, or ``(mode, Function,
+      *operands)``.
 
     Raises:
-        CallError: the operands are not what the Function's forward takes.
+        CallError: the operands do not match the signature of the Function's forward.
     Example:
         >>> class Scale(torch.autograd.Function):
         ...     @staticmethod
@@ -69,7 +70,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
 
     def __init__(self) -> None:
         super().__init__("torchlayers_custom_function_call")  # type: ignore[no-untyped-call]
-        # A key without a rule is fallen through; py_impl adds those with one.
+        # Keys without a rule fall through; py_impl adds those with one.
         self.non_fallthrough_keys = torch._C.DispatchKeySet(DispatchKey.Undefined)
         self._has_rules_below = False
 
@@ -99,7 +100,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         return super().dispatch(key, function, *operands)  # type: ignore[no-untyped-call]
 
     def on_top(self, function: Function, /, *operands: Any) -> Any:
-        """The Function on the layer on top now. operands are all that its forward takes.
+        """Applies the Function on the current top layer. operands are all arguments of its forward.
 
         Example:
             >>> class Double(torch.autograd.Function):
@@ -137,7 +138,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         return super().dispatch(key, function, *operands)  # type: ignore[no-untyped-call]
 
     def _has_rule_for(self, key: Any, operands: tuple[Any, ...]) -> bool:
-        """Only of the key of modes and subclasses does one have to ask: which of them it is."""
+        """Whether the key has a rule. The Python key has one only for some modes and subclasses."""
         if key != DispatchKey.Python:
             return True
         mode = _get_current_dispatch_mode()
@@ -147,8 +148,8 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
 
 
 def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """All operands by position, as Function.apply binds them."""
-    if function.setup_context is torch.autograd.Function.setup_context:  # old-style: as they are
+    """Returns all operands as positional ones, bound as Function.apply binds them."""
+    if function.setup_context is torch.autograd.Function.setup_context:  # old-style: not bound
         if options:
             raise CallError(
                 f"torchlayers: {function.__name__}.forward takes ctx, so it gets its operands by "
@@ -167,7 +168,7 @@ def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) ->
 
 
 def check_by_position(function: Any, options: dict[str, Any]) -> None:
-    """Raises CallError where there are operands that torch could not hand over."""
+    """Raises CallError if there are keyword-only operands, which torch can't pass to forward."""
     if options:
         raise CallError(
             f"torchlayers: {function.__name__}.forward takes {', '.join(options)} by keyword "
@@ -181,7 +182,8 @@ def _is_ours(rule: Any) -> bool:
 
 
 def _runtime_keys(k: Any) -> list[Any]:
-    """The keys at which a rule for this one, an alias (Autograd) or a class of modes, may run."""
+    """Returns the runtime keys of a rule's key: an alias key (Autograd) has several, a mode class
+    the Python key."""
     if inspect.isclass(k):
         return [DispatchKey.Python]
     if not torch._C._dispatch_is_alias_key(k):

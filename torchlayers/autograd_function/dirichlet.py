@@ -1,6 +1,6 @@
-"""What torch.distributions.Dirichlet draws by, in a form that transforms know.
+"""The Function that torch.distributions.Dirichlet samples with, in a form that transforms support.
 
-torch's own is an old-style Function, which torch.func refuses.
+torch's is an old-style Function, for which torch.func raises an error.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ TORCHS: Any = _Dirichlet
 
 
 class Dirichlet(torch.autograd.Function):
-    """Its numbers, and how they move with their concentrations (implicit reparameterisation)."""
+    """Dirichlet samples, differentiable in the concentration (implicit reparameterisation)."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""What torch itself refuses of autograd.Functions, in other words."""
+"""Replaces torch's error messages about autograd.Functions with ones that say what to do."""
 
 import re
 import sys
@@ -8,7 +8,7 @@ from torchlayers.autograd_function.old_style_dispatch import is_torchs
 from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_versions import applied_function
 
-# What torch says of a gradient whose shape is not its input's.
+# torch's message for a gradient whose shape differs from its input's.
 _GRADIENT = re.compile(
     r"Function (\w+)Backward returned an invalid gradient at index (\d+) - got (\[.*\]) but "
     r"expected shape compatible with (\[.*\])"
@@ -16,7 +16,7 @@ _GRADIENT = re.compile(
 
 
 def explain(error: RuntimeError) -> None:
-    """Raises what is wrong, and what to do, where torch did not say the latter."""
+    """Raises a FunctionError in place of a known torch error that does not say what to do."""
     text = str(error)
     if text.startswith("In order to use an autograd.Function"):
         function = _refused_function(error)
@@ -49,7 +49,7 @@ def explain(error: RuntimeError) -> None:
 
 
 def _refused_function(error: RuntimeError) -> Any:
-    """The class whose apply raised the error."""
+    """Returns the Function whose apply raised the error."""
     traceback = error.__traceback__ or sys.exc_info()[2]
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next

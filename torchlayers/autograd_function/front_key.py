@@ -1,4 +1,4 @@
-"""Where a Function comes to our layers: on our front key, from torch's custom_function_call."""
+"""Entry point of Functions: rules for our front key, on torch's custom_function_call and ours."""
 
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +36,8 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
 
 
 def checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-    """Reentrant checkpointing: its backward calls the engine, which knows one level."""
+    """Runs reentrant checkpointing as non-reentrant: the backward of the former calls the autograd
+    engine, which handles a single level."""
     return checkpoint(function, *args, preserve_rng_state=preserve_rng_state, use_reentrant=False)
 
 

@@ -1,14 +1,14 @@
-"""The rule of functionalize: a Function whose methods run without mutations.
+"""The functionalize rule: runs a Function's methods without mutations.
 
-For each Function another is generated, whose forward, backward and jvp run under a functionalize
-that is entered for them, if somebody records what they do. Its forward returns what the Function
-wrote to its inputs as new tensors; those are then what the functional tensors around the inputs
-hold.
+For each Function another is generated. While a graph is being traced, its forward, backward and
+jvp each run under a functionalize entered for that call. Its forward returns the values that the
+Function wrote to its inputs as new tensors; these become the values of the functional tensors that
+wrap the inputs.
 
 NOTE [Functions that read memory]
-A functional tensor has no memory of its own: NumPy, given one, makes an array of whatever is
-there, and no error. Functions are where NumPy is used. So their methods see plain tensors,
-mutations and all, where nothing is recorded and nobody can tell the difference.
+A functional tensor has no memory: NumPy makes an array of whatever is at its address, without an
+error. Functions are where NumPy is used. So unless a graph is being traced, where the difference
+would show, their methods get plain tensors and may mutate them.
 """
 
 from collections.abc import Sequence
@@ -25,16 +25,16 @@ from torchlayers.autograd_function.custom_function_call import Function, custom_
 from torchlayers.core import pytree
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 _functorch: Any = torch._C._functorch
 
 
 class _Written:
-    """Which outputs are inputs that were written to: an output more, which is no tensor."""
+    """Which outputs are inputs that forward has written to: an additional, non-tensor output."""
 
     def __init__(self, places: dict[int, int], copied: set[int], is_single: bool) -> None:
         self.input_of_output = places
-        self.copied = copied  # those of the outputs that are new tensors, with what was written
+        self.copied = copied  # the outputs that are new tensors holding the written values
         self.is_single = is_single
 
 
@@ -62,19 +62,20 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
 
 
 def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
-    """The value that the Function gave an operand, for all that reads the operand from now on."""
+    """Gives an operand the value that the Function wrote to it, visible to all later reads."""
     if _torch._is_functional_tensor(operand):
         _torch._functionalize_replace(operand, value)
         _torch._functionalize_commit_update(operand)
         _torch._functionalize_sync(operand)
-    elif operand is not value:  # a captured tensor, which is written to
+    elif operand is not value:  # a captured tensor: written in place
         with _C.Below():
             operand.copy_(value)
 
 
 def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
-    output = _C.unbatched(output, level)[0]  # a tensor that it captured, as this layer knows it
-    # Of captured tensors alone it may be a functionalize's further out, and torch wraps it once.
+    output = _C.unbatched(output, level)[0]  # a captured tensor, seen from this layer
+    # Computed from captured tensors alone, it may belong to an outer functionalize; torch can't
+    # wrap such a tensor again.
     return output if _torch._is_functional_tensor(output) else functional(output, level)
 
 
@@ -85,13 +86,14 @@ def _value(arg: Any, level: int, keeps_views: bool) -> Any:
 def _changed(
     args: Sequence[Any], before: Sequence[Any], level: int, keeps_views: bool
 ) -> list[bool]:
-    """Which arguments hold other values by now than they did before."""
+    """Returns for each argument whether its value has been replaced since `before`."""
     pairs = zip(args, before, strict=True)
     return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
 
 
 def _versions(operand: Any) -> list[int]:
-    """How often it was written to, and the values in it: a batched tensor does not count itself."""
+    """Returns the version counters of a tensor and of the values it wraps, as a batched tensor
+    does not count writes itself."""
     versions = []
     while isinstance(operand, torch.Tensor):
         versions.append(operand._version)
@@ -101,7 +103,7 @@ def _versions(operand: Any) -> list[int]:
 
 
 def _is_recorded() -> bool:
-    """NOTE [Functions that read memory]."""
+    """Whether a graph is being traced. NOTE [Functions that read memory]."""
     return bool(_torch._C._len_torch_dispatch_stack())
 
 
@@ -110,15 +112,13 @@ def _generate(function: Function, keeps_views: bool) -> Function:
     set_up = derivatives.setup_context_of(function)
 
     def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any, list[bool]]:
-        """The method's result without functional tensors, and its arguments and result with them.
-
-        And which of the arguments it wrote to, as far as functional tensors know.
-        """
+        """Returns the method's result without functional tensors, its arguments and result with
+        them, and which arguments it wrote to, as far as functional tensors record that."""
         if not _is_recorded():
             result = method(*args)
             return result, list(args), result, [False] * len(args)
         top = _C.top()
-        if top is not None and top[0] == "functionalize":  # by which another's methods run already
+        if top is not None and top[0] == "functionalize":  # entered by an enclosing Function's rule
             before = [_value(arg, top[1], keeps_views) for arg in args]
             result = method(*args)
             return result, list(args), result, _changed(args, before, top[1], keeps_views)
@@ -147,7 +147,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         }
         is_single = not isinstance(outputs, tuple)
         outputs = pytree.as_tuple(outputs)
-        # Asked here: what setup_context is given may be wrapped again, by a vmap.
+        # Compared here, since a vmap may have wrapped the tensors again before setup_context.
         copied = {i for i, place in written.items() if outputs[i] is not operands[place]}
         return (*outputs, _Written(written, copied, is_single))
 

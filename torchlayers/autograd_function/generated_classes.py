@@ -1,7 +1,7 @@
-"""Functions generated from a Function, each kept with the class that it was generated from.
+"""Caches the Functions generated from a user's Function.
 
-Generating a class takes longer than applying it, so it is done once. It is kept on the class
-itself, so that both are let go together.
+Generating a class takes longer than applying it, so it is done once. The cache is an attribute of
+the source class, so that both are freed together.
 """
 
 from collections.abc import Callable, Hashable
@@ -10,11 +10,11 @@ from typing import Any
 from torchlayers.autograd_function.context import RESERVED
 from torchlayers.core.errors import FunctionError
 
-_GENERATED = RESERVED + "_generated"  # on a class: those that were generated from it
-_SOURCE = RESERVED + "_source"  # on one that was generated: the name of the user's
+_GENERATED = RESERVED + "_generated"  # on a source class: the classes generated from it
+_SOURCE = RESERVED + "_source"  # on a generated class: the name of the user's class
 _LIMIT = 64  # vmap generates one for each batch size and in_dims
 
-# What is read off the class of the Function that is applied.
+# Flags that torch and the rules read from the class of the applied Function.
 _INHERITED = ("generate_vmap_rule", "clear_saved_tensors_on_access", "boxed_grads_call")
 
 
@@ -23,9 +23,9 @@ class _Generated(dict[Any, Any]):
 
 
 def of(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
-    """generate(function), kept under the key, which may turn out not to be hashable.
+    """Returns generate(function), cached by key unless the key is not hashable.
 
-    generate_vmap_rule may be set later, or from outside, so it is a part of the key.
+    generate_vmap_rule may be set after the class is defined, so it is part of the key.
     """
     key = (key, function.generate_vmap_rule)
     kept = function.__dict__.get(_GENERATED)
@@ -45,10 +45,10 @@ def of(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
 
 
 def function_class(base: type, name: str, source: Any, **methods: Callable[..., Any]) -> Any:
-    """A Function of these static methods, with the source's flags.
+    """Creates a Function class with these static methods and the source's flags.
 
-    Its nodes are named after it (FooBackward), and programs that look at the names of nodes know
-    those of torch.func: so does who chooses the name here.
+    Autograd nodes are named after the class (FooBackward). Programs that inspect node names expect
+    those of torch.func, so callers choose `name` accordingly.
     """
     flags = {flag: getattr(source, flag) for flag in _INHERITED if hasattr(source, flag)}
     static = {name: staticmethod(method) for name, method in methods.items()}
@@ -57,7 +57,7 @@ def function_class(base: type, name: str, source: Any, **methods: Callable[..., 
 
 
 def name_of(function: Any) -> str:
-    """What the user calls it: its name, or that of the Function that it was generated from."""
+    """Returns the name for messages: the user's class name, also for a class generated from it."""
     name: str = vars(function).get(_SOURCE, function.__name__)
     return name
 
@@ -67,7 +67,7 @@ def is_generated(function: Any) -> bool:
 
 
 def _check_names(function: Any) -> None:
-    """Raises FunctionError where a user's class has an attribute with a name of ours."""
+    """Raises FunctionError if a user's class has an attribute with a reserved name."""
     if is_generated(function):
         return
     for owner in function.__mro__:

@@ -1,8 +1,8 @@
-"""The rule of grad and jvp: the Function on one level.
+"""The grad and jvp rule: records a Function in the autograd graph of one level.
 
-For each Function another is generated that works on wrappers of the top layer's level. Its
-forward hands the values inside them to the layers below and wraps what comes back; its context,
-backward and jvp are the Function's own. Autograd records it at this level alone.
+For each Function another is generated that works on tensors wrapped at the top layer's level. Its
+forward unwraps them, applies the Function on the layers below, and wraps the results; its
+setup_context, backward and jvp call the user's. Autograd records it at this level only.
 """
 
 from typing import Any

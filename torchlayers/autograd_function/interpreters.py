@@ -1,7 +1,7 @@
-"""What a rule of custom_function_call is told of the layer that it is the rule of.
+"""Interpreters: describe the current layer to a rule of custom_function_call.
 
-They are torch.func's interpreters, so that a rule which was written for torch.func reads them as
-it is. Only what depends on the stack is ours.
+They subclass torch.func's interpreters, so that a rule written for torch.func works unchanged. Only
+the parts that depend on the layer stack are overridden.
 """
 
 from contextlib import AbstractContextManager
@@ -35,8 +35,8 @@ class _OfOurLayer:
     def __getattr__(self, name: str) -> Any:
         if name != "_cdata":
             raise AttributeError(name)
-        # What torch.func's methods read: the layer's mirror in torch.func's stack. lower keeps
-        # it, as the layer is then no longer on top.
+        # Read by torch.func's methods: the layer's mirror on torch.func's stack. lower() saves it,
+        # as the layer is no longer on top from then on.
         return _functorch.peek_interpreter_stack()
 
 
@@ -61,7 +61,7 @@ OF_KIND: dict[str, type[Interpreter]] = {
     "grad": Grad,
     "jvp": Jvp,
     "vmap": Vmap,
-    "seeded": Vmap,  # as a vmap that has batched nothing
+    "seeded": Vmap,  # like a vmap under which no tensor is batched
     "drawn outside": Vmap,  # likewise
     "functionalize": Functionalize,
 }

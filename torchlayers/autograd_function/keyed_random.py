@@ -1,8 +1,8 @@
-"""A Function whose forward draws by a key, where the layer does: seeded, or a keyed vmap.
+"""Functions whose forward draws random numbers under seeded or a keyed vmap.
 
-A Function is applied below the layer, so what its forward draws would not come to the layer.
-Another is generated from it, which is given the key of the draw as an operand more, and runs the
-forward inside seeded.
+A Function is applied below the layer, so the layer would not see the random operators in its
+forward. Another Function is generated, which takes a key as an additional last operand and runs
+the forward inside seeded.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from torchlayers.core.errors import FunctionError
 
 
 def drawing_by_last(function: Function) -> Function:
-    """The Function with a key for its last operand."""
+    """Returns the Function with a key as an additional last operand."""
     made: Function = generated_classes.of(function, "drawing", _generate)
     return made
 

@@ -1,4 +1,4 @@
-"""A Function's own backward and jvp, called and checked."""
+"""Calls a Function's setup_context, backward and jvp, and checks what they return."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,20 +14,20 @@ from torchlayers.core.errors import FunctionError, MissingDerivativeError
 
 
 def setup_context_of(function: Any) -> Callable[..., None]:
-    """The Function's setup_context."""
+    """Returns the Function's setup_context, with a check of the names it sets on ctx."""
     is_generated = generated_classes.is_generated(function)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         function.setup_context(ctx, inputs, output)
         if not is_generated and isinstance(ctx, BackwardCFunction):
-            for name in vars(ctx):  # a ctx of ours has looked at each when it was set
+            for name in vars(ctx):  # our own ctx classes check each name when it is set
                 check_name(name, function.__name__)
 
     return setup_context
 
 
 def backward_of(function: Any) -> Callable[..., Any]:
-    """The Function's backward, or its vjp, which is another name for it."""
+    """Returns the Function's backward, which may be named vjp, with checks of its results."""
     name = generated_classes.name_of(function)
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -60,7 +60,7 @@ def _chosen(function: Any, name: str) -> Callable[..., Any]:
 
 
 def jvp_of(function: Any) -> Callable[..., Any]:
-    """The Function's jvp."""
+    """Returns the Function's jvp, with checks of its results."""
     name = generated_classes.name_of(function)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -92,11 +92,11 @@ def has_vmap(function: Any) -> bool:
 
 
 def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[Any, ...]:
-    """The gradients, one for each input of forward.
+    """Returns the gradients, one for each input of forward.
 
-    torch takes more gradients than there are inputs if those are None.
+    As in torch, further gradients are allowed if they are None.
     Raises:
-        FunctionError: there are fewer, or more that are not None, or one is no tensor.
+        FunctionError: there are fewer, or more that are not None, or one is not a tensor.
     """
     _check_tensors(backward, result, "gradient", "input")
     results = pytree.as_tuple(result)
@@ -124,7 +124,7 @@ def _kind(value: Any) -> str:
     return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
 
 
-# What torch says of a jvp's results, and how they should have been.
+# Parts of torch's messages about a jvp's results, and what to say instead.
 _TANGENTS = {
     "invalid number of forward gradients": "another number of tangents than forward has outputs. "
     "Return one for each",
@@ -136,7 +136,7 @@ _TANGENTS = {
 
 
 def explain_tangents(function: Any, error: RuntimeError) -> None:
-    """Raises what is wrong where torch could not take what jvp returned."""
+    """Raises a FunctionError that says what is wrong with the tangents that jvp returned."""
     text = str(error)
     for words, wrong in _TANGENTS.items():
         if words in text:
@@ -146,13 +146,13 @@ def explain_tangents(function: Any, error: RuntimeError) -> None:
 
 
 def reads_memory(error: RuntimeError) -> bool:
-    """Whether NumPy, or a kernel of the Function's own, asked a batched tensor for the memory that
-    it does not have."""
+    """Whether NumPy, or a kernel that the Function calls, tried to read the memory of a batched
+    tensor, which has none."""
     return "data pointer" in str(error)
 
 
 def reads_batched(error: BaseException | None, by: str = "vmap") -> bool:
-    """Whether a Function read a tensor that it was not given, batched by the layer of this name.
+    """Whether a Function read a captured tensor, not an operand, batched by the layer named `by`.
 
     NOTE [Captured by a Function].
     """
@@ -166,7 +166,7 @@ _BY_A_FUNCTION = "was used by an autograd.Function outside that transform"
 
 
 def explain_captured(function: Any, error: RuntimeError, method: str = "forward") -> None:
-    """Raises what is wrong where a Function met a tensor that its layers do not know."""
+    """Raises a FunctionError if `error` is about a captured tensor of an active transform."""
     name = generated_classes.name_of(function)
     if reads_batched(error):
         raise FunctionError(

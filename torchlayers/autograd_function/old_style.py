@@ -1,13 +1,13 @@
-"""Functions whose forward takes ctx and that have no setup_context.
+"""Old-style Functions: those whose forward takes ctx and that have no setup_context.
 
-Most third-party Functions are written so, and torch.func refuses them all. Here each is made
-one with a setup_context, which the rules of the layers can take.
+Most third-party Functions are old-style, and torch.func raises an error for them. Here each is
+converted to a Function with a setup_context, which the layers' rules can apply.
 
 NOTE [What an old-style forward keeps]
-Its forward runs once, at the bottom of the stack, with a ctx that takes notes. Each layer has a
-ctx of its own, whose setup_context follows the notes: what the forward kept is an input, an
-output, or a tensor made in between. Those made in between are given to every layer as outputs
-too, without gradients: for autograd they are constants, as they are outside transforms.
+The forward runs once, at the bottom of the stack, with a ctx that records what is done to it. At
+each layer, setup_context replays these notes on that layer's ctx. A tensor that the forward saved
+is an input, an output or an intermediate. Intermediates become additional outputs without
+gradients, so that every layer gets them: to autograd they are constants, as outside transforms.
 """
 
 import dataclasses
@@ -29,12 +29,12 @@ _KEPT = RESERVED + "_notes"
 
 
 def apply(function: Function, operands: tuple[Any, ...]) -> Any:
-    """The Function applied by the layers there are."""
+    """Applies the Function on the current layer stack."""
     top = _C.top()
     if top is not None and top[0] == "vmap" and derivatives.has_vmap(function):
         tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
-            return custom_function_call.on_top(function, *operands)  # its vmap needs no ctx
+            return custom_function_call.on_top(function, *operands)  # vmap takes no ctx
     made = generated_classes.of(function, "new style", _generate)
     *outputs, notes = custom_function_call.on_top(made, *operands)
     results = tuple(outputs[: notes.outputs])
@@ -43,7 +43,7 @@ def apply(function: Function, operands: tuple[Any, ...]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a tensor that was kept is: among the inputs, or among the outputs."""
+    """The position of a saved tensor, among the inputs or the outputs."""
 
     among: str
     index: int
@@ -51,7 +51,8 @@ class _Place:
 
 @dataclasses.dataclass(frozen=True)
 class _Noted:
-    """A pytree with places for its tensors, flat: a user's class may hold nothing but tensors."""
+    """A pytree whose tensors are replaced by places. Flat, as a user's class may accept nothing but
+    tensors."""
 
     leaves: list[Any]
     spec: pytree.TreeSpec
@@ -59,17 +60,17 @@ class _Noted:
 
 @dataclasses.dataclass(frozen=True)
 class _Notes:
-    """What a forward did with ctx: an output more, which is no tensor."""
+    """What a forward did with ctx, returned as an additional, non-tensor output."""
 
     outputs: int
     is_single: bool
     materialize_grads: bool
-    calls: dict[str, _Noted]  # save_for_backward, ...: what they were called with
+    calls: dict[str, _Noted]  # the arguments of save_for_backward, ..., by name
     attributes: dict[str, _Noted]
 
 
 class _Taken:
-    """What a _TakesNotes has besides the user's fields."""
+    """Internal state of a _TakesNotes, apart from the user's fields."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -78,14 +79,14 @@ class _Taken:
 
 
 class _TakesNotes:
-    """ctx for a forward at the bottom of the stack. Its `__dict__` holds the user's fields."""
+    """ctx that records an old-style forward's use of it. `__dict__` holds the user's fields."""
 
     __slots__ = ("__dict__", "__weakref__", "_torchlayers", "needs_input_grad")
     _torchlayers: _Taken
 
     def __init__(self, operands: tuple[Any, ...], owner: str) -> None:
         object.__setattr__(self, "_torchlayers", _Taken(owner))
-        # Which layer needs which is not known here: what is kept in vain is not used.
+        # Which layers need which gradients is not known here; saving too much does no harm.
         self.needs_input_grad = tuple(
             isinstance(operand, Tensor) and (operand.is_floating_point() or operand.is_complex())
             for operand in operands
@@ -112,14 +113,14 @@ class _TakesNotes:
 
 
 def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
-    """The outputs, the tensors made in between, and the notes."""
+    """Returns the outputs, the saved intermediates, and the notes."""
     taken = ctx._torchlayers
     is_single = not isinstance(result, tuple)
     outputs = list(pytree.as_tuple(result))
     count = len(outputs)
     dirty = [id(tensor) for tensor in taken.calls.get("mark_dirty", ())]
     for i, output in enumerate(outputs):
-        # torch makes such an output a view too, but not before setup_context has run.
+        # torch makes an output that is an input a view too, but only after setup_context.
         if any(output is operand for operand in operands) and id(output) not in dirty:
             outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
     places = {
@@ -146,7 +147,7 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
 
 
 def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
-    """Does with a layer's ctx what the notes say."""
+    """The generated setup_context: replays the notes on a layer's ctx."""
     *results, notes = outputs
     values = {"inputs": inputs, "outputs": results}
 
@@ -164,14 +165,14 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
         getattr(ctx, name)(*args)
     for name, value in notes.attributes.items():
         setattr(ctx, name, found(value))
-    ctx.set_materialize_grads(False)  # not for those in between
+    ctx.set_materialize_grads(False)  # no zeros for intermediates; _Kept.materialized does the rest
     kept = _Kept(notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs])))
     put(ctx, _KEPT, kept)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-    """What a layer's ctx keeps for backward and jvp."""
+    """Internal data saved on a layer's ctx for backward and jvp."""
 
     notes: _Notes
     all_outputs: int
@@ -179,7 +180,7 @@ class _Kept:
     outputs: list[Any]
 
     def materialized(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
-        """The gradients or tangents, zeros where there are none and the Function wants them."""
+        """Returns the gradients or tangents, None replaced by zeros if materialize_grads is set."""
         return [
             torch.zeros(shape[0], dtype=shape[1], device=shape[2])
             if value is None and shape is not None and self.notes.materialize_grads
@@ -217,7 +218,8 @@ def _generate(function: Function) -> Function:
         return (*pytree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
 
     def vmap(info: vmap_rule.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
-        """The Function's own vmap gives the outputs; forward, for all samples, what ctx keeps."""
+        """Takes the outputs from the Function's vmap, and runs forward batched for the values that
+        ctx saves."""
         outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
         try:
             with _C.vmap_entry(*info) as level:

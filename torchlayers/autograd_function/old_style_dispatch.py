@@ -1,13 +1,12 @@
-"""Old-style Functions are made to come to our layers.
+"""Makes torch dispatch old-style Functions to our layers.
 
 NOTE [Reaching old-style Functions]
-torch's Function.apply raises an error where it meets one inside a transform. It looks for
-setup_context, and binds the operands to forward's signature, on the class, at each call. So that
-is where each old-style class is taught, when a layer is entered and there are classes that were
-not there before: inside our layers it shows a setup_context, and a forward that takes anything.
-Outside them both are as they were written. torch itself is left as it is, its own old-style
-Functions too, but for reentrant checkpointing, Dirichlet numbers and DTensor's: they are shown
-likewise, and something of ours runs instead.
+torch's Function.apply raises an error for an old-style Function inside a transform. At each call
+it looks up setup_context on the class, and binds the operands to forward's signature. So when a
+layer is entered and new old-style classes exist, each is patched: inside our layers it shows a
+setup_context, and a forward that accepts any operands; outside them both are as written. torch's
+own classes are not patched, except the old-style Functions of reentrant checkpointing, Dirichlet
+and DTensor, in whose place replacements of ours run.
 """
 
 import functools
@@ -29,18 +28,18 @@ _ANY = inspect.signature(lambda *operands: None)
 
 
 def _shown(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """The setup_context that an old-style class shows. Nobody calls it: `apply` takes over."""
+    """Placeholder setup_context of a patched old-style class; never called."""
 
 
 class _SetupContext:
-    """A class's setup_context: one that is there inside our layers, torch's default outside."""
+    """Descriptor for setup_context: a placeholder inside our layers, torch's default outside."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         return _shown if _C.any_layer() else _DEFAULT.setup_context
 
 
 class _Forward:
-    """A class's forward, which inside our layers shows a signature without ctx."""
+    """Descriptor for forward: inside our layers its signature accepts any operands, and no ctx."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -59,7 +58,7 @@ class _Forward:
 
 
 def adopt() -> None:
-    """Lets the old-style Functions there are work inside our layers.
+    """Patches all existing old-style Functions so that they work inside our layers.
 
     NOTE [Reaching old-style Functions].
     """
@@ -83,13 +82,13 @@ def is_torchs(function: Function) -> bool:
 
 
 def is_old_style(function: Function) -> bool:
-    """Whether the Function has no setup_context of its own."""
+    """Whether the Function defines no setup_context."""
     shown = inspect.getattr_static(function, "setup_context")
     return isinstance(shown, _SetupContext) or function.setup_context is _DEFAULT.setup_context
 
 
 def is_shown_as_new(function: Function) -> bool:
-    """Whether it is an old-style Function that a layer of ours made Function.apply take."""
+    """Whether it is an old-style Function that currently shows the placeholder setup_context."""
     return function.setup_context is _shown
 
 

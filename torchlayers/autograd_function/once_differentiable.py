@@ -1,10 +1,10 @@
-"""Backwards that are marked @once_differentiable.
+"""Calls a backward that is decorated with @once_differentiable.
 
 NOTE [Differentiated once]
-torch's decorator turns recording off for the backward, and makes the gradients raise an error if
-one differentiates them. It sees the top level alone. To the layers below, what was not recorded
-would be a constant: a second derivative of zero, and no error. So here the gradients are tied, at
-every level that tracks what they were computed from, to a Function that raises the error.
+torch's decorator disables gradient recording in the backward, and makes the gradients raise an
+error when they are differentiated. It does so for the top level only: to the layers below,
+unrecorded gradients would be constants, with a second derivative of zero and no error. So here the
+gradients pass through a Function that raises the error, at every level that tracks their inputs.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ _WRAPPER: Any = once_differentiable(lambda ctx: None).__code__
 
 
 def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ...]) -> Any:
-    """backward(ctx, *grads), of the Function of this name."""
+    """Returns backward(ctx, *grads). `name` is the Function's name, for the error."""
     result = backward(ctx, *grads)
     if getattr(backward, "__code__", None) is not _WRAPPER:
         return result
@@ -41,7 +41,7 @@ def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ..
 
 
 def _is_tracked_below(tensor: Tensor) -> bool:
-    """Whether a layer below the top one, or plain autograd, records what is done to it."""
+    """Whether a layer below the top one, or plain autograd, tracks the tensor's gradient."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
         if tensor.requires_grad:

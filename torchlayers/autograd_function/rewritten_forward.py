@@ -1,4 +1,4 @@
-"""forward and setup_context as one."""
+"""Merges a Function's forward and setup_context into a forward that takes ctx."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ from typing import Any
 def autograd_function_forward_rewritten(
     original_forward: Callable[..., Any], original_setup_context: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """The forward that takes ctx, made of one that does not and its setup_context.
+    """Combines a forward without ctx and its setup_context into a forward that takes ctx.
 
     Args:
         original_forward: takes the operands.
         original_setup_context: takes ctx, the tuple of positional operands, and the output.
     Returns:
-        A function ``(ctx, *operands, **options)`` that runs the one and then the other, and
+        A function ``(ctx, *operands, **options)`` that runs the forward, then setup_context, and
         returns the output.
     Example:
         >>> class Cube(torch.autograd.Function):

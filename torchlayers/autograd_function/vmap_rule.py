@@ -1,11 +1,11 @@
-"""The rule of vmap: the Function's own vmap staticmethod, or one generated for it.
+"""The vmap rule: calls the Function's vmap staticmethod, or generates a batching rule for it.
 
-With generate_vmap_rule the Function is made batched: its forward, setup_context, backward and
-jvp each run under a vmap that is entered for them, as if on one sample.
+With generate_vmap_rule a batched Function is generated, whose forward, setup_context, backward and
+jvp each run under a vmap entered for that call, and so see one sample.
 
 NOTE [setup_context runs under vmap]
-What setup_context keeps has to be what one sample has. Sum keeps the shape of its input, to
-expand the gradient to it: for a batch of B inputs of shape (4,) that is (4,), and outside vmap
+setup_context has to save the values of one sample. Sum, for example, saves the shape of its input
+to expand the gradient to it: for a batch of B inputs of shape (4,) that must be (4,). Outside vmap
 it would be (B, 4), to which every sample's gradient would be expanded.
 """
 
@@ -29,7 +29,7 @@ from torchlayers.core.errors import FunctionError
 
 
 class VmapInfo(NamedTuple):
-    """What a Function's vmap staticmethod is told of the vmap that it is called in.
+    """Describes the active vmap to a Function's vmap staticmethod.
 
     Example:
         >>> class Double(torch.autograd.Function):
@@ -115,7 +115,7 @@ def _is_ambiguous(function: Function) -> bool:
 def run_vmap(
     function: Any, info: VmapInfo, in_dims: tuple[Any, ...], operands: tuple[Any, ...]
 ) -> tuple[Any, list[int | None]]:
-    """What the vmap staticmethod gives: its outputs, and the out_dim of each leaf of them."""
+    """Calls the vmap staticmethod; returns its outputs, and the out_dim of each of their leaves."""
     name = generated_classes.name_of(function)
     result = function.vmap(info, in_dims, *operands)
     if not (isinstance(result, tuple) and len(result) == 2):
@@ -152,7 +152,8 @@ def _generated(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> 
 
 
 def _split_dims(outputs: tuple[Any, ...]) -> tuple[Any, list[int | None]]:
-    """The outputs of a vmapped Function, which returns their dims as its last."""
+    """Splits the results of a vmapped Function into its outputs and their batch dimensions, the
+    last result."""
     dims = outputs[-1]
     assert isinstance(dims, Dims)
     results = outputs[0] if dims.is_single else outputs[:-1]

@@ -1,10 +1,9 @@
-"""Gradients of a batched Function, brought to the shape and the batch dimension of its inputs.
+"""Converts gradients of a batched Function to the shapes and batch dimensions of its inputs.
 
 NOTE [Gradients of broadcast inputs]
 A backward may return a gradient larger than its input, if the input's shape broadcasts to it:
-autograd sums what is too much. With a batch dimension in it, it can't: a gradient of shape
-(B, 3, 4) does not come from broadcasting an input of (B, 4). So it is summed here, as one
-sample's: (3, 4) to (4,).
+autograd sums over the additional dimensions. With a batch dimension autograd can't, as an input of
+shape (B, 4) does not broadcast to (B, 3, 4). So it is summed here, per sample: (3, 4) to (4,).
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,9 @@ def reductify(
     batch_size: int,
     shape: Sequence[int] | None,
 ) -> Tensor | None:
-    """The gradient, whose batch is in `dim`, for an input whose batch is in `in_dim`.
+    """Converts a gradient with batch dimension `dim` to one for an input with `in_dim`.
 
-    shape is that of one sample of the input; None stands for an input that is no tensor.
+    shape is that of one sample of the input, or None if the input is not a tensor.
     """
     if gradient is None or shape is None:
         return gradient
@@ -44,7 +43,7 @@ def reductify(
 def reductify_tangent(
     tangent: Tensor | None, dim: int | None, out_dim: int | None, batch_size: int
 ) -> Tensor | None:
-    """The output's tangent, with its batch where the output has it."""
+    """Returns the tangent with the batch dimension where its output has it."""
     if tangent is None or dim == out_dim:
         return tangent
     if out_dim is None:
@@ -58,7 +57,7 @@ def reductify_tangent(
 
 
 def in_dims_of_tangents(in_dims: Sequence[Any], tangents: Sequence[Any]) -> list[Any]:
-    """An input without a tangent has no batch dimension in it either."""
+    """Returns the batch dimensions of the tangents: None for an input without a tangent."""
     return [
         None if tangent is None else dim for dim, tangent in zip(in_dims, tangents, strict=True)
     ]

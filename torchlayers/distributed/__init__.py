@@ -1,8 +1,8 @@
-"""Over ranks: named axes and their collectives, under every transform.
+"""Distributed computation: named axes and their collectives, under every transform.
 
-An axis is what a collective runs along: the samples of ``vmap(..., axis_name="batch")``, or the
-ranks of a mesh dimension. It is named by its name, which the vmap or a ``with mesh:`` block binds,
-or by a one-dimensional DeviceMesh.
+A collective runs along an axis: the samples of ``vmap(..., axis_name="batch")``, or the ranks of a
+mesh dimension. An axis is given by name, bound by the vmap or a ``with mesh:`` block, or as a
+one-dimensional DeviceMesh.
 """
 
 from torchlayers.distributed import sent as sent

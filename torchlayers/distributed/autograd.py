@@ -1,4 +1,5 @@
-"""The same derivatives for plain autograd, outside every transform, as csrc/rules/axes.cpp has."""
+"""Registers the derivatives of the named-axis collectives with plain autograd, for use outside
+transforms. They are the same as in csrc/rules/axes.cpp."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ def _inverse(sources: list[int]) -> list[int]:
     return inverse
 
 
-# Of a cotangent and the operator's other arguments.
+# Functions of the cotangent and the operator's arguments after the first.
 TRANSPOSES: dict[str, Callable[..., Any]] = {
     "psum": lambda g, axis: _ops.psum(g, axis),
     "psum_invariant": lambda g, axis: _ops.pvary(g, axis),

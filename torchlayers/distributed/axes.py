@@ -1,4 +1,4 @@
-"""Which axis a name means here: a vmap's, or a mesh dimension's. NOTE [Named axes]."""
+"""Resolves axis names to axes: the samples of a vmap, or a mesh dimension. NOTE [Named axes]."""
 
 import contextlib
 import functools
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class Axis(NamedTuple):
-    """What a collective runs along.
+    """An axis for collectives to run along.
 
-    ``keys`` are what the operators call it: a vmap's level, a process group's name. A batch that
-    is spread over ranks has two, the samples here and the ranks. ``start`` is the place of the
-    first of the samples here.
+    ``keys`` identify it to the operators: a vmap's level, a process group's name. A batch that is
+    spread over ranks has two, for the samples on this rank and for the ranks. ``start`` is the
+    index in the batch of this rank's first sample.
     """
 
     name: str
@@ -37,8 +37,8 @@ class Axis(NamedTuple):
 class _Bound(threading.local):
     def __init__(self) -> None:
         self.axes: list[Axis] = []
-        self.spread: list[Axis] = []  # over whose ranks a transform is at work
-        self.some: list[tuple[int, ...]] = []  # vmaps of which some samples are in a branch
+        self.spread: list[Axis] = []  # axes over whose ranks a transform is spread
+        self.some: list[tuple[int, ...]] = []  # levels of vmaps, some of whose samples run a branch
 
 
 _bound = _Bound()
@@ -46,7 +46,7 @@ _bound = _Bound()
 
 @contextlib.contextmanager
 def bound(axis: Axis) -> Iterator[None]:
-    """Inside, the name means this axis."""
+    """Binds the axis to its name inside the block."""
     _bound.axes.append(axis)
     try:
         yield
@@ -56,15 +56,15 @@ def bound(axis: Axis) -> Iterator[None]:
 
 @contextlib.contextmanager
 def checking() -> Iterator[None]:
-    """Inside, each collective along ranks first makes sure that all ranks are at the same one.
+    """Checks before each collective over ranks in the block that all ranks call the same one.
 
-    That goes for those of named axes and for torch's functional ones. What is compared is the
-    collective's name, and its tensors' dtypes and shapes: in another small collective, which costs
-    as much as a small one does. Without it the backends take for granted that they fit; where they
-    don't, they hang until the timeout, abort the process, or return what was in memory.
+    This covers collectives along named axes and torch's functional collectives. The name of the
+    collective and the dtypes and shapes of its tensors are compared, in a further small collective.
+    Without the check, backends assume that calls match; where they don't, they hang until the
+    timeout, abort the process, or return uninitialized memory.
 
     Returns:
-        A context manager. Inside, where ranks differ, all of them raise a RuntimeError.
+        A context manager. Inside, if ranks differ, all of them raise a RuntimeError.
     Example:
         >>> from torchlayers.distributed import checking, psum
         >>> with checking():
@@ -80,7 +80,7 @@ def checking() -> Iterator[None]:
 
 
 class SpreadOver:
-    """A context manager: inside, the ranks of this axis have different samples."""
+    """Context manager for code in which each rank of this axis has its own part of the samples."""
 
     def __init__(self, axis: Axis) -> None:
         self.axis = axis
@@ -95,7 +95,10 @@ class SpreadOver:
 def naming_samples(
     func: Callable[..., Any], name: str, spread: Axis | None = None
 ) -> Callable[..., Any]:
-    """func under a vmap whose samples are an axis of this name, spread over ranks or not."""
+    """Wraps func, called under a vmap, to bind the vmap's samples to an axis of this name.
+
+    With `spread` the axis extends over the samples of all ranks.
+    """
 
     @functools.wraps(func)
     def named(*args: Any, **kwargs: Any) -> Any:
@@ -112,7 +115,7 @@ def naming_samples(
 
 
 def enter_branch(levels: tuple[int, ...]) -> None:
-    """From here on what runs is for some of these vmaps' samples alone, until leave_branch."""
+    """Marks code until leave_branch as run by only some samples of the vmaps at these levels."""
     _bound.some.append(levels)
 
 
@@ -121,7 +124,7 @@ def leave_branch() -> None:
 
 
 def _refuse_in_branch(axis: Axis, api: str) -> None:
-    """Raises where not all of the axis take part, for what the others do is not this."""
+    """Raises if some samples or ranks of the axis may not reach this collective."""
     if api in ("axis_index", "axis_size"):
         return
     for levels in _bound.some:
@@ -134,11 +137,11 @@ def _refuse_in_branch(axis: Axis, api: str) -> None:
 
 
 def resolve(axis: "AxisLike", api: str) -> Axis:
-    """The axis of this name that was bound last, or a mesh's one dimension.
+    """Returns the axis bound last to this name, or that of a one-dimensional mesh.
 
     Raises:
         AxisError: there is none.
-        TransformError: a batched predicate decides who comes here.
+        TransformError: inside a branch or loop on a batched predicate, not all take part.
     """
     found = _resolved(axis, api)
     if _bound.some:
@@ -173,7 +176,7 @@ def is_mesh(value: Any) -> "TypeGuard[DeviceMesh]":
 
 
 def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
-    """The axis of a mesh's one dimension."""
+    """Returns the axis of a one-dimensional mesh."""
     if mesh.ndim != 1:
         names = ", ".join(map(repr, mesh.mesh_dim_names or ()))
         raise AxisError(
@@ -194,12 +197,13 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
 
 @functools.cache
 def tell_autograd() -> None:
-    """Derivatives for plain autograd, which takes a moment, and samples need none."""
+    """Registers derivatives with plain autograd. On demand, as it is slow and axes of samples do
+    not need it."""
     importlib.import_module("torchlayers.distributed.autograd")
 
 
 def _meshes() -> "list[DeviceMesh]":
-    """The meshes of the `with mesh:` blocks that we are in."""
+    """Returns the meshes of the enclosing `with mesh:` blocks."""
     module = sys.modules.get("torch.distributed.device_mesh")
     found: list[DeviceMesh] = getattr(getattr(module, "_mesh_resources", None), "mesh_stack", [])
     return found

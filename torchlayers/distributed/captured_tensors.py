@@ -1,10 +1,10 @@
-"""Captured tensors of a function that is spread over ranks.
+"""Replaces the captured tensors of a function that is spread over ranks.
 
-All ranks hold them alike, as they hold arguments with in_dim None, and their gradients are summed
-over the ranks likewise. So they pass the same operator before the call, and a copy of the function
-is called that captures what comes of it: with other values in its closure, its defaults and its
-globals, and with other parameters in the modules among these. What is captured in another way, as
-an attribute of an object, is left as it is, and Spread refuses it.
+They are replicated on all ranks, like arguments with in_dim None, and their gradients are summed
+over the ranks too. So the same operator is applied to them before the call, and a copy of the
+function is called that captures its results: with other values in its closure, defaults and
+globals, and other parameters in the modules among these. Tensors captured in another way, such as
+attributes of an object, are not replaced, and Spread raises an error for them.
 """
 
 import dis
@@ -22,12 +22,12 @@ _LIBRARIES = ("torch", "torchlayers")  # whose globals hold no tensors of the us
 
 
 class Captured:
-    """The tensors that a function captures, of those that are wanted."""
+    """The tensors that a function captures and that `is_wanted` selects."""
 
     def __init__(self, func: Callable[..., Any], is_wanted: Callable[[Tensor], bool]) -> None:
         self._func = func
         self._is_wanted = is_wanted
-        self._looked_at: dict[int, tuple[Any, bool]] = {}  # and whether it holds one
+        self._looked_at: dict[int, tuple[Any, bool]] = {}  # by id: value, whether it holds a tensor
         self._modules: list[nn.Module] = []
         self._tensors: dict[int, Tensor] = {}
         self._holds(func)
@@ -37,7 +37,7 @@ class Captured:
         return [*self._tensors.values()]
 
     def replaced(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
-        """The function, which captures these instead."""
+        """Returns a copy of the function that captures these tensors instead."""
         copies = dict(zip(self._tensors, tensors, strict=True))
         function = _Copy(self, copies).of(self._func)
         for module in self._modules:
@@ -51,7 +51,7 @@ class Captured:
 
     def _holds(self, value: Any) -> bool:
         if id(value) not in self._looked_at:
-            self._looked_at[id(value)] = value, False  # where it holds itself
+            self._looked_at[id(value)] = value, False  # ends the recursion if it contains itself
             self._looked_at[id(value)] = value, self._look_at(value)
         return self.holds(value)
 
@@ -63,16 +63,16 @@ class Captured:
         if isinstance(value, nn.Module):
             if any([self._holds(each) for each in (*value.parameters(), *value.buffers())]):
                 self._modules.append(value)
-            return False  # it stays, and holds others for the time of a call
+            return False  # not copied: other tensors are put into it during the call
         return any([self._holds(each) for each in _members(value)])
 
 
 class _Copy:
-    """Makes copies of what holds captured tensors; everything else stays as it is."""
+    """Copies the objects that hold captured tensors; all others are shared."""
 
     def __init__(self, captured: Captured, copies: dict[int, Any]) -> None:
         self._captured = captured
-        self._copies = copies  # by what they are of
+        self._copies = copies  # by the id of the original
 
     def of(self, value: Any) -> Any:
         if not self._captured.holds(value):
@@ -104,7 +104,7 @@ class _Copy:
         copy = types.FunctionType(
             function.__code__, {**namespace} if names else namespace, closure=tuple(cells) or None
         )
-        self._copies[id(function)] = copy  # which may be in its own closure
+        self._copies[id(function)] = copy  # stored now, as it may be in its own closure
         functools.update_wrapper(copy, function)
         vars(copy).update(vars(function))
         vars(copy).pop("__wrapped__", None)
@@ -153,7 +153,8 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """Those that the function reads. A copy with others could not write to them."""
+    """Returns the globals that the function reads; none if it assigns to variables outside it, as
+    a copy's assignments would not be seen there."""
     namespace = function.__globals__
     if str(namespace.get("__name__")).partition(".")[0] in _LIBRARIES:
         return []
@@ -163,7 +164,7 @@ def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def _stored(code: types.CodeType) -> Iterator[str]:
-    """The variables of outside that the function assigns to."""
+    """Yields the global and free variables that the function assigns to."""
     free = {*code.co_freevars}
     for each in codes_in(code):
         for instruction in dis.get_instructions(each):

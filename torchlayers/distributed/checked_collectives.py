@@ -1,4 +1,4 @@
-"""torch's functional collectives, each preceded by a look whether all ranks are at the same one."""
+"""Checks before each of torch's functional collectives that all ranks call the same one."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from torchlayers.distributed.axes import Axis
 
 _groups: Any = torch.distributed.distributed_c10d
 _SPACES = ("_c10d_functional", "_c10d_functional_autograd")
-# They send nothing, or between two ranks.
+# Operators that send nothing, or only between two ranks.
 _OTHERS = (
     "wait_tensor",
     "wait_tensors",
@@ -25,7 +25,8 @@ _OTHERS = (
 
 
 class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is on, those of plain tensors compare. Those of named axes do so themselves."""
+    """A mode that compares ranks before collectives of plain tensors. Collectives along named axes
+    do so themselves."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -40,7 +41,7 @@ class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
     tensors: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
     if not tensors or any(type(x) is not Tensor or not has_numbers(x) for x in tensors):
-        return  # of a recording, or of a class that has its own
+        return  # while a graph is captured, or of a subclass with its own collectives
     group = args[-1]
     size = _groups._resolve_process_group(group).size()
     axis = Axis(group, size, (group,))
@@ -61,7 +62,7 @@ def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
 def _compare_parts(
     name: str, axis: Axis, device: str, sent: list[int], received: list[int]
 ) -> None:
-    """What each sends to each has to be what that one receives."""
+    """Checks that what each rank sends to each other rank is what that rank expects to receive."""
     row = torch.tensor([[*sent, *received]], device=device)
     everybodys = consistency.gathered(name, row, axis).tolist()
     for i, each in enumerate(everybodys):

@@ -1,6 +1,6 @@
-"""psum and its relatives: collectives along a named axis, of pytrees of tensors.
+"""psum and related collectives along a named axis, on pytrees of tensors.
 
-Each of them goes down the stack as an operator, with a tangent, a cotangent and a batching rule
+Each is an operator that passes through the layers, with rules for tangents, cotangents and batching
 (csrc/rules/axes.cpp). NOTE [Named axes].
 """
 
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from torchlayers.distributed.axes import AxisLike
 
 _ops: Any = torch.ops.torchlayers
-_ALONG = ("psum", "psum_invariant", "pvary", "pmax")  # as _C.call_along counts them
+_ALONG = ("psum", "psum_invariant", "pvary", "pmax")  # in the order of _C.call_along's index
 
 
 def psum(x: Any, axis: "AxisLike") -> Any:
-    """The sum along an axis.
+    """Sum along an axis.
 
-    Its derivative is that of the sum of what all samples or ranks return: psum's transpose is
-    psum. Where all of them share one result of it, and that is differentiated once, it is
-    :func:`psum_invariant`.
+    Differentiates the sum of the results of all samples or ranks, so psum's transpose is psum. If
+    they all share one result, which is differentiated once, use :func:`psum_invariant`.
 
-    A pytree's tensors go over ranks in one collective for each dtype.
+    Over ranks, a pytree's tensors are sent in one collective for each dtype.
 
     Args:
-        x: a tensor or pytree of tensors; a number is as good as one on each.
+        x: a tensor or pytree of tensors; a number counts as the same number on each.
         axis: an axis's name, or a DeviceMesh of one dimension.
     Returns:
-        x's structure, each tensor of its shape.
+        x's structure, with tensors of the same shapes.
     Raises:
         AxisError: no such axis is bound.
     Example:
@@ -50,10 +49,10 @@ def psum(x: Any, axis: "AxisLike") -> Any:
 
 
 def psum_invariant(x: Any, axis: "AxisLike") -> Any:
-    """The sum along an axis, as one value that all share: its cotangent is that of one of them.
+    """Sum along an axis, as one value that all share, with a single cotangent.
 
-    For a loss that all ranks compute of one sum, and gradients that each of them sums up. Its
-    transpose is :func:`pvary`.
+    For a loss that all ranks compute from one sum, with gradients that are then summed over ranks.
+    Its transpose is :func:`pvary`.
 
     Args, result and errors are those of :func:`psum`.
 
@@ -69,7 +68,7 @@ def psum_invariant(x: Any, axis: "AxisLike") -> Any:
 
 
 def pmean(x: Any, axis: "AxisLike") -> Any:
-    """The mean along an axis: :func:`psum` by the axis's size.
+    """Mean along an axis: :func:`psum` divided by the axis's size.
 
     Args, result and errors are those of :func:`psum`.
 
@@ -86,7 +85,7 @@ def pmean(x: Any, axis: "AxisLike") -> Any:
 
 
 def pmax(x: Any, axis: "AxisLike") -> Any:
-    """The largest along an axis, element by element; equal ones share its gradient.
+    """Elementwise maximum along an axis; equal largest elements share the gradient.
 
     Args, result and errors are those of :func:`psum`.
 
@@ -96,14 +95,15 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
         >>> below(torch.tensor([1.0, 3.0]))
         tensor([-2.,  0.])
 
-    Source: jax.lax.pmax, which has no derivative.
+    Source: jax.lax.pmax, which has no derivative in JAX.
     """
     resolved = resolve(axis, "pmax")
     return _each(lambda t: _along("pmax", t, resolved), x)
 
 
 def pvary(x: Any, axis: "AxisLike") -> Any:
-    """A value that all samples or ranks share, taken by each for itself: its gradient is summed.
+    """Marks a value that all samples or ranks share as used separately by each of them, so that its
+    gradient is the sum of theirs.
 
     Args, result and errors are those of :func:`psum`.
 
@@ -121,14 +121,14 @@ def pvary(x: Any, axis: "AxisLike") -> Any:
 
 
 def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
-    """What all samples or ranks have, in a new dimension. Its transpose is :func:`psum_scatter`.
+    """Stacks the values of all samples or ranks. Its transpose is :func:`psum_scatter`.
 
     Args:
         x, axis: as for :func:`psum`.
-        dim: where the new dimension goes.
-        tiled: join them along ``dim`` instead.
+        dim: the position of the new dimension.
+        tiled: whether to concatenate the values along ``dim`` instead.
     Returns:
-        x's structure, each tensor with a dimension more, of the axis's size.
+        x's structure, each tensor with an additional dimension of the axis's size.
     Raises:
         AxisError: no such axis is bound.
         DimensionError: x has no such dimension.
@@ -152,12 +152,12 @@ def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -
 
 
 def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
-    """The sum along an axis, of which each takes its part. Its transpose is :func:`all_gather`.
+    """Sum along an axis, of which each gets one part. Its transpose is :func:`all_gather`.
 
     Args:
-        x, axis: as for :func:`psum`; x has as many parts as the axis is long.
-        dim: the dimension of the parts, which the result has not.
-        tiled: parts of any size are side by side in ``dim``, which stays.
+        x, axis: as for :func:`psum`; x has one part for each sample or rank.
+        dim: the dimension of the parts, which the result does not have.
+        tiled: whether ``dim`` is split into equal parts of any size instead, and stays.
     Returns:
         x's structure.
     Raises:
@@ -192,14 +192,14 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
 
 
 def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
-    """Each deals out ``split_dim``, a part to each, and joins what it gets along ``join_dim``.
+    """Splits x along ``split_dim``, sends a part to each, and joins the parts received.
 
-    Its transpose deals out ``join_dim`` and joins along ``split_dim``.
+    Its transpose splits along ``join_dim`` and joins along ``split_dim``.
 
     Args:
         x, axis: as for :func:`psum`.
-        split_dim: the dimension that is dealt out, in parts of one size.
-        join_dim: the dimension along which parts are joined, in order of who sent them.
+        split_dim: the dimension that is split, into parts of equal size.
+        join_dim: the dimension along which received parts are joined, in the order of senders.
     Returns:
         x's structure.
     Raises:
@@ -230,15 +230,15 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
 
 
 def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
-    """Sends along an axis by pairs (from, to); who is sent nothing gets zeros.
+    """Sends values along an axis by (from, to) pairs; a place that receives nothing gets zeros.
 
     Args:
         x, axis: as for :func:`psum`.
-        perm: pairs of places on the axis. Nobody sends twice or is sent to twice.
+        perm: pairs of indices on the axis. Each index may send once and receive once.
     Returns:
-        x's structure, each tensor of its shape.
+        x's structure, with tensors of the same shapes.
     Raises:
-        AxisError: no such axis is bound, or the pairs are not such.
+        AxisError: no such axis is bound, or the pairs are invalid.
     Example:
         >>> from torchlayers.distributed import ppermute
         >>> to_the_right = lambda x: ppermute(x, "batch", [(0, 1), (1, 2)])
@@ -262,11 +262,11 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
 
 
 def axis_index(axis: "AxisLike", device: torch.device | str | None = None) -> Tensor:
-    """The sample's or rank's own place on the axis, an integer tensor without dimensions.
+    """Index of the sample or rank on the axis, as a 0-dim integer tensor.
 
     Args:
         axis: as for :func:`psum`.
-        device: where the tensor is.
+        device: the device of the result.
     Raises:
         AxisError: no such axis is bound.
     Example:
@@ -283,7 +283,7 @@ def axis_index(axis: "AxisLike", device: torch.device | str | None = None) -> Te
 
 
 def axis_size(axis: "AxisLike") -> int:
-    """How many samples or ranks are on the axis.
+    """Number of samples or ranks on the axis.
 
     Args:
         axis: as for :func:`psum`.
@@ -326,7 +326,7 @@ def _reduced(name: str, x: Any, axis: Axis) -> Any:
 
 
 def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) -> Any:
-    """The operator on each of x's tensors: over ranks, on all of them at once."""
+    """Applies the operator to each tensor in x; over ranks, to all of them in one call."""
     if isinstance(x, Tensor):
         return _along(name, x, axis)
     leaves, spec = pytree.flatten(x)
@@ -334,7 +334,7 @@ def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) ->
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     found = [leaves[i] for i in places]
     for key in axis.keys if found else ():
-        if key.startswith("#"):  # a vmap's
+        if key.startswith("#"):  # the samples of a vmap
             found = [getattr(_ops, name).default(each, key) for each in found]
         else:
             found = getattr(_ops, name + "_each").default(found, key)

@@ -1,4 +1,4 @@
-"""Making sure, in one small collective, that all ranks are about to do the same."""
+"""Checks in one small collective that all ranks are about to do the same."""
 
 import hashlib
 import json
@@ -13,20 +13,20 @@ from torchlayers.distributed.axes import Axis
 
 _collectives: Any = torch.ops._c10d_functional
 
-FAILURE = "failure"  # the name of a fact: this rank can't begin
-_SHOWN = 4  # facts in which ranks differ
+FAILURE = "failure"  # the name of a fact: why this rank can't begin
+_SHOWN = 4  # how many differing facts the error lists
 
 
 def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     """Raises on every rank of the axis unless all of them have the same facts.
 
     Args:
-        api: what the error calls it.
-        axis: of ranks.
+        api: the name of the call in the error.
+        axis: the axis of ranks.
         device: the type of device that the ranks' tensors are on.
-        facts: what has to be alike, by its name in the error.
+        facts: values that have to be equal on all ranks, by their names in the error.
     Raises:
-        TransformError: it isn't; the error says what each rank has.
+        TransformError: they differ; the error lists the values by rank.
     """
     text = json.dumps(facts).encode()
     digest = hashlib.blake2b(text, digest_size=16).digest()
@@ -62,7 +62,7 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
 
 
 def gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
-    """All ranks' rows."""
+    """Gathers the rows of all ranks."""
     try:
         pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
         gathered: Tensor = _collectives.wait_tensor(pending)
@@ -72,7 +72,7 @@ def gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
 
 
 def _by_rank(found: list[dict[str, str]], name: str) -> str:
-    """``4 on rank 0 and 5 on ranks 1, 2``"""
+    """Returns a fact's values in words: ``4 on rank 0 and 5 on ranks 1, 2``."""
     ranks: dict[str, list[int]] = {}
     for rank, each in enumerate(found):
         ranks.setdefault(each.get(name, "none"), []).append(rank)

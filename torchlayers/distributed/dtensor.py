@@ -1,4 +1,4 @@
-"""What transforms ask of DTensors."""
+"""DTensor helpers for transforms: predicates, construction, and chunks of a sharded batch."""
 
 import copy
 import importlib
@@ -17,27 +17,27 @@ _functorch: Any = torch._C._functorch
 
 
 def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
-    """Whether it is one; torch.distributed.tensor is not imported for that."""
+    """Whether value is a DTensor. Does not import torch.distributed.tensor."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def is_dtensor_below(tensor: Tensor) -> bool:
-    """Whether a DTensor holds its memory, inside the wrappers and batches of all levels."""
+    """Whether the tensor inside the wrappers of all levels is a DTensor."""
     return "torch.distributed.tensor" in sys.modules and is_dtensor(under_levels(tensor))
 
 
 def under_levels(tensor: Tensor) -> Tensor:
-    """The tensor that holds the memory, inside the wrappers and batches of all levels."""
+    """Returns the innermost tensor, inside the grad, jvp and vmap wrappers of all levels."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
 def gradients_as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
-    """Those that are DTensors brought to where their arguments lie."""
+    """Redistributes gradients that are DTensors to match their arguments' placements."""
     if not any(is_dtensor_below(each) for each in gradients):
-        return gradients  # of another class
+        return gradients
     placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
     found: list[Tensor] = placed.as_arguments(gradients, arguments)
     return found
@@ -49,7 +49,7 @@ def spec_of(
     shape: Sequence[int],
     dtype: torch.dtype,
 ) -> Any:
-    """What a DTensor of this shape, laid out in rows, knows of itself."""
+    """Returns the DTensorSpec of a contiguous DTensor of this global shape."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     strides = [1]
@@ -60,7 +60,7 @@ def spec_of(
 
 
 def of_local(local: Tensor, spec: Any) -> "DTensor":
-    """The DTensor of which each rank has its part."""
+    """Returns the DTensor whose shard on this rank is `local`."""
     from torch.distributed.tensor import DTensor
 
     local = local.contiguous()
@@ -79,7 +79,8 @@ def of_local(local: Tensor, spec: Any) -> "DTensor":
 
 
 def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
-    """A stack of tensors that each rank has, placed as one of them, a DTensor, is."""
+    """Distributes a stack of tensors, replicated on all ranks, with the placements of the DTensor
+    `leaf`, one of the tensors."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     leaf = under_levels(leaf)
@@ -91,7 +92,7 @@ def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
 
 
 def is_sharded(leaves: list[Any], dims: list[int | None]) -> bool:
-    """Whether a batch dimension is spread over ranks."""
+    """Whether any leaf is a DTensor that is sharded along its batch dimension."""
     return any(
         dim is not None and is_dtensor(leaf) and _mesh_dim(leaf, dim) is not None
         for leaf, dim in zip(leaves, dims, strict=True)
@@ -99,10 +100,10 @@ def is_sharded(leaves: list[Any], dims: list[int | None]) -> bool:
 
 
 class LocalChunks:
-    """A sharded batch, so many of each rank's samples at a time.
+    """Chunks of a sharded batch, each with the same range of every rank's samples.
 
-    ``narrow`` of a DTensor along the dimension it is sharded in gathers all of it on each rank. A
-    chunk that has its part of every shard stays where it is, and its samples are in the batch's
+    ``narrow`` on a DTensor along its sharded dimension gathers all of it on each rank. A chunk
+    that takes a part of every shard needs no communication, and its samples are in the batch's
     order once the chunks' shards are joined.
     """
 
@@ -118,7 +119,7 @@ class LocalChunks:
         self.mesh_dim = mesh_dim
         self.ranks = self.mesh.size(mesh_dim)
         self.batch_size = batch_size
-        self.largest = -(-batch_size // self.ranks)  # as torch.chunk cuts
+        self.largest = -(-batch_size // self.ranks)  # as torch.chunk splits
         self.leaves = [
             leaf if dim is None else self._sharded(leaf, dim)
             for leaf, dim in zip(leaves, dims, strict=True)
@@ -126,7 +127,8 @@ class LocalChunks:
         self.dims = dims
 
     def size_of(self, start: int, size: int) -> int:
-        """How many samples of all ranks are in the chunk that begins with each one's `start`."""
+        """Returns the number of samples, over all ranks, in the chunk that begins at index `start`
+        of each rank's samples."""
         own = [
             min(self.largest, max(self.batch_size - rank * self.largest, 0))
             for rank in range(self.ranks)
@@ -134,7 +136,7 @@ class LocalChunks:
         return sum(max(min(start + size, each) - start, 0) for each in own)
 
     def largest_of_all(self, number: int) -> int:
-        """The largest that a rank has, so that all of them take the same chunks."""
+        """Returns the maximum of `number` over all ranks, so that they use the same chunks."""
         collectives: Any = torch.ops._c10d_functional
         largest = torch.tensor(number, device=self.mesh.device_type)
         for dim in range(self.mesh.ndim):
@@ -143,14 +145,14 @@ class LocalChunks:
         return int(largest)
 
     def narrow(self, start: int, size: int) -> list[Any]:
-        """The chunk's leaves."""
+        """Returns the chunk's leaves."""
         return [
             leaf if dim is None else self._narrowed(leaf, dim, start, size)
             for leaf, dim in zip(self.leaves, self.dims, strict=True)
         ]
 
     def join(self, parts: list[Any], dim: int) -> Any:
-        """A result of all chunks, sharded where the batch is."""
+        """Joins the chunks' results into one, sharded along the batch dimension."""
         dim = dim % parts[0].dim()
         if not is_dtensor(parts[0]):
             return torch.cat(parts, dim)
@@ -181,7 +183,7 @@ class LocalChunks:
 
 
 def _mesh_dim(tensor: "DTensor", dim: int) -> int | None:
-    """The mesh dimension over which this one of the tensor's is spread."""
+    """Returns the mesh dimension over which the tensor's dimension `dim` is sharded, or None."""
     for place, placement in enumerate(tensor.placements):
         if placement.is_shard(dim):
             return place

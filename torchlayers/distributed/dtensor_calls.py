@@ -1,9 +1,9 @@
-"""DTensor's own calls inside a transform: on DTensors, and on tensors of a level that hold one.
+"""DTensor methods inside a transform: on DTensors, and on tensors of a level that wrap one.
 
-torch writes them as autograd.Functions for plain autograd (`from_local`, `to_local`,
-`redistribute`). Inside a transform each is an operator of ours, which passes all layers. A tensor
-of a level is a torch.Tensor to Python, and `to_local` and its kin are looked up there: they are
-there for those that hold a DTensor, and for no other tensor.
+torch implements them as autograd.Functions for plain autograd (`from_local`, `to_local`,
+`redistribute`). Inside a transform each is replaced by an operator that passes through all layers.
+A tensor of a level is a torch.Tensor in Python, so `to_local` and the other attributes are added to
+torch.Tensor, but exist only for tensors that wrap a DTensor.
 """
 
 import functools
@@ -39,7 +39,7 @@ def _from_local(
     grad_placements: "Sequence[Placement] | None" = None,
 ) -> Any:
     if dtensor.is_dtensor_below(x):
-        return x  # somebody has asked isinstance(x, DTensor), and wants one
+        return x  # the caller tested isinstance(x, DTensor), which is False for a wrapped one
     placed = _placed()
     whole = [*x.shape] if shape is None else [*shape]
     where = placed.written(placements)
@@ -52,7 +52,7 @@ def _from_local(
 
 def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
     if dtensor.is_dtensor(x) and _functorch.is_functorch_wrapped_tensor(x._local_tensor):
-        local = x._local_tensor  # torch has made x inside, around a tensor of the transform
+        local = x._local_tensor  # torch made x inside the transform, around a tensor of its level
         return local.view_as(local)
     placed = _placed()
     where = placed.placements_of(x)
@@ -82,7 +82,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 def instead_of(function: Any) -> Callable[..., Any] | None:
-    """What runs inside a transform instead of a Function that torch has made for ranks; or None."""
+    """Returns the replacement for one of torch's distributed Functions in a transform, or None."""
     return _FUNCTIONS.get((function.__module__, function.__name__))
 
 
@@ -117,7 +117,7 @@ def _placements(x: Tensor) -> "tuple[Placement, ...]":
 
 
 def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
-    """The placements, with dimensions counted from the front."""
+    """Returns the placements with non-negative dimensions."""
     from torch.distributed.tensor import Shard
 
     return [
@@ -127,7 +127,7 @@ def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
 
 
 class _OfDTensors:
-    """An attribute of tensors of a level that hold a DTensor; others don't have it."""
+    """Descriptor for an attribute that only tensors of a level that wrap a DTensor have."""
 
     def __init__(self, name: str, value: Callable[..., Any], is_method: bool) -> None:
         self.name = name
@@ -136,17 +136,17 @@ class _OfDTensors:
 
     def __get__(self, tensor: Tensor | None, owner: type) -> Any:
         if tensor is None:
-            return self  # as a property does
+            return self  # accessed on the class, as for a property
         if not dtensor.is_dtensor_below(tensor):
             raise AttributeError(f"{owner.__name__!r} object has no attribute {self.name!r}")
         return functools.partial(self.value, tensor) if self.is_method else self.value(tensor)
 
 
 def meet(tensor: Tensor) -> bool:
-    """Is told of a tensor of a class of its own that becomes one of a level: is it a DTensor?
+    """Whether a tensor subclass instance that is about to be wrapped at a level is a DTensor.
 
-    The first one gives torch.Tensor what a DTensor has. Programs without any keep it as it is,
-    which matters: Dynamo, for one, reads what a class has, not what its instances have.
+    At the first DTensor the attributes are added to torch.Tensor. Without DTensors it is left
+    unchanged, since Dynamo, for example, inspects the attributes of classes, not of instances.
     """
     if dtensor.is_dtensor(tensor):
         _teach_tensors()
@@ -168,19 +168,19 @@ def _teach_tensors() -> None:
 
 
 def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]") -> "Tensor":
-    """A tensor that all ranks hold alike, as a DTensor: torch's, for inside transforms too.
+    """Converts a tensor that is the same on all ranks to a DTensor; also works inside transforms.
 
-    Nothing is sent, but for gradients that come back in parts.
+    The forward sends nothing; gradients that come back in parts are communicated.
 
     Args:
-        x: the same on all ranks.
+        x: a tensor, the same on all ranks.
         mesh: a DeviceMesh.
         placements: one for each of the mesh's dimensions, Shard or Replicate.
     Returns:
-        The DTensor; inside a transform a tensor of its level that holds it, with a DTensor's
+        The DTensor; inside a transform a tensor of its level that wraps it, with a DTensor's
         ``to_local``, ``redistribute``, ``full_tensor``, ``placements`` and ``device_mesh``.
     Raises:
-        NotTensorError: x is no tensor.
+        NotTensorError: x is not a tensor.
     Example:
         >>> from torchlayers.distributed import distribute_tensor
         >>> def total(x, mesh):

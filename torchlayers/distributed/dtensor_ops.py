@@ -1,7 +1,8 @@
-"""Between DTensors and what a rank holds of them: operators, so that they pass all layers.
+"""Operators that convert between DTensors and local tensors, and redistribute DTensors.
 
-A tensor of a level may hold a DTensor, inside its wrappers and batches. What lies where is told
-of that one, with the dimensions counted as the level counts them.
+As operators they pass through all layers. A tensor of a level may wrap a DTensor; its placements
+are then those of the DTensor, with dimensions numbered as the level sees them, without the batch
+dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from torchlayers.distributed import dtensor
 _functorch: Any = torch._C._functorch
 _ops: Any = torch.ops.torchlayers
 
-# A mesh as an operator's argument: by the names of its groups.
+# Meshes by the string that represents them as an operator argument: the names of their groups.
 _meshes: dict[str, DeviceMesh] = {}
 
 
@@ -32,14 +33,14 @@ def key_of(mesh: DeviceMesh) -> str:
 
 
 def written(placements: Sequence[Placement]) -> list[str]:
-    """Placements as an operator's argument."""
+    """Encodes placements as strings, for an operator argument."""
     return [_written(each) for each in placements]
 
 
 def _written(placement: Placement) -> str:
     if type(placement) is Shard:
         return f"S{placement.dim}"
-    if type(placement) is _StridedShard:  # of parts of another mesh dimension's
+    if type(placement) is _StridedShard:  # within the shards of another mesh dimension
         return f"S{placement.dim}/{placement.split_factor}"
     if isinstance(placement, Replicate):
         return "R"
@@ -65,18 +66,18 @@ def _read(text: str) -> Placement:
 
 
 def dim_of(placement: str) -> int:
-    """Which dimension is sharded."""
+    """Returns the sharded dimension of a Shard placement."""
     return int(placement[1:].partition("/")[0])
 
 
 def _of_dim(placement: str, dim: int) -> str:
-    """The same of another dimension."""
+    """Returns the Shard placement with the dimension replaced."""
     _, stroke, parts = placement.partition("/")
     return f"S{dim}{stroke}{parts}"
 
 
 def placements_of(x: Tensor) -> list[str]:
-    """Where the DTensor inside lies, its dimensions counted as those of x."""
+    """Returns the placements of the DTensor that x wraps, with dimensions numbered as x's are."""
     if _functorch.is_batchedtensor(x):
         batch = _functorch.maybe_get_bdim(x)
         return [_without(each, batch) for each in placements_of(_functorch.get_unwrapped(x))]
@@ -87,7 +88,7 @@ def placements_of(x: Tensor) -> list[str]:
 
 
 class _SpreadSamples(TransformError):
-    """A vmap's samples are on different ranks."""
+    """The samples of a vmap are on different ranks."""
 
 
 def _without(placement: str, batch: int) -> str:
@@ -108,7 +109,8 @@ def _behind_a_batch(placements: list[str]) -> list[str]:
 
 
 def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
-    """Where the gradient of what lies so lies, if nobody says: parts of a sum have the sum's."""
+    """Returns the placements of a gradient: `told` if given; else the value's, with Partial
+    replaced by Replicate."""
     if told is not None:
         return written(told)
     return ["R" if each[0] == "P" else each for each in placements]
@@ -127,10 +129,11 @@ def _at(x: Any, mesh: str, placements: list[str]) -> Any:
 
 
 def local_of(x: Any, placements: list[Placement]) -> Tensor:
-    """What this rank holds of a DTensor that is brought to these placements."""
+    """Returns this rank's local tensor of a DTensor redistributed to these placements."""
     share = 1
     if list(x.placements) != placements:
-        # torch brings nothing to parts of a sum: a tangent that all hold is dealt out equally.
+        # torch does not redistribute to Partial: each rank gets an equal share of a replicated
+        # tangent instead.
         dealt = [
             dim
             for dim, (now, wanted) in enumerate(zip(x.placements, placements, strict=True))
@@ -165,7 +168,7 @@ def _to_local(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
     return local.clone() if local is x._local_tensor else local
 
 
-# ---- operators, with what each does to cotangents and batches; they are linear
+# ---- operators, which are linear, with their transposes and batching rules
 
 _torch: Any = torch  # its library has no types
 _library = _torch.library.Library("torchlayers", "FRAGMENT")
@@ -212,7 +215,7 @@ def _operator(
 
 
 def _origin(x: Tensor) -> tuple[list[str], list[int]]:
-    """Where an operator's argument lies, if it is a DTensor, and its shape."""
+    """Returns the placements of an operator's argument, [] for a plain tensor, and its shape."""
     inner = x
     while _functorch.is_functorch_wrapped_tensor(inner):
         inner = _functorch.get_unwrapped(inner)
@@ -226,7 +229,7 @@ redistributed: Any = _operator(
     of_dtensors=_redistribute,
 )
 
-# The local tensor of what is brought to `placements`; its cotangents lie by `cotangents`.
+# The local tensor of x redistributed to `placements`; `cotangents` are its cotangent's placements.
 to_local: Any = _operator(
     "to_local(Tensor x, str mesh, str[] placements, str[] cotangents) -> Tensor",
     lambda g, origin, mesh, placements, cotangents: redistributed(
@@ -242,7 +245,7 @@ to_local: Any = _operator(
     of_dtensors=_to_local,
 )
 
-# Its cotangents are brought to `cotangents`.
+# The DTensor with local tensor x; its cotangent is redistributed to `cotangents`.
 from_local: Any = _operator(
     "from_local(Tensor x, str mesh, str[] placements, str[] cotangents, int[] shape) -> Tensor",
     lambda g, origin, mesh, placements, cotangents, shape: to_local(
@@ -262,9 +265,10 @@ from_local: Any = _operator(
 
 
 def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
-    """Gradients brought to where their arguments lie: parts of sums are summed, in one collective.
+    """Redistributes gradients to match their arguments' placements.
 
-    That of a plain tensor, which stands for a replicated one, is plain.
+    Partial ones are summed, in one collective for each mesh and dtype. The gradient of a plain
+    tensor, which counts as replicated, is plain.
     """
     placed = [*gradients]
     parts: dict[tuple[str, torch.dtype], list[int]] = {}

@@ -1,10 +1,10 @@
-"""A module of fully_shard called with given tensors: gathered where it gathers its own.
+"""functional_call for modules of fully_shard: gathers the given tensors like its own parameters.
 
-torch gathers a module's own parameters in its forward hooks, and reduces their gradients in hooks
-of plain autograd. While functional_call runs, hooks of ours stand in their places. They gather what
-the module was given with operators that have derivatives, all of a module's in one collective, and
-take it out again where its forward ends. The transpose is one reduce_scatter: what is
-differentiated is the sum of what all ranks return.
+torch gathers a module's parameters in its forward hooks, and reduces their gradients in hooks of
+plain autograd. While functional_call runs, hooks of ours replace these. They gather the tensors
+given to a module with differentiable operators, in one collective per module, and remove the
+gathered ones when its forward ends. The transpose is one reduce_scatter: what is differentiated is
+the sum of all ranks' results.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ _ops: Any = torch.ops.torchlayers
 
 
 def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
-    """What functional_call puts where: (dict, key, value)."""
+    """Returns the settings (dict, key, value) by which functional_call replaces torch's hooks."""
     axes.tell_autograd()
     units: dict[int, _Unit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
@@ -41,23 +41,23 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
 
 
 def _ids(state: FSDPState) -> set[int]:
-    """The keys of its hooks."""
+    """Returns the keys of the state's forward hooks."""
     handles: list[Any] = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
     return {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
 
 
 class _Unit:
-    """The modules whose parameters are gathered together, in one call."""
+    """One call of a group of modules whose parameters are gathered together."""
 
     def __init__(self, state: FSDPState) -> None:
         self.state = state
-        self.waiting: set[nn.Module] = set()  # for whose forward they are still gathered
+        self.waiting: set[nn.Module] = set()  # modules whose forward has yet to end
         self.sharded: list[tuple[dict[str, Any], str, Any]] = []
 
     def gather(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Instead of FSDPState._pre_forward."""
+        """Replaces FSDPState._pre_forward."""
         if not self.sharded:
             self.waiting = set(self.state._modules)
             for group in self.state._fsdp_param_groups:
@@ -67,7 +67,7 @@ class _Unit:
         return inputs
 
     def take_out(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Instead of FSDPState._post_forward."""
+        """Replaces FSDPState._post_forward."""
         self.waiting.discard(module)
         if not self.waiting:
             for parameters, name, value in self.sharded:
@@ -94,7 +94,7 @@ def _places(parameter: FSDPParam) -> Iterator[tuple[Any, str]]:
 
 
 def _current(parameter: FSDPParam) -> Any:
-    """What stands in its place: what was given, or its own, sharded."""
+    """Returns the tensor that is in the parameter's place: the given one, or its own, sharded."""
     module, name = next(_places(parameter))
     value = module._parameters[name]
     is_gathered = value is getattr(parameter, "_unsharded_param", None)
@@ -102,7 +102,7 @@ def _current(parameter: FSDPParam) -> Any:
 
 
 def _gathered(group: FSDPParamGroup, values: list[Any]) -> list[Any]:
-    """Those of them that are sharded whole: those of one dtype and mesh by one collective."""
+    """Returns the values with DTensors gathered: those of one dtype and mesh in one collective."""
     policies = [mixed_precision(group, parameter) for parameter in group.fsdp_params]
     whole: list[Any] = [*values]
     together: dict[Any, list[_Shard]] = {}
@@ -126,7 +126,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 
 class _Shard:
-    """What a rank holds of a parameter, and how the whole comes of what all hold."""
+    """A rank's shard of a parameter, and how the whole is made from all ranks' shards."""
 
     def __init__(self, place: int, parameter: FSDPParam, value: Any) -> None:
         self.place = place
@@ -155,7 +155,7 @@ class _Shard:
             placements = dtensor_ops.placements_of(value)
         groups = [str(mesh.get_group(dim).group_name) for dim in range(mesh.ndim)]
         sharded = [dim for dim in range(mesh.ndim) if placements[dim][0] == "S"]
-        # Along which ranks its parts are, and along which all hold the same.
+        # The process group (and its size) over which it is sharded, and those that replicate it.
         self.gathered = (groups[sharded[0]], mesh.size(sharded[0])) if sharded else None
         self.shared = tuple(each for dim, each in enumerate(groups) if dim not in sharded)
         key = dtensor_ops.key_of(below.device_mesh)
@@ -170,7 +170,7 @@ class _Shard:
         return [] if spec is None else dtensor_ops.written(spec.placements)
 
     def as_parameter(self, whole: Tensor) -> Any:
-        """As the module has it: a DTensor where tensors are parallel inside."""
+        """Returns the whole as the module expects it: as a DTensor under tensor parallelism."""
         if self.gathered is not None:
             whole = whole.movedim(0, self.dim)
         spec = self._of_tensor_parallelism
@@ -186,14 +186,14 @@ def _can_be_joined(placements: list[str]) -> bool:
 
 
 def _joined(shards: list[_Shard]) -> list[Tensor]:
-    """Of those that lie alike, the dimension that is sharded in front."""
+    """Gathers shards of one layout; the sharded dimension comes first."""
     parts = [each.local for each in shards]
     for axis in shards[0].shared:  # gradients are summed there
         parts = _ops.pvary_each.default(parts, axis)
     if shards[0].gathered is None:
         return parts
     axis, size = shards[0].gathered
-    # Collectives move parts of one size.
+    # Collectives need parts of equal size.
     parts = [_padded(part, -(-each.rows // size)) for part, each in zip(parts, shards, strict=True)]
     flat = torch.cat([part.reshape(-1) for part in parts])
     everybodys = _ops.all_gather.default(flat, 0, size, axis)

@@ -1,8 +1,8 @@
-"""A transform whose work is spread over the ranks of a mesh dimension.
+"""Spread: runs a transform with its work spread over the ranks of a mesh dimension.
 
-Every rank calls it, with arguments that all of them have alike or DTensors. What goes in passes an
-operator that shares it or deals it out, what comes out one that puts it together, and each of
-them has the other as its transpose: so gradients are those of the function on one machine.
+Every rank makes the call, with arguments that are the same on all ranks, or DTensors. An operator
+shares each input among the ranks or splits it, and another combines the results. They are each
+other's transposes, so gradients are those of the function on one machine.
 """
 
 import contextlib
@@ -26,27 +26,27 @@ if TYPE_CHECKING:
 _ops: Any = torch.ops.torchlayers
 _functorch: Any = torch._C._functorch
 
-_KEPT = 64  # specs of results
+_KEPT = 64  # maximum number of cached DTensorSpecs
 
 Out: TypeAlias = Literal["dtensor", "local", "full"]
 Check: TypeAlias = Literal["first", "always", "never"]
 
 
 def part(total: int, size: int, rank: int) -> tuple[int, int]:
-    """Where a rank's part begins, and how large it is, as torch.chunk cuts."""
+    """Returns the start and the size of a rank's part, as torch.chunk splits."""
     largest = -(-total // size)
     start = min(largest * rank, total)
     return start, min(largest, total - start)
 
 
 class Spread:
-    """The ranks that a transform is spread over, and what its results are.
+    """The ranks that a transform is spread over, and how its results are returned.
 
     Args:
-        api: what errors call the transform.
-        mesh: of one dimension.
-        out: "dtensor", "local" or "full".
-        check: "first", "always" or "never".
+        api: the transform's name in errors.
+        mesh: a one-dimensional mesh.
+        out: "dtensor", "local" or "full": the form of results.
+        check: "first", "always" or "never": which calls compare the ranks.
     """
 
     def __init__(self, api: str, mesh: "DeviceMesh", out: str, check: str) -> None:
@@ -73,15 +73,15 @@ class Spread:
         self._checks = check != "never" and self.ranks > 1
 
     def part(self, total: int) -> tuple[int, int]:
-        """Where this rank's part of so many begins, and how large it is."""
+        """Returns the start and the size of this rank's part of `total`."""
         return part(total, self.ranks, self.rank)
 
     # ---- before the call
 
     def agree(self, facts: Callable[[], dict[str, str]]) -> bool:
-        """Compares the ranks' facts, if that is for this call to do: returns whether it was.
+        """Compares the ranks' facts if this call is to be checked, and returns whether it was.
 
-        What fails on one rank fails on all of them.
+        If it fails on one rank, all ranks raise an error.
         """
         if not self._checks:
             return False
@@ -97,7 +97,7 @@ class Spread:
         return True
 
     def captured(self, func: Callable[..., Any], *, are_alike: bool = True) -> Captured:
-        """Those of the tensors that it captures whose gradients are to be summed."""
+        """Returns the tensors captured by func whose gradients are to be summed over the ranks."""
 
         def is_to_sum(x: Tensor) -> bool:
             return are_alike and _may_be_followed(x) and not dtensor.is_dtensor_below(x)
@@ -105,7 +105,7 @@ class Spread:
         return Captured(func, is_to_sum)
 
     def facts(self, args: tuple[Any, ...], leaves: list[Any], captured: Captured) -> dict[str, str]:
-        """What all ranks are to have alike of the call: its name, and its tensors."""
+        """Returns the facts of the call that must match on all ranks: its name, and its tensors."""
         facts = {"the call": self.api, "out": self.out, "leaves": str(len(leaves))}
         facts["captured tensors"] = str([[*each.shape] for each in captured.tensors])
         for i, leaf in enumerate(leaves):
@@ -118,7 +118,7 @@ class Spread:
         return facts
 
     def named(self, name: str | None, total: int) -> Axis:
-        """The axis of all ranks' samples."""
+        """Returns the axis of all ranks' samples."""
         return Axis(name or "", total, self.axis.keys, self.part(total)[0])
 
     def call(
@@ -129,9 +129,9 @@ class Spread:
         *,
         captures_alike: bool = True,
     ) -> Any:
-        """The function of what all ranks were called with alike, each to do its part.
+        """Calls the function, which does this rank's part, on arguments shared by all ranks.
 
-        Unless captures_alike, what it captures is a rank's own.
+        With captures_alike false, the tensors that it captures are local to each rank.
         """
         leaves, spec = pytree.flatten(args)
         captured = self.captured(function, are_alike=captures_alike)
@@ -146,7 +146,7 @@ class Spread:
         return result
 
     def samples(self, leaves: list[Any], dims: list[int | None], total: int) -> list[Any]:
-        """This rank's part of those leaves that have a dimension, and the others, shared."""
+        """Returns this rank's part of leaves with a batch dimension, and the others, shared."""
         own: list[Any] = [
             leaf if dim is None or not isinstance(leaf, Tensor) else self._dealt(leaf, dim, total)
             for leaf, dim in zip(leaves, dims, strict=True)
@@ -157,7 +157,8 @@ class Spread:
         return own
 
     def shared(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """What all ranks have alike, whose gradients are summed: all in one collective."""
+        """Returns replicated tensors such that their gradients are summed over the ranks, all in
+        one collective."""
         local = [
             self._whole(leaf) if dtensor.is_dtensor_below(leaf) else (leaf, True) for leaf in leaves
         ]
@@ -181,9 +182,9 @@ class Spread:
         return leaf.narrow(dim, start, size)
 
     def _whole(self, leaf: Tensor) -> tuple[Tensor, bool]:
-        """A DTensor's values, and whether their gradient is still to be summed.
+        """Returns the full local tensor of a DTensor, and whether its gradient is yet to be summed.
 
-        That of a sharded one comes back by a reduction to its shards.
+        That of a sharded DTensor is summed when it is reduced to the shards.
         """
         place, placements, _ = self._found(leaf)
         is_replicated = placements[place] == "R"
@@ -203,7 +204,8 @@ class Spread:
         return result
 
     def _found(self, leaf: Tensor) -> tuple[int, list[str], "DeviceMesh"]:
-        """Which of a DTensor's mesh dimensions is this one, its placements, and its mesh."""
+        """Returns the index of our mesh among a DTensor's mesh dimensions, the DTensor's
+        placements, and its mesh."""
         placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
         below = dtensor.under_levels(leaf)
         assert dtensor.is_dtensor(below)
@@ -230,7 +232,8 @@ class Spread:
     def inside(
         self, randomness: str, *, is_checked: bool
     ) -> contextlib.AbstractContextManager[Any]:
-        """While a rank's part runs. In a call that is checked so are the collectives in it."""
+        """Returns the context in which a rank's part runs. In a checked call, collectives inside
+        are checked too."""
         spread = axes.SpreadOver(self.axis)
         if not is_checked and randomness != "different":
             return spread
@@ -245,7 +248,7 @@ class Spread:
     # ---- after it
 
     def put_together(self, part: Any, dim: int | None, total: int) -> Any:
-        """A result of all ranks', of which this one has its part along dim."""
+        """Combines a result of which each rank has its part along dim; None: all have the same."""
         if not isinstance(part, Tensor):
             return part
         if dim is None:
@@ -263,7 +266,7 @@ class Spread:
         return placed.from_local(part, placed.key_of(self.mesh), where, where, [*shape])
 
     def _spec(self, dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-        """Of a DTensor that is sharded in this dimension; kept, for it takes a while to make."""
+        """Returns the spec of a DTensor sharded along dim; cached, as it is slow to make."""
         key = dim, shape, dtype
         if key not in self._specs:
             from torch.distributed.tensor import Shard
@@ -274,15 +277,15 @@ class Spread:
         return self._specs[key]
 
     def summed(self, parts: list[Tensor]) -> list[Tensor]:
-        """The sums of all ranks' tensors, as values that they share: in one collective."""
+        """Sums the tensors over ranks, as values that all ranks share, in one collective."""
         sums: list[Tensor] = _ops.psum_invariant_each.default(parts, self.axis.keys[0])
         return sums
 
     def refuse_captured(self, inputs: list[Any], results: list[Any], since: int) -> None:
-        """Raises where a result's gradient would go past the inputs, to a tensor of outside.
+        """Raises if a result depends on a tensor from outside that is not among the inputs.
 
-        Nobody would sum that one over the ranks. `since` is autograd's number at the beginning, and
-        captured tensors that were found are among the inputs.
+        Its gradient would not be summed over the ranks. `since` is autograd's sequence number at
+        the start of the call; captured tensors that were found are among the inputs.
         """
         if self.out != "local" and _reaches_outside(inputs, results, since):
             raise TransformError(
@@ -295,17 +298,18 @@ class Spread:
 
 
 def _is_followed(tensor: Tensor) -> bool:
-    """Whether it takes an operator, or the tensor's values alone will do."""
+    """Whether a layer or plain autograd may track the tensor, so that operators must be used rather
+    than its values alone."""
     return _functorch.maybe_current_level() is not None or _may_be_followed(tensor)
 
 
 def _may_be_followed(tensor: Tensor) -> bool:
-    """Whether somebody outside differentiates it, or batches it."""
+    """Whether the tensor is tracked by autograd or wrapped by a layer."""
     return tensor.requires_grad or _functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def sequence_number() -> int:
-    """Nodes of autograd that are made from here on have this number or a larger one."""
+    """Returns autograd's sequence number: nodes created from now on have this or a larger one."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number
 
@@ -327,7 +331,7 @@ def _reaches_outside(inputs: list[Any], results: list[Any], since: int) -> bool:
 
 
 def _nodes(tensor: Any) -> Iterator[Any]:
-    """Those that made a tensor, at each of its levels."""
+    """Yields the tensor's grad_fn at each of its levels."""
     while isinstance(tensor, Tensor):
         if tensor.grad_fn is not None:
             yield tensor.grad_fn

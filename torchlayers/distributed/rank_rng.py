@@ -1,4 +1,4 @@
-"""Random numbers that differ from rank to rank, where the ranks' generators are alike."""
+"""Makes ranks whose generators are in the same state draw different random numbers."""
 
 import contextlib
 import hashlib
@@ -12,9 +12,10 @@ from torchlayers.distributed import dtensor
 
 @contextlib.contextmanager
 def apart(*place: int) -> Iterator[None]:
-    """Inside, ranks of different places draw numbers of their own; afterwards all draw alike again.
+    """Makes ranks with different `place` draw different numbers inside the block, and all ranks the
+    same again afterwards.
 
-    Seeds come of the generator's state, without an operator, which layers would see.
+    Seeds are computed from the generator's state, without operators, which layers would see.
     """
     state = torch.get_rng_state().numpy().tobytes()
     torch.manual_seed(_seed(state, *place))
@@ -25,10 +26,11 @@ def apart(*place: int) -> Iterator[None]:
 
 
 def begin_apart(x: Tensor) -> Callable[[], object] | None:
-    """Lets ranks that hold different parts of x draw numbers of their own, until what is returned
-    is called; None where torch's DTensors see to that, or x is none.
+    """Makes ranks that hold different shards of x draw different numbers.
 
-    torch does on devices whose generators can be set forward. On others all parts are drawn alike.
+    Returns a function that ends this; or None if x is not a DTensor, or DTensor itself does it.
+    DTensor does on devices whose generators support offsets; on others all shards would get the
+    same numbers.
     """
     below = dtensor.under_levels(x)
     if not dtensor.is_dtensor(below):

@@ -1,4 +1,4 @@
-"""What is sent, counted."""
+"""Public names for counting what collectives send."""
 
 from torchlayers.distributed.traffic import Sent as Sent
 from torchlayers.distributed.traffic import counting as counting

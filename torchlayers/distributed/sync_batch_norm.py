@@ -1,8 +1,8 @@
-"""torch's SyncBatchNorm inside transforms: of operators that have derivatives.
+"""SyncBatchNorm inside transforms, composed of differentiable operators.
 
-torch writes it as an autograd.Function for plain autograd, of kernels that only GPUs have. What
-both differentiate is the sum of what all ranks return: gradients by the input go over ranks, those
-by weight and bias are each rank's own.
+torch implements it as an autograd.Function for plain autograd, with kernels that exist for GPUs
+only. Both versions differentiate the sum of all ranks' results: the gradient of the input involves
+communication, those of weight and bias are local to each rank.
 """
 
 from typing import Any
@@ -26,15 +26,15 @@ def sync_batch_norm(
     group: Any,
     ranks: int,
 ) -> Tensor:
-    """What SyncBatchNorm.apply returns, and what it does to the running statistics."""
+    """Computes the result of SyncBatchNorm.apply, and updates the running statistics as it does."""
     axes.tell_autograd()
     channels, dims = x.shape[1], [0, *range(2, x.dim())]
     shape = [1, channels, *[1] * (x.dim() - 2)]
     is_low = x.dtype in (torch.float16, torch.bfloat16)
     wide = x.float() if is_low else x
     count = wide.numel() // channels
-    # Each rank's mean, the sum of squares around it, and how many there are: one collective, and
-    # as exact as on one rank. A rank may have none.
+    # Gathers each rank's mean, sum of squared deviations from it, and element count: one
+    # collective, and as accurate as on one rank. A rank may have no elements.
     mean = wide.sum(dims) / max(count, 1)
     squares = ((wide - mean.view(shape)) ** 2).sum(dims)
     own = torch.cat([mean, squares, mean.new_full((1,), count)])

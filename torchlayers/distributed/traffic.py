@@ -1,4 +1,4 @@
-"""What is sent, counted where operators meet no layer any more."""
+"""Counts what collectives send, in a mode below all layers."""
 
 import contextlib
 import importlib
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
-# These send nothing.
+# Operators that send nothing.
 _LOCAL = (
     "wait_tensor",
     "wait_tensors",
@@ -22,13 +22,13 @@ _LOCAL = (
     "pvary_each",
     "shared",
 )
-# What these send is DTensor's to choose.
+# Operators whose kernels are run under the mode, as DTensor decides what they send.
 _OF_DTENSORS = {"to_local": "_to_local", "redistributed": "_redistribute"}
 
 
 @dataclass
 class Sent:
-    """What a rank has sent: the collectives in order, and the bytes that were given to them."""
+    """A rank's traffic: the collectives in order, and the bytes of the tensors passed to them."""
 
     names: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -57,14 +57,14 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextlib.contextmanager
 def counting() -> Iterator[Sent]:
-    """Counts the collectives inside, those of transforms, named axes and DTensors among them.
+    """Counts the collectives in the block, including those of transforms, named axes and DTensors.
 
-    Not counted is what ranks compare before a call (``check="first"``, :func:`checking`).
+    Consistency checks before a call (``check="first"``, :func:`checking`) are not counted.
 
     Yields:
-        ``names``, a list of the collectives of this rank, in order; and ``bytes``, those of the
-        tensors that were given to them. How many travel is the backend's: of an all_reduce over
-        a ring, twice as many for each rank.
+        ``names``, a list of this rank's collectives, in order; and ``bytes``, the size of the
+        tensors passed to them. The bytes actually sent depend on the backend: for a ring
+        all_reduce, about twice as many on each rank.
     Example:
         >>> from torchlayers.distributed import counting, psum
         >>> with counting() as sent:  # over samples, nothing is

@@ -1,5 +1,5 @@
-"""What is not about the dispatcher is torch's own, re-exported: replacing batch norms,
-looking inside a wrapped tensor, and einops' rearrange."""
+"""Re-exports functions of torch.func that do not depend on layers: replacing batch norms,
+inspecting a wrapped tensor, and einops-style rearrange."""
 
 from torch.func import debug_unwrap as debug_unwrap
 from torch.func import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_

@@ -1,12 +1,10 @@
-"""Backward hooks inside transforms: those of modules, and what stands for one on a tensor.
+"""Backward hooks of modules inside transforms. Tensor hooks are in csrc/python/tensor_hooks.cpp.
 
-csrc/python/tensor_hooks.cpp puts hooks on tensors.
-
-torch.nn.Module puts its backward hooks on a node that it makes if a tensor that goes into the
-module, or comes out, requires grad. Inside vmap, jvp, or a grad that does not differentiate by it,
-a tensor does not, and still a level further out may record it. So inside our layers the node is
-made by csrc/layers/module_hook.h, at the highest level that records any of the tensors; and a hook
-that is inside a vmap is called in it. NOTE [Hooks under vmap].
+torch.nn.Module registers its backward hooks on an autograd node, which it creates if an input or
+output of the module requires grad. Inside vmap, jvp, or a grad with respect to something else, a
+tensor does not require grad although an outer level may record it. So inside our layers
+csrc/layers/module_hook.h creates the node, at the highest level that records any of the tensors;
+and a hook registered inside a vmap is called inside it. NOTE [Hooks under vmap].
 """
 
 from collections.abc import Callable
@@ -26,13 +24,13 @@ _torchs_hooks: Any = nn.Module._get_backward_hooks
 
 
 class Handle(RemovableHandle):
-    """torch's, whose attributes C++ can set at once."""
+    """torch's handle with slots, so that C++ can set the attributes directly."""
 
     __slots__ = ("extra_dict_ref", "hooks_dict_ref", "id")
 
 
 class _Node(NamedTuple):
-    """What BackwardHook asks of a node."""
+    """An autograd node with the interface that BackwardHook uses."""
 
     node: Any
     placed: Callable[[Any], Any]
@@ -46,7 +44,11 @@ def _is_ours() -> bool:
 
 
 def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> Any:
-    """As torch's: args behind a node that `set_hooks` is called with; and which are tensors."""
+    """Replaces BackwardHook._apply_on_tensors.
+
+    Returns args, passed through a new node that `set_hooks` is called with, and the indices of the
+    tensors among them.
+    """
     if not _is_ours():
         return _torchs_node(self, set_hooks, args)
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]

@@ -1,4 +1,4 @@
-"""Several modules of one architecture as one function: ensemble, and their state stacked."""
+"""ensemble: runs several modules of one architecture as one; stack_module_state."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ _functorch: Any = torch._C._functorch
 
 @dataclass(frozen=True)
 class Ensemble:
-    """What :func:`ensemble` gives to call: its members, run as one.
+    """A callable that runs all members of an ensemble at once; made by :func:`ensemble`.
 
     Example:
         >>> import dataclasses
@@ -51,7 +51,7 @@ class Ensemble:
     def __call__(
         self, params: Named, buffers: Named, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, Named]:
-        """The members' outputs and new buffers, stacked."""
+        """Returns the members' outputs and new buffers, stacked."""
         in_dims = self.in_dims if isinstance(self.in_dims, tuple) else (self.in_dims,) * len(args)
         if len(in_dims) != len(args):
             raise StructureError(
@@ -68,10 +68,10 @@ class Ensemble:
         return result
 
     def load(self, *states: Mapping[str, Tensor]) -> None:
-        """Copies stacked parameters and buffers, or some of them, into the modules.
+        """Copies stacked parameters and buffers, all or some, into the modules.
 
         Raises:
-            StructureError: a module has no such name, or not in that shape.
+            StructureError: the modules have no tensor of that name, or one of another shape.
         Example:
             >>> nets = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
             >>> members, params, buffers = ensemble(nets)
@@ -106,38 +106,38 @@ def ensemble(
     randomness: str = "different",
     chunk_size: ChunkSize = None,
 ) -> tuple[Ensemble, Named, Named]:
-    """Modules of one architecture as one pure function of their stacked state.
+    """Combines modules of one architecture into one pure function of their stacked state.
 
     ``members(params, buffers, *args, **kwargs)`` calls all of them at once and returns
-    ``(outputs, new_buffers)``, the first dimension of each the members'. As with
-    :func:`functional`, nothing is written to: each member's running statistics come back as
-    values. It may stand inside any transform. Everything but tensors is taken from the
+    ``(outputs, new_buffers)``, each stacked along a leading member dimension. As with
+    :func:`functional`, nothing is written in place: each member's running statistics are returned
+    as values. It may be used inside any transform. Everything but tensors is taken from the
     first module.
 
     Args:
-        modules: a sequence of modules, which are kept, and the first of which is called. Or, with
-            seeds, a function without arguments that makes one.
-        seeds: an int a member. Each is made after ``torch.manual_seed(seed)``, one after another;
-            the generators then go on as if nothing had been drawn. Its parameters and buffers are
-            views of the stacked ones: no member has memory of its own.
+        modules: a sequence of modules, which the ensemble holds; the first one is called. Or,
+            with seeds, a function without arguments that returns a new module.
+        seeds: one int per member. Members are created in turn, each after
+            ``torch.manual_seed(seed)``; the generators' states are restored afterwards. The
+            members' parameters and buffers are views of the stacked ones and use no further memory.
         training: as for :func:`functional`.
-        in_dims: which dimension of each argument is the members': None where all get the
-            same, an int, or a tuple with an entry a positional argument as for
+        in_dims: the member dimension of each argument: None where all members get the same, an
+            int, or a tuple with an entry for each positional argument as for
             :func:`torchlayers.vmap`. Keyword arguments are the same for all.
-        randomness: whether random operators (dropout) draw numbers of its own for each member:
-            "different", "same", or "error" where they are to be refused.
-        chunk_size: how many members at a time, as for :func:`torchlayers.vmap`.
+        randomness: how random operators (dropout) draw: "different" numbers for each member, the
+            "same" for all, or "error" to raise an error.
+        chunk_size: how many members to run at a time, as for :func:`torchlayers.vmap`.
     Returns:
         ``(members, params, buffers)``. params and buffers are dicts by name, as those of
-        :func:`functional`, with the members in front; where the modules' tensors lie in one
-        already, they share its memory. ``members.modules`` are the modules,
+        :func:`functional`, with a leading member dimension. They are views of the modules' tensors
+        if these already lie in one stacked tensor. ``members.modules`` are the modules,
         ``members.load(params, buffers)`` copies state into them, and ``dataclasses.replace(members,
-        training=False)`` is the same with another option.
+        training=False)`` changes an option.
     Raises:
-        StructureError: the modules are of different classes, modes, names or shapes, or a module
-            of torch's has another setting in one of them; in_dims do not fit the arguments.
-        TransformError: no modules or seeds; a module is lazy.
-        TypeError: what is given, or made, is no nn.Module.
+        StructureError: the modules differ in class, mode, names or shapes, or a submodule of a
+            torch class differs in another setting; in_dims do not match the arguments.
+        TransformError: there are no modules or seeds; a module is lazy.
+        TypeError: an item, or the function's result, is not an nn.Module.
     Example:
         >>> members, params, buffers = ensemble(lambda: torch.nn.BatchNorm1d(1), seeds=range(2))
         >>> members(params, buffers, torch.ones(4, 1))[0].shape
@@ -148,7 +148,7 @@ def ensemble(
         >>> new_buffers["running_mean"].flatten()
         tensor([0.1000, 0.2000])
 
-    Source: the idea is JAX's, of a vmap over what initialises and what applies a network.
+    Source: in JAX, a network's init and apply functions are vmapped to the same end.
     """
     if seeds is None:
         if isinstance(modules, nn.Module) and not isinstance(modules, nn.ModuleList):
@@ -176,19 +176,19 @@ def ensemble(
 
 
 def stack_module_state(models: Modules, *, copy: bool = True) -> tuple[Named, Named]:
-    """The parameters and buffers of modules of one class, stacked by their names.
+    """Stacks the parameters and buffers of modules of one class, by name.
 
     Args:
         models: a sequence of modules, or an nn.ModuleList.
-        copy: with False, tensors of the models that lie in one tensor already, as those of
-            modules made by :func:`ensemble` do, are not copied: the result is a view of them,
-            and who writes to it writes to the models.
+        copy: False: tensors of the models that already lie in one stacked tensor, as those of
+            modules made by :func:`ensemble` do, are not copied. The result is then a view of
+            them, and writing to it writes to the models.
     Returns:
-        ``(params, buffers)``: dicts by name, of tensors with the models in front. They are leaves
-        that require grad where the models' do, ready for an optimizer.
+        ``(params, buffers)``: dicts by name, of tensors with a leading model dimension. They are
+        leaf tensors that require grad where the models' do, ready for an optimizer.
     Raises:
-        RuntimeError: there is no model; models are of different classes or modes, or differ in
-            names, shapes or in what requires grad.
+        RuntimeError: there are no models, or they differ in class, mode, names, shapes or
+            requires_grad.
     Example:
         >>> params, buffers = stack_module_state([torch.nn.Linear(3, 2) for _ in range(5)])
         >>> params["weight"].shape, params["weight"].is_leaf
@@ -238,7 +238,7 @@ def _leaf(api: str, name: str, tensors: list[Tensor], copy: bool) -> Tensor:
 
 
 def _one_tensor(values: list[Tensor]) -> Tensor | None:
-    """The tensor that the values are the rows of, if there is one."""
+    """Returns the stacked tensor whose rows the values are, or None if they are not."""
     first, *others = values
     if tracing_state.is_tracing() or not others or not all(map(_is_plain, values)):
         return None
@@ -257,7 +257,7 @@ def _one_tensor(values: list[Tensor]) -> Tensor | None:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Nothing stands between it and its memory."""
+    """Whether the tensor reads its memory directly, without wrappers or pending conj or neg."""
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
@@ -276,13 +276,13 @@ def _state(module: nn.Module) -> Named:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-# Made by a function
+# Members made by a function
 
 
 def _made(
     make: Callable[[], nn.Module], seeds: list[int]
 ) -> tuple[tuple[nn.Module, ...], Named, Named]:
-    """The modules, and their state, of which theirs are views."""
+    """Makes the modules; returns them and their stacked state, of which their tensors are views."""
     made: list[nn.Module] = []
     state: Named = {}
     with RandomState().restored():
@@ -303,7 +303,7 @@ def _made(
     return modules, params, {name: t for name, t in state.items() if name not in params}
 
 
-# Members that are alike
+# Checks that members are alike
 
 
 def _check_module(module: Any) -> None:
@@ -318,7 +318,7 @@ def _check_module(module: Any) -> None:
 
 
 def _check_alike(modules: Sequence[nn.Module]) -> None:
-    """All but the tensors is read from the first one, so it has to say the same of all."""
+    """Raises if the modules differ in more than tensor values, as the first is called for all."""
     if not modules:
         raise TransformError("torchlayers: ensemble: Expected at least one module, got 0.")
     for module in modules:
@@ -348,12 +348,14 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
 
 
 def _class_of(part: nn.Module) -> type:
-    """A parametrized module is of a class of its own, made of this one."""
+    """Returns the module's class. For a parametrized module, whose class torch replaces by a
+    generated one, returns the original."""
     return parametrize.type_before_parametrizations(part)
 
 
 def _settings(part: nn.Module) -> dict[str, Any]:
-    """What a module computes with besides tensors, as far as torch's own tell."""
+    """Returns the non-tensor settings of a module; of the public attributes, only those of torch's
+    own classes."""
     settings: dict[str, Any] = {"training": part.training}
     if _class_of(part).__module__.startswith("torch.nn.modules."):
         plain = (bool, int, float, str, tuple)

@@ -1,4 +1,4 @@
-"""A module as a pure function of its parameters and buffers, which are plain values."""
+"""functional: converts a module to a pure function of its parameters and buffers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -25,27 +25,28 @@ _functorch: Any = torch._C._functorch
 
 
 def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Apply, Named, Named]:
-    """The module as a pure function, with its parameters and buffers as values.
+    """Converts a module to a pure function, with its parameters and buffers as values.
 
     ``apply(params, buffers, *args, **kwargs)`` calls the module on the arguments and returns
-    ``(output, new_buffers)``. It writes to no buffer, neither the module's nor the one given: what
-    the module updates (the statistics of batch norms) comes back as a value. Under ``vmap``
-    there is a set for each sample, or each member of an ensemble; under ``grad`` it is passed on
-    with ``has_aux=True``.
+    ``(output, new_buffers)``. It writes neither to the module's buffers nor to those passed in:
+    buffers that the module updates (batch norm statistics) are returned as new values. Under
+    ``vmap`` there is one set for each sample, or each member of an ensemble; under ``grad`` return
+    it as aux, with ``has_aux=True``.
 
-    Under ``vmap`` buffers may be written to where only the input is batched: each sample then has
-    its own. Batch norms that average over all batches (``momentum=None``) count them in a tensor.
+    Under ``vmap`` the module may write to buffers even if only the input is batched: each sample
+    then has its own. Batch norms with a cumulative average (``momentum=None``) count batches in a
+    tensor.
 
     Args:
-        module: any nn.Module that :func:`functional_call` takes. It is kept, and called.
+        module: any nn.Module that :func:`functional_call` takes. ``apply`` holds and calls it.
         training: apply calls the module in training mode (True) or evaluation mode (False), as
-            ``module.train(training)`` would put it now; None: as it is at each call.
+            ``module.train(training)`` would set it now; None: in its mode at each call.
     Returns:
-        ``(apply, params, buffers)``. params and buffers are dicts by name; tied tensors have the
-        first of their names. Their tensors share memory with the module's, and do not require
-        grad.
+        ``(apply, params, buffers)``. params and buffers are dicts by name; tied tensors appear
+        under the first of their names. The tensors share memory with the module's, and do not
+        require grad.
     Raises:
-        RuntimeError: apply is called with other names than the module has.
+        RuntimeError: the names passed to apply differ from the module's.
     Example:
         >>> apply, params, buffers = functional(torch.nn.BatchNorm1d(1, momentum=1.0))
         >>> x = torch.tensor([[1.0], [3.0]])
@@ -58,7 +59,7 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
         tensor([[ 2.],
                 [-2.]])
 
-    Source: the shape of it is that of JAX's neural network libraries.
+    Source: the interface follows JAX's neural network libraries.
     """
     modes = {} if training is None else _modes(module, training)
     held = {part: mode for part, mode in modes.items() if _holds_its_mode(part)}
@@ -85,14 +86,15 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
     )
 
 
-# In which mode
+# Training mode
 
 
 _AS_THEY_ARE = nullcontext()
 
 
 def _modes(module: nn.Module, training: bool) -> Modes:
-    """What module.train(training) makes of each module: a class may have a say in it."""
+    """Returns the mode that module.train(training), which classes may override, sets on each
+    submodule."""
     before = _modes_now(module.modules())
     try:
         module.train(training)
@@ -111,7 +113,8 @@ def _set(modes: Modes) -> None:
 
 
 def _holds_its_mode(part: nn.Module) -> bool:
-    """In its own dict, where Python finds it: neither a script module nor a property does."""
+    """Whether `training` is stored in the module's `__dict__`: not so for a script module or a
+    property."""
     return type(part).__setattr__ is nn.Module.__setattr__ and not hasattr(type(part), "training")
 
 
@@ -125,11 +128,12 @@ def _in_modes(modes: Modes) -> Iterator[None]:
         _set(before)
 
 
-# Buffers that may be written to
+# Writable copies of buffers
 
 
 def _copies(module: nn.Module, modes: Modes, buffers: Named, given: Any) -> Named:
-    """The buffers, to write to: running statistics at every level that the call is batched at."""
+    """Returns writable copies of the buffers; running statistics are batched at every level at
+    which any argument of the call is."""
     if tracing_state.is_tracing() or not _C.any_layer():
         return {name: buffer.clone() for name, buffer in buffers.items()}
     statistics = {*_statistics(module, modes)}
@@ -141,7 +145,7 @@ def _copies(module: nn.Module, modes: Modes, buffers: Named, given: Any) -> Name
 
 
 def _statistics(module: nn.Module, modes: Modes) -> Iterator[str]:
-    """The names of what norms write to in the call."""
+    """Yields the names of the running statistics that norms update in the call."""
     for prefix, _ in _training_norms(module, modes):
         for name in ("running_mean", "running_var"):
             yield f"{prefix}.{name}" if prefix else name
@@ -154,7 +158,7 @@ def _training_norms(module: nn.Module, modes: Modes) -> Iterator[tuple[str, _Nor
 
 
 def _most_batched(given: Any) -> list[Tensor]:
-    """Tensors that are batched, together, at all levels at which any is."""
+    """Returns tensors that together are batched at all levels at which any tensor is."""
     chosen, covered = [], set[int]()
     for leaf in pytree.tree_leaves(given):
         if isinstance(leaf, Tensor) and not (levels := _batch_levels(leaf)) <= covered:
@@ -175,21 +179,21 @@ def _batch_levels(tensor: Tensor) -> set[int]:
 def _batched_copy(buffer: Tensor, batched: list[Tensor]) -> Tensor:
     copy = buffer.clone()
     for other in batched:
-        # Nobody differentiates by it: it has the levels of the other, and no value of it.
+        # A detached zero takes over the other tensor's batch levels, and no value or gradient.
         copy = copy + other.detach().new_zeros((), dtype=copy.dtype, device=copy.device)
     return copy
 
 
-# Statistics that are the average of all batches
+# Batch norms with a cumulative average
 
 
 def _cumulative(
     module: nn.Module, modes: Modes, buffers: Named
 ) -> Iterator[tuple[dict[str, Any], str, Callable[[Tensor], Tensor]]]:
-    """Settings for batch norms whose momentum is None.
+    """Yields settings that replace the forward of batch norms whose momentum is None.
 
-    Theirs is one over the batches they have seen, of which they make a Python number: under vmap
-    and in a recording there is none.
+    torch uses one over the number of batches as a Python number there, which is not available
+    under vmap and in a captured graph.
     """
     if not any(name.endswith("num_batches_tracked") for name in buffers):
         return
@@ -206,7 +210,7 @@ def _cumulative(
 
 
 def _averaged(norm: _BatchNorm, input: Tensor) -> Tensor:
-    """The norm's forward, with its momentum a tensor."""
+    """The batch norm's forward with a tensor momentum."""
     norm._check_input_dim(input)  # type: ignore[no-untyped-call]
     assert norm.running_mean is not None
     assert norm.running_var is not None

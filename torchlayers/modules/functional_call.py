@@ -1,4 +1,4 @@
-"""A module called with given tensors in the place of its parameters and buffers."""
+"""functional_call: calls a module with other tensors in place of its parameters and buffers."""
 
 import difflib
 import itertools
@@ -16,7 +16,7 @@ from torchlayers.core.errors import location
 from torchlayers.remat import torch_checkpoint
 
 Named = dict[str, Tensor]
-# The place of an attribute: a dict, the key in it, and what to put there.
+# How to replace an attribute: [dict, key, new value].
 Setting = list[Any]
 
 _RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
@@ -34,35 +34,35 @@ def functional_call(
     tie_weights: bool = True,
     strict: bool = False,
 ) -> Any:
-    """Calls the module with given tensors in the place of its own: ``module(*args, **kwargs)``.
+    """Calls ``module(*args, **kwargs)`` with the given tensors in place of the module's own.
 
-    The module has its own tensors back when the call ends, however it ends. What it assigns to
-    a buffer or parameter meanwhile (``self.seen = self.seen + 1``) is found in the dict that was
-    given. Where the module returns a generator, each of its steps has the given tensors.
+    The module's own tensors are restored when the call returns or raises. Values that it assigns
+    to a buffer or parameter during the call (``self.seen = self.seen + 1``) are stored in the dict
+    passed in. If the module returns a generator, each of its steps runs with the given tensors.
 
-    Two threads can't call one module at once with tensors of their own: the second gets an
-    error. A plain call, ``module(x)``, on another thread meanwhile may meet the tensors given
-    here: nothing of ours runs in it. There ``functional_call(module, {}, (x,))`` is refused.
+    Two threads can't call one module at once with different tensors: the second gets an error. A
+    plain call, ``module(x)``, on another thread may see the tensors given here, as torchlayers
+    can't intercept it; ``functional_call(module, {}, (x,))`` raises an error there instead.
 
     Args:
-        module: any nn.Module, but for jitted ones and nn.DataParallel.
-        parameter_and_buffer_dicts: tensors by the names of ``named_parameters()`` and
-            ``named_buffers()``, of any shape; or a tuple of such dicts, without a name in common.
-            What is not named stays as it is. A plain tensor attribute may be named too. The
-            tensor that a parametrization computes is replaced by its name
-            (``"linear.weight"``), without the parametrization; what it is computed from by
-            ``"linear.parametrizations.weight.original"``.
-        args: positional arguments; what is no tuple is the only one.
+        module: any nn.Module, except jitted ones and nn.DataParallel.
+        parameter_and_buffer_dicts: tensors of any shape, by the names of ``named_parameters()``
+            and ``named_buffers()``; or a tuple of such dicts, without a name in common. Tensors
+            that are not named are left in place. A plain tensor attribute may be named too. The
+            name of a parametrized tensor (``"linear.weight"``) replaces the computed tensor and
+            skips the parametrization; ``"linear.parametrizations.weight.original"`` replaces the
+            tensor that it is computed from.
+        args: positional arguments; a value that is not a tuple is the only argument.
         kwargs: keyword arguments.
-        tie_weights: tensors that are one in the module are replaced together.
-        strict: all the module's parameters and buffers must be named, and nothing else.
+        tie_weights: whether to replace tied tensors together.
+        strict: whether the names must be exactly those of the module's parameters and buffers.
     Returns:
-        What the module returns.
+        The module's result.
     Raises:
-        ValueError: tied tensors, or one that stands in two places, are given different values; a
-            name is in two dicts.
-        TypeError: what is given is no tensor, or is to replace what is none.
-        AttributeError: a name leads through a submodule that is not there.
+        ValueError: different values are given for tied tensors, or for one tensor in two places;
+            a name is in two dicts.
+        TypeError: a given value is not a tensor, or the attribute to replace is not.
+        AttributeError: a name refers to a submodule that does not exist.
         RuntimeError: with strict, a name is missing or unexpected; another thread is calling the
             module; it is jitted.
     Example:
@@ -87,7 +87,7 @@ def functional_call(
     return _C.call_module(module, parameter_and_buffer_dicts, args, kwargs, tie_weights, strict, ())
 
 
-# What C++ leaves to Python, where the arguments or what is returned are not the usual ones
+# Called from C++ for unusual arguments and results
 
 
 def as_one(dicts: Named | Sequence[Named]) -> Named:
@@ -131,8 +131,10 @@ def resumed(
     settings: tuple[Any, ...],
     run: Callable[..., Any] = _C.run_module,
 ) -> Any:
-    """What the module returned and runs on after the call: a generator, each of its steps with the
-    given tensors. Nothing else can be told when it does."""
+    """Wraps a generator that the module returned, so that each step runs with the given tensors.
+
+    Raises TypeError for a coroutine or an async generator, whose steps can't be intercepted.
+    """
     if isinstance(result, types.GeneratorType):
         return _steps(
             result, lambda step, *sent: run(module, step, given, sent, None, tie_weights, settings)
@@ -147,7 +149,7 @@ def resumed(
 
 
 def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
-    """The generator, each of its steps by run(step, value)."""
+    """Drives the generator, each step called as run(step, value)."""
     step, sent = generator.send, None
     while True:
         try:
@@ -168,7 +170,7 @@ def _steps(generator: Generator[Any, Any, Any], run: Callable[..., Any]) -> Any:
 
 
 def refuse_names(module: nn.Module, unexpected: list[str], missing: list[str]) -> NoReturn:
-    """Raises what strict refuses."""
+    """Raises the error for names that strict does not allow."""
     lines = [
         f"\n\t{kind} key(s): {', '.join(map(repr, names))}."
         for kind, names in (("Unexpected", unexpected), ("Missing", missing))
@@ -181,7 +183,7 @@ def refuse_names(module: nn.Module, unexpected: list[str], missing: list[str]) -
 
 
 def _owner(module: nn.Module, name: str) -> Any:
-    """What holds the tensor of this name."""
+    """Returns the submodule, or other object, that the tensor of this name is an attribute of."""
     path = name.split(".")[:-1]
     owner: Any = module
     for i, child in enumerate(path):
@@ -198,7 +200,7 @@ def _owner(module: nn.Module, name: str) -> Any:
 
 
 def _meant(module: nn.Module, names: list[str]) -> str:
-    """`` Did you mean 'layer.weight'?``, where the module has names like these."""
+    """Returns `` Did you mean 'layer.weight'?`` if the module has similar names, else ``""``."""
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())
     own = [name for name, _ in tensors]
     near = [
@@ -207,15 +209,15 @@ def _meant(module: nn.Module, names: list[str]) -> str:
     return f" Did you mean {' and '.join(map(repr, near))}?" if near else ""
 
 
-# What is neither a parameter nor a buffer
+# Tensors that are neither parameters nor buffers
 
 
 class _Instead(nn.Module):
-    """In the place of a parametrization, gives what was given."""
+    """Replaces a parametrization and returns the given tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
         super().__init__()
-        self.__dict__["tensor"] = tensor  # no parameter of it, if it is one
+        self.__dict__["tensor"] = tensor  # not registered, even if it is a Parameter
 
     def forward(self) -> Tensor:
         tensor: Tensor = vars(self)["tensor"]
@@ -230,7 +232,7 @@ def call_with_attributes(
     tie_weights: bool,
     settings: tuple[Any, ...],
 ) -> Any:
-    """_C.call_module, for names of plain attributes too: strict has looked at the names."""
+    """_C.call_module that also supports plain attributes. strict has already checked the names."""
     result = _run_with_attributes(module, module, given, args, kwargs, tie_weights, settings)
     if not isinstance(result, _RUN_ON_LATER):
         return result
@@ -288,7 +290,8 @@ def _check(owner: Any, key: str, name: str, value: Any) -> None:
 
 
 def _place(owner: nn.Module, key: str, value: Any) -> Setting | None:
-    """Where Python finds the attribute; nothing if only assigning to it says."""
+    """Returns the Setting that replaces the attribute, or None if it has to be assigned with
+    setattr (properties, slots, an overridden __setattr__)."""
     if parametrize.is_parametrized(owner, key):
         return [owner.parametrizations._modules, key, _Instead(value)]  # type: ignore[union-attr]
     is_property = hasattr(getattr(type(owner), key, None), "__set__")  # or a slot
@@ -302,7 +305,7 @@ def _assigned(owner: nn.Module, key: str, name: str, given: Named) -> Any:
     tensors = next((held for held in (owner._parameters, owner._buffers) if key in held), None)
 
     def assign(value: Any) -> None:
-        if tensors is not None:  # a script module's
+        if tensors is not None:  # of a script module
             tensors[key] = value
         else:
             setattr(owner, key, value)

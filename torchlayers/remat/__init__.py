@@ -1,3 +1,3 @@
-"""Rematerialization: `checkpoint`, its policies, memory budgets, and what has to be restored to run
-a function again.
+"""Rematerialization: `checkpoint`, its policies, memory budgets, and the ambient state to restore
+when a function is recomputed.
 """

@@ -1,4 +1,5 @@
-"""What a function's results depend on besides its arguments, for calling it once more."""
+"""Ambient state: RNG, autocast, default device and control-flow views, saved at a call so that the
+function can be recomputed under the same conditions."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -14,37 +15,38 @@ from torchlayers.core.device import RandomState, default_device_restored, with_a
 from torchlayers.fx.recomputation import recording
 from torchlayers.random.seeded import Draws
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 
 class Around(TorchFunctionMode):
-    """A mode that shows a function other tensors than it would see without it."""
+    """A control-flow mode that changes how a function sees tensors, for example only some of a
+    batched tensor's samples."""
 
-    is_covered: bool  # by one inside it, which asks it
-    beyond: "Around | None" = None  # one around it, which it does not ask
+    is_covered: bool  # whether a mode inside this one applies it already
+    beyond: "Around | None" = None  # an enclosing mode that this one does not apply
 
     def sample(self, x: Tensor) -> Tensor:
-        """The tensor as it is seen."""
+        """Returns the tensor as the function sees it."""
         raise NotImplementedError
 
     def as_now(self) -> Callable[[], AbstractContextManager[Any]]:
-        """What makes contexts, inside which functions see what they see now."""
+        """Returns a factory of context managers that restore the current view of tensors."""
         raise NotImplementedError
 
 
 def innermost() -> Around | None:
-    """The one that was entered last."""
+    """Returns the Around that was entered last, or None."""
     modes = reversed(_function_modes())
     return next((mode for mode in modes if isinstance(mode, Around)), None)
 
 
 def seen(values: Any) -> Any:
-    """The values as a function sees them here."""
+    """Returns the values as a function that runs now sees them."""
     return seen_by(innermost(), values)
 
 
 def seen_by(around: Around | None, values: Any) -> Any:
-    """Likewise, inside this one, which was entered here."""
+    """Returns the values as seen inside `around` and the modes beyond it."""
     while around is not None:
         values = pytree.map_tensors(around.sample, values)
         around = around.beyond
@@ -52,7 +54,7 @@ def seen_by(around: Around | None, values: Any) -> Any:
 
 
 def as_seen_now() -> Callable[[], AbstractContextManager[Any]]:
-    """What makes contexts, inside which functions see what they see now, whoever is around."""
+    """Returns a factory of context managers that restore the view given by all active Arounds."""
     seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
 
     @contextmanager
@@ -66,7 +68,8 @@ def as_seen_now() -> Callable[[], AbstractContextManager[Any]]:
 
 
 class Surroundings:
-    """What a function sees, the random state, draws by keys, autocast and the default device."""
+    """The state saved at a call: the view of tensors, the RNG state, keyed draws, autocast and the
+    default device."""
 
     def __init__(self) -> None:
         self.seen = as_seen_now()
@@ -79,7 +82,7 @@ class Surroundings:
         self.recorded_draws = self.recorded.here() if self.recorded is not None else 0
 
     def forget_unused(self) -> None:
-        """When the function has run, and it shows whether it has drawn random numbers."""
+        """Drops unused random state. Called after the function has run, when that is known."""
         assert self.random is not None and self.draws is not None
         if not self.draws.are_over():
             self.draws = None
@@ -88,7 +91,7 @@ class Surroundings:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Inside, all of that is as it was; afterwards as it is now."""
+        """Restores the saved state inside the block, and the current state afterwards."""
         with ExitStack() as stack:
             stack.enter_context(_hidden())
             if self.are_modes_asked:
@@ -110,7 +113,7 @@ class Surroundings:
 
 @contextmanager
 def _hidden() -> Iterator[None]:
-    """Inside, functions see what they see outside all control flow."""
+    """Disables all Arounds inside the block: functions see tensors as outside control flow."""
     arounds = [mode for mode in _function_modes() if isinstance(mode, Around)]
     if not arounds:
         yield
@@ -130,7 +133,7 @@ def _hidden() -> Iterator[None]:
 
 
 def _taken_off() -> list[Any]:
-    """All modes, which are no longer active, the outermost first."""
+    """Pops all function modes, and returns them with the outermost first."""
     count = _torch._C._len_torch_function_stack()
     return [_torch.overrides._pop_mode() for _ in range(count)][::-1]
 
@@ -149,7 +152,7 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
 
 
 def _function_modes() -> list[Any]:
-    """Those that are active, the outermost first."""
+    """Returns the active function modes, the outermost first."""
     if _torch._C._len_torch_function_stack() == 0:
         return []
     return _torch.overrides._get_current_function_mode_stack()  # type: ignore[no-any-return]

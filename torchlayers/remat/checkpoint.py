@@ -1,9 +1,9 @@
-"""checkpoint: what a function saves for its gradient is computed again when it is asked for.
+"""checkpoint: recomputes the tensors that a function saves for its gradient when they are needed.
 
-While the function runs, each level that records it gives the tensors that it saves to a pair of
-saved-tensor hooks, which keep a place for each and no tensor. The reverse pass of a level asks for
-the first of them, the function runs once more, on the stack of layers that it ran on (NOTE [Where
-a hook runs] in csrc/core/earlier_stack.h), and the places of that level are filled.
+While the function runs, each level that records it passes the tensors that it saves to a pair of
+saved-tensor hooks, which store a placeholder for each and no tensor. When the reverse pass of a
+level unpacks the first of them, the function runs again, on the layer stack that it first ran on
+(NOTE [Where a hook runs] in csrc/core/earlier_stack.h), and the level's placeholders are filled.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from torchlayers.remat.saved_by_policy import Giving, Keeping
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 __all__ = ["checkpoint"]
 
@@ -34,24 +34,24 @@ __all__ = ["checkpoint"]
 def checkpoint(
     func: Callable[P, R], policy: Policy | None = None, *args: NoReturn, **options: NoReturn
 ) -> Callable[P, R]:
-    """The function, whose saved tensors are computed again in the backward.
+    """Wraps a function so that its saved tensors are recomputed in the backward.
 
-    It may be nested, inside a transform and around one, under every nest of transforms; it draws
-    the same random numbers again, in the same autocast mode. It has to compute the same from the
-    same arguments each time, and may read captured tensors.
+    Checkpoints may be nested, and used inside and around any composition of transforms. The
+    recomputation draws the same random numbers, in the same autocast mode. func has to compute the
+    same results from the same arguments each time, and may read captured tensors.
 
     Args:
         func: takes and returns tensors and pytrees of tensors.
-        policy: what is kept all the same, operator by operator
-            (:mod:`torchlayers.checkpoint_policies`); None keeps the arguments alone.
-        args, options: none. torch's checkpoint takes func's arguments there, which is an error
-            here.
+        policy: selects the operators whose results are saved nevertheless
+            (:mod:`torchlayers.checkpoint_policies`); None saves the arguments alone.
+        args, options: not accepted. torch's checkpoint takes func's arguments there; here they
+            raise an error.
     Returns:
         A function with func's arguments and results.
     Raises:
-        CallError: it was called as torch.utils.checkpoint.checkpoint is.
-        RecomputationError: func did something else when it was recomputed, or one of its arguments
-            has been written to since.
+        CallError: it was called like torch.utils.checkpoint.checkpoint.
+        RecomputationError: func behaved differently when it was recomputed, or one of its
+            arguments has been written to in between.
     Example:
         >>> layer = checkpoint(lambda x: x.sin().exp())
         >>> torchlayers.grad(lambda x: layer(layer(x)).sum())(torch.zeros(2))
@@ -64,7 +64,7 @@ def checkpoint(
         _refuse_call(func, (policy, *args), options)
 
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if tracing_state.is_tracing():  # torch.func's transforms refuse hooks there
+        if tracing_state.is_tracing():  # torch.func's transforms do not allow hooks there
             return func(*args, **kwargs)
         if policy is everything_saveable or not torch.is_grad_enabled() or not may_recompute():
             return func(*args, **kwargs)
@@ -88,11 +88,12 @@ def _refuse_call(
 
 
 class AllThere(BaseException):
-    """All that was asked for has been recomputed. An `except Exception` does not stop it."""
+    """Ends a recomputation early, once all needed tensors are there. A BaseException, so that an
+    `except Exception` in the function does not catch it."""
 
 
 class _Call:
-    """One call of a checkpointed function, whose saved tensors csrc/python/checkpoint.cpp has."""
+    """One call of a checkpointed function. csrc/python/checkpoint.cpp has its placeholders."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class _Call:
 
     def run(self) -> Any:
         args, kwargs = pytree.unflatten(self.leaves, self.spec)
-        del self.leaves  # which `inputs` may have packed
+        del self.leaves  # `inputs` may hold them in packed form
         with _C.Region(self).on(), self.keeping or nullcontext():
             result = self.func(*args, **kwargs)
         self.surroundings.forget_unused()
@@ -142,7 +143,7 @@ class _Call:
 
 
 class AdoptedHooks(saved_tensors_hooks):
-    """Hooks that have been put on their stack by the time that the block begins."""
+    """Saved-tensor hooks that are bound to the current layer stack when the block is entered."""
 
     def __enter__(self) -> None:
         super().__enter__()
@@ -150,7 +151,7 @@ class AdoptedHooks(saved_tensors_hooks):
 
 
 class _Inputs:
-    """The arguments until they are needed again: as a region or hooks around this one keep them."""
+    """Stores the arguments until recomputation; as the hooks around the call pack them, if any."""
 
     def __init__(self, leaves: list[Any]) -> None:
         is_packed = _torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

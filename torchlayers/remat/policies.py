@@ -1,11 +1,11 @@
-"""What :func:`torchlayers.checkpoint` keeps for the backward, by operator, arguments and name.
+"""Policies: which results :func:`torchlayers.checkpoint` saves for the backward.
 
-A policy is a function. It is asked about each operator that reaches the bottom of the stack, with
-the operator and its arguments, and answers whether the result is kept: True or False, or a
-:class:`Choice`. About a value that :func:`torchlayers.checkpoint_name` has named it is asked with
-that function in the operator's place, the value and the name: then False leaves it to what the
-policy has said of the operator that made the value, and Choice.RECOMPUTE takes that back. The names
-here are those of ``jax.checkpoint_policies``.
+A policy is a function. It is called with each operator that reaches the bottom of the stack and the
+operator's arguments, and returns whether the result is saved: True or False, or a :class:`Choice`.
+For a value named by :func:`torchlayers.checkpoint_name` it is called with that function in place of
+the operator, the value and the name. There, False leaves the decision made for the operator that
+computed the value, and Choice.RECOMPUTE revokes it. The names here are those of
+``jax.checkpoint_policies``.
 """
 
 import enum
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from torchlayers.core import pytree
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 __all__ = [
     "Choice",
@@ -38,11 +38,11 @@ __all__ = [
 
 
 class Choice(enum.Enum):
-    """What becomes of an operator's result until the backward."""
+    """How an operator's result is made available to the backward."""
 
     RECOMPUTE = "recompute"
     SAVE = "save"
-    OFFLOAD = "offload"  # saved in the host's memory
+    OFFLOAD = "offload"  # saved in host memory
 
 
 Policy: TypeAlias = Callable[..., bool | Choice]
@@ -65,18 +65,18 @@ _PRODUCTS = _MATRIX_PRODUCTS | {
 
 
 class TakesNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A mode that is told of the values that are named while it is on."""
+    """A mode whose `name` method is called for each value that is named while it is active."""
 
     def name(self, value: Tensor, name: str) -> None:
         raise NotImplementedError
 
 
 def checkpoint_name(value: Any, name: str) -> Any:
-    """Names a value inside a function that is checkpointed, for a policy to ask for.
+    """Names a value inside a checkpointed function, so that a policy can select it.
 
     Args:
         value: a tensor or a pytree of tensors.
-        name: what policies know it by.
+        name: the name that is passed to policies.
     Returns:
         The value.
     Example:
@@ -98,22 +98,22 @@ def checkpoint_name(value: Any, name: str) -> Any:
 
 
 def everything_saveable(op: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Keeps all that the backward needs, as if nothing were checkpointed."""
+    """Saves all that the backward needs, as if nothing were checkpointed."""
     return True
 
 
 def nothing_saveable(op: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Keeps the arguments alone, and computes everything again."""
+    """Saves the arguments alone, and recomputes everything."""
     return False
 
 
 def dots_saveable(op: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Keeps matrix products, batched ones too."""
+    """Saves matrix products, including batched ones."""
     return op in _PRODUCTS
 
 
 def dots_with_no_batch_dims_saveable(op: Any, /, *args: Any, **kwargs: Any) -> bool:
-    """Keeps products of matrices and vectors, as of activations and weights, but no batched ones.
+    """Saves products of matrices and vectors, as of activations and weights, but no batched ones.
 
     Under vmap a product may become a batched one.
     """
@@ -121,22 +121,22 @@ def dots_with_no_batch_dims_saveable(op: Any, /, *args: Any, **kwargs: Any) -> b
 
 
 def offload_dot_with_no_batch_dims(op: Any, /, *args: Any, **kwargs: Any) -> bool | Choice:
-    """Keeps products of matrices and vectors in the host's memory."""
+    """Saves products of matrices and vectors, but no batched ones, in host memory."""
     return Choice.OFFLOAD if op in _MATRIX_PRODUCTS else False
 
 
 def save_only_these_names(*names: str) -> Policy:
-    """Keeps what has one of these names (:func:`torchlayers.checkpoint_name`)."""
+    """Saves values with one of these names (:func:`torchlayers.checkpoint_name`)."""
     return _by_name(lambda name: name in names)
 
 
 def save_any_names_but_these(*names: str) -> Policy:
-    """Keeps what has a name, if it is none of these."""
+    """Saves all named values except those with one of these names."""
     return _by_name(lambda name: name not in names)
 
 
 def save_anything_except_these_names(*names: str) -> Policy:
-    """Keeps every result but those with one of these names."""
+    """Saves every result except those with one of these names."""
 
     def policy(op: Any, /, *args: Any, **kwargs: Any) -> bool | Choice:
         is_named = op is checkpoint_name and args[1] in names
@@ -148,7 +148,7 @@ def save_anything_except_these_names(*names: str) -> Policy:
 def save_and_offload_only_these_names(
     *, names_which_can_be_saved: list[str], names_which_can_be_offloaded: list[str]
 ) -> Policy:
-    """Keeps what has one of some names, and in the host's memory what has one of others."""
+    """Saves values with one of the first names, and in host memory those with one of the second."""
 
     def policy(name: str) -> bool | Choice:
         if name in names_which_can_be_saved:
@@ -159,7 +159,7 @@ def save_and_offload_only_these_names(
 
 
 def save_from_both_policies(one: Policy, other: Policy) -> Policy:
-    """Keeps what either policy keeps, and as the first does where both do."""
+    """Saves what either policy saves; where both do, the first decides how."""
 
     def policy(op: Any, /, *args: Any, **kwargs: Any) -> bool | Choice:
         answer = one(op, *args, **kwargs)
@@ -170,7 +170,7 @@ def save_from_both_policies(one: Policy, other: Policy) -> Policy:
 
 
 def choice(answer: bool | Choice) -> Choice:
-    """A policy's answer, as a choice."""
+    """Converts a policy's answer to a Choice."""
     return answer if isinstance(answer, Choice) else Choice.SAVE if answer else Choice.RECOMPUTE
 
 

@@ -1,4 +1,4 @@
-"""Results that a checkpointed function's policy keeps, and gives to the recomputation."""
+"""Saves the operator results that a checkpoint policy selects, and reuses them in recomputation."""
 
 import functools
 import weakref
@@ -16,11 +16,11 @@ from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
 from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 
 class Result:
-    """One operator's result, if it is kept."""
+    """The result of one operator call: its leaves if it is saved; None if it is recomputed."""
 
     def __init__(self) -> None:
         self.leaves: list[Any] | None = None
@@ -54,16 +54,17 @@ def _kept(tensor: Tensor, how: Choice) -> Tensor:
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """Another tensor with its memory and its version, which autograd knows nothing of."""
+    """Returns a detached tensor that shares the memory and the version counter."""
     with _torch._C._SetExcludeDispatchKeyGuard(_torch._C.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
 @functools.cache
 def _may_be_kept(op: Any) -> bool:
-    """Not what shares memory with its arguments or writes there, nor what draws random numbers.
+    """Whether the operator's results may be saved instead of recomputed.
 
-    Those drawn after it would be others. Nor is a tensor asked where it is in each recomputation.
+    Not if they alias its arguments, or it writes to these; nor if it draws random numbers, as
+    skipping it would change all later draws. Operators in prim are queries, such as for a device.
     """
     return (
         op.namespace != "prim"
@@ -74,7 +75,7 @@ def _may_be_kept(op: Any) -> bool:
 
 
 class _Made:
-    """What an operator has returned, as long as it is there."""
+    """Weak references to the tensors that an operator call returned."""
 
     def __init__(self, value: Any, result: Result) -> None:
         leaves, self.spec = pytree.flatten(value)
@@ -89,7 +90,7 @@ class _Made:
 
 
 class Keeping(TakesNames):
-    """While the function runs: asks the policy, operator by operator."""
+    """Mode active while the function first runs: asks the policy about each operator."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -117,7 +118,7 @@ class Keeping(TakesNames):
         return value
 
     def _forget(self, written: list[Tensor]) -> None:
-        """A rule may write to a result that it has made. It is recomputed with the write then."""
+        """Marks saved results that an operator writes to, as a rule may, to be recomputed."""
         for tensor in written:
             made = self._of_memory.get(storage_of(tensor))
             if made is not None:
@@ -133,12 +134,12 @@ class Keeping(TakesNames):
         if answer is Choice.RECOMPUTE:
             made.result.leaves = None
         elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_there():
-            with _torch._C._DisableFuncTorch():  # at the bottom, as where it was made
+            with _torch._C._DisableFuncTorch():  # below all layers, where the result was computed
                 made.result.keep(made.value(), how)
 
 
 class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is recomputed: gives what was kept, in the order of the operators."""
+    """Mode active during recomputation: returns the saved results in the order of the calls."""
 
     def __init__(self, results: dict[Any, list[Result]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

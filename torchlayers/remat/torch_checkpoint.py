@@ -1,11 +1,12 @@
-"""What torch.utils.checkpoint recomputes has the tensors that functional_call put in.
+"""Makes recomputation in torch.utils.checkpoint use the tensors that functional_call has put in.
 
-With plain autograd a checkpoint inside a module is recomputed after functional_call has ended, when
-the module has its own tensors again, and nothing of ours runs: torch.func's functional_call gives
-the gradient of another function then. So torch's checkpoints keep hold of what is put in on their
-thread. Inside transforms hooks do that (csrc/python/saved_hooks.cpp). In a recording they read the
-random numbers that were drawn at first (fx/recomputation.py), and in a branch of control flow they
-see the samples that it ran on (ambient_state.py).
+With plain autograd a checkpoint inside a module is recomputed after functional_call has returned,
+when the module has its own tensors again, and outside our code: under torch.func's functional_call
+the gradient is then that of another function. So torch's checkpoints are patched to hold the
+tensors that modules have on this thread. Inside transforms saved-tensor hooks do that
+(csrc/python/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
+first run (fx/recomputation.py), and in a branch of control flow it sees the same samples as the
+first run (ambient_state.py).
 """
 
 import functools
@@ -25,12 +26,14 @@ _autograd: Any = torch._C._autograd
 
 
 def _keeps_what_is_put_in(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
-    """torch's function. Its second argument runs with the tensors that are in modules now.
+    """Wraps torch's function so that its second argument runs with the tensors that modules have
+    now.
 
-    Hooks around it are to know the levels of the tensors that it saves: no operator comes first.
+    Saved-tensor hooks around it are adopted first, so that they know the levels of the tensors that
+    it saves: no operator runs before that would do it.
 
     Args:
-        runs: whether it runs that at first, too.
+        runs: whether torch's function calls the second argument in the forward, too.
     """
 
     @functools.wraps(torchs)
@@ -43,7 +46,8 @@ def _keeps_what_is_put_in(torchs: Callable[..., Any], *, runs: bool) -> Callable
 
 
 def _again(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
-    """What is run when it is recomputed: as seen now; in a recording, with the same numbers."""
+    """Wraps `run` so that recomputation has the samples seen now and, in a captured graph, the same
+    random numbers."""
     recorded, as_seen = recording(), as_seen_now()
     if recorded is None and as_seen is nullcontext:
         return run
@@ -61,7 +65,7 @@ def _again(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
 
 
 def follow_checkpoints() -> None:
-    """Once, when the package is imported."""
+    """Patches torch's checkpoints. Called once, when the package is imported."""
     frame, reentrant = _torchs._CheckpointFrame, _torchs.CheckpointFunction
     frame.__init__ = _keeps_what_is_put_in(frame.__init__, runs=False)
     reentrant.forward = staticmethod(_keeps_what_is_put_in(reentrant.forward, runs=True))

@@ -1,4 +1,4 @@
-"""What to hold of a tape, and what to compute again, so that no more than a budget is held."""
+"""Plan: determines which values of a tape to hold and which to recompute within a memory budget."""
 
 from collections.abc import Sequence, Set
 
@@ -8,10 +8,10 @@ from torchlayers.remat.budget.stages import Outline, Stages
 
 
 class Plan:
-    """For all tapes of this outline.
+    """The plan for all tapes with this outline.
 
     Args:
-        budget: in bytes, or a fraction of what would be held without one.
+        budget: in bytes, or a fraction of the bytes that would be held without one.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Plan:
         return max(self.stages.stage_of(operator), 0)
 
     def begins(self, stage: int, there: Set[int]) -> int:
-        """The latest stage, up to this one, whose boundary is there."""
+        """Returns the last stage, at or before this one, whose boundary values are held."""
         while stage and not self.stages.stages[stage].boundary <= there:
             stage -= 1
         return stage
 
     def wanted(self, first: int, last: int, room: int) -> set[int]:
-        """What is held once these stages have run and the last one is to be reversed."""
+        """Returns the states to hold once these stages have run and the last is to be reversed."""
         assert self.chain is not None
         stages = self.stages.stages
         wanted: set[int] = set()

@@ -1,4 +1,4 @@
-"""One call of a function within a memory budget, and its saved tensors when they are asked for."""
+"""Runs a call of a function within a memory budget, and recomputes its saved tensors on demand."""
 
 import threading
 import weakref
@@ -27,17 +27,18 @@ from torchlayers.remat.budget.tape import (
 )
 from torchlayers.remat.checkpoint import AdoptedHooks
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
 
-_PLANS = 16  # that are kept for a function
+_PLANS = 16  # cached plans per function
 _plans: "weakref.WeakKeyDictionary[Any, dict[Any, Plan]]" = weakref.WeakKeyDictionary()
 
 
 def budgeted(
     api: str, func: Callable[..., Any], memory_budget: int | float | None
 ) -> Callable[..., Any]:
-    """The function, which keeps no more than that for its gradient. It is called in a layer."""
+    """Wraps a function to save at most memory_budget bytes for its gradient. The wrapper is called
+    inside a layer."""
     if memory_budget is None:
         return func
     _check(api, memory_budget)
@@ -72,7 +73,7 @@ def _check(api: str, budget: Any) -> None:
 def _plans_of(func: Any) -> dict[Any, Plan]:
     try:
         return _plans.setdefault(func, {})
-    except TypeError:  # it has no weak references, or no hash
+    except TypeError:  # func does not support weak references, or is not hashable
         return {}
 
 
@@ -82,18 +83,19 @@ def _signature(args: Any, kwargs: Any) -> Any:
 
 
 def _fake() -> bool:
-    """Whether tensors without data stand in for others."""
+    """Whether fake tensors are in use."""
     key = _torch._C._TorchDispatchModeKey.FAKE
     return _torch._C._get_dispatch_mode(key) is not None
 
 
 class _Saved(NamedTuple):
-    """A tensor that a level has saved: what its numbers are and what is around them."""
+    """A tensor that a level has saved: the tensors that hold its data, as reads from the tape, and
+    the wrappers around them."""
 
     region: "_Region"
     shell: _C.Shell
     numbers: list[Read | Tensor]
-    operator: int  # for whose sake it was saved
+    operator: int  # whose gradient needs it
 
 
 class _Region:
@@ -110,9 +112,9 @@ class _Region:
         self.plan: Plan | None = None
         self.tape: Tape | None = Tape(self._made, self._wrote, weighs=expected is None)
         self.states = self.tape.states
-        self.compared = 0  # operators that are as expected
+        self.compared = 0  # operators that match the expected outline
         self.packs: list[tuple[int, int]] = []
-        self.for_next: list[tuple[list[Any], int]] = []  # saved for the next operator's sake
+        self.for_next: list[tuple[list[Any], int]] = []  # saved for the next operator's gradient
         self.held: set[int] = set()
         self.holds_all = expected is None and isinstance(budget, int)
         self.stage = -1
@@ -125,7 +127,7 @@ class _Region:
                 result = self.func(*args, **kwargs)
             self._finish()
         finally:
-            self.tape = None  # which knows this region
+            self.tape = None  # breaks the reference cycle
         return result
 
     # While the function runs
@@ -145,7 +147,8 @@ class _Region:
             self._let_go(self.held)
 
     def _wrote(self, old: State, new: State) -> None:
-        """What an operator is given to fill is saved as it has filled it."""
+        """Updates tensors saved for an operator that then writes to them (an argument it fills):
+        the state after the write is the one saved."""
         assert self.tape is not None
         index = len(self.tape.outline)
         for places, operator in self.for_next:
@@ -167,7 +170,8 @@ class _Region:
         return False
 
     def _expect_nothing(self) -> None:
-        """From now on costs are told anew; those of operators that are over are as expected."""
+        """Stops following the expected plan. Costs are measured from now on; those of past
+        operators are taken from the expected plan."""
         assert self.tape is not None and self.expected is not None
         count, costs = len(self.tape.outline), self.expected.costs
         self.tape.costs = [*costs[:count], *[1.0] * (count - len(costs))]
@@ -179,7 +183,7 @@ class _Region:
             return _C.without_graphs(tensor)
         self.tape.settle()
         shell, numbers = _C.taken_apart(tensor)
-        numbers[-1] = _C.holder_of(tensor)  # which shares its version
+        numbers[-1] = _C.holder_of(tensor)  # shares its version counter
         places: list[Read | Tensor] = []
         index = len(self.tape.outline) - _C.packs_result()
         for number in numbers:
@@ -212,7 +216,7 @@ class _Region:
         self.expected = None
         self._let_go(self.held - set(self.plan.at_first))
         for state in self.states:
-            if state.number not in self.plan.first_stage:  # nobody will ask for it
+            if state.number not in self.plan.first_stage:  # never needed again
                 state.operator = state.base = None
 
     # In a reverse pass
@@ -233,12 +237,12 @@ class _Region:
                 place.state.tensor(place.looks) if isinstance(place, Read) else place
                 for place in saved.numbers
             ]
-            if self.plan is None:  # in the middle of the function
+            if self.plan is None:  # a reverse pass inside the function
                 self._let_go(missing)
             return tensors
 
     def _reach(self, stage: int) -> None:
-        """The stages after this one have been reversed."""
+        """Frees values that only later stages, which have been reversed, need."""
         if stage == self.stage:
             return
         self.stage = stage
@@ -260,14 +264,14 @@ class _Region:
         self._make(wanted | missing)
 
     def _make(self, wanted: set[int]) -> None:
-        """Computes what is wanted of what is held, and holds it."""
+        """Computes the wanted states from those held, and holds them."""
         found: dict[int, Operator] = {}
         waiting = [self.states[number] for number in wanted]
         while waiting:
             state = waiting.pop()
             operator = state.operator
             if operator is None or operator.place in found or state.is_there():
-                state.is_there()  # raises for what is lost
+                state.is_there()  # raises if the state is lost
                 continue
             found[operator.place] = operator
             waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, Read)]

@@ -1,9 +1,10 @@
-"""A tape cut into stages: what is read across each cut, what each stage saves, what it takes.
+"""Cuts a tape into stages, with the boundary, the saved values and the costs of each.
 
-Between two operators stand the values that later ones read, or save for the reverse pass: a
-boundary. Boundaries are small where a network's blocks begin, and a stage is what lies between two
-of them. What a stage keeps until it is reversed may be all that it saves, or the smallest cut, by
-torchlayers.graph's network, between what is expensive to compute again and what it saves.
+The boundary between two operators is the set of earlier values that later operators read, or that
+are saved later for the reverse pass. Boundaries are small where a network's blocks begin; a stage
+is the operators between two of them. Until it is reversed, a stage may hold either all values that
+it saves, or a minimum cut (fx/min_cut.py) between the operators that are expensive to recompute and
+the values that it saves.
 """
 
 from bisect import bisect_right
@@ -23,10 +24,10 @@ class Outline(NamedTuple):
     """A tape without its tensors.
 
     Attributes:
-        calls: of each operator (function, the states it reads, those it makes with their bytes,
-            whether it may run again), states by number.
+        calls: for each operator (function, the states it reads, those it makes with their bytes,
+            whether it may run again); states are given by number.
         packs: the states that were saved for the reverse pass, each with the index of the operator
-            for whose sake. This may be one more than there are.
+            whose gradient needs it. The index may be one past the last operator.
     """
 
     calls: list[Any]
@@ -34,7 +35,7 @@ class Outline(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What a stage keeps until it is reversed, and what that takes, as csrc has it."""
+    """A set of states that a stage may hold until it is reversed, and its costs, passed to csrc."""
 
     keeps: frozenset[int]
     kept: int
@@ -43,7 +44,7 @@ class Way(NamedTuple):
 
 
 class Stage(NamedTuple):
-    boundary: frozenset[int]  # the states before it that it or later ones read
+    boundary: frozenset[int]  # earlier states that this stage or later ones read
     saves: frozenset[int]
     forward: float
     saving: float
@@ -53,13 +54,13 @@ class Stage(NamedTuple):
 
 
 class Stages:
-    """Of the operators that what was saved has to be computed by."""
+    """The stages of the operators that are needed to recompute the saved states."""
 
     def __init__(self, outline: Outline, costs: Sequence[float]) -> None:
         self.outline = outline
         self.costs = costs
         self.size: dict[int, int] = {}
-        self.made_at: dict[int, int] = {}  # of those that can be made again
+        self.made_at: dict[int, int] = {}  # the operator that makes each recomputable state
         for i, (_, _, makes, may_repeat) in enumerate(outline.calls):
             for number, size in makes:
                 self.size[number] = size
@@ -72,7 +73,7 @@ class Stages:
                 uses.setdefault(number, []).append(i)
         for number, i in outline.packs:
             uses.setdefault(number, []).append(i)
-        # What can't be made again, and is read: held all the time.
+        # States that can't be recomputed and are read: always held.
         self.pinned = [n for n in uses if n in self.size and n not in self.made_at]
         self.first_use = {number: min(found) for number, found in uses.items()}
         self.last_use = {number: max(found) for number, found in uses.items()}
@@ -90,11 +91,11 @@ class Stages:
         return sum(self.size[number] for number in numbers)
 
     def saved(self) -> set[int]:
-        """All that could be let go and was saved."""
+        """Returns all saved states that could be freed and recomputed."""
         return {number for number, _ in self.outline.packs if number in self.made_at}
 
     def _closure(self, wanted: Iterable[int], there: Collection[int]) -> list[int]:
-        """The operators that make what is wanted, in their order, from what is there."""
+        """Returns the operators, in order, that compute the wanted states from those held."""
         found: set[int] = set()
         waiting = [number for number in wanted if number not in there]
         while waiting:
@@ -105,7 +106,7 @@ class Stages:
         return sorted(found)
 
     def _boundary_bytes(self) -> list[int]:
-        """Of the boundary before each of the needed operators."""
+        """Returns the size of the boundary before each needed operator."""
         change: Counter[int] = Counter()
         for number, last in self.last_use.items():
             if number in self.made_at:
@@ -115,12 +116,12 @@ class Stages:
         return [at[i] for i in self.needed]
 
     def _cuts(self) -> list[int]:
-        """The first operator of each stage."""
+        """Returns the first operator of each stage."""
         needed = self.needed
         if len(needed) <= _STAGES:
             return needed or [0]
         sizes = self._boundary_bytes()
-        # The smallest boundary in each of as many windows of equal cost.
+        # Cut at the smallest boundary in each of _STAGES - 1 windows of equal cost.
         total = [*accumulate(self.costs[i] for i in needed)]
         windows: dict[int, int] = {}
         for place in range(1, len(needed)):
@@ -191,7 +192,8 @@ class Stages:
         return sum(self.costs[i] for i in operators)
 
     def _peak(self, operators: list[int], kept: Collection[int]) -> int:
-        """The most that these hold of what they make, all that is kept at their end."""
+        """Returns the peak bytes of the states that these operators make, those in `kept` being
+        held to the end."""
         left = Counter(number for i in operators for number in self.outline.calls[i][1])
         held: set[int] = set()
         now = most = 0
@@ -209,7 +211,8 @@ class Stages:
         return most
 
     def _cut(self, operators: list[int], saves: set[int], before: set[int]) -> set[int] | None:
-        """The fewest bytes from which what is saved follows without any product."""
+        """Returns the smallest set of states, in bytes, from which the saved states can be
+        recomputed without any matrix product or the like (`is_product`)."""
         closure = self._closure(saves, before)
         if len(closure) < 2:
             return None

@@ -1,4 +1,5 @@
-"""The operators that a function calls at the bottom of the stack, and what they read and make."""
+"""Tape: records the operators that a function calls at the bottom of the stack, and the states of
+memory that they read and make."""
 
 import functools
 import weakref
@@ -16,17 +17,17 @@ from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 
-_torch: Any = torch  # what it keeps for its own use has no types
+_torch: Any = torch  # its private functions have no type stubs
 
 
 class State:
-    """What a piece of memory holds from one write to the next.
+    """The contents of a piece of memory between two writes.
 
     Attributes:
-        base: a tensor of that memory; None where it is not held, and its operator has to run.
-        operator: that makes it, from its own reads; None for what can't be made again: what comes
-            from outside, random numbers, and what nobody saw being made.
-        is_outside: its memory is not the function's own.
+        base: a tensor on that memory; None if it is not held and the operator has to run again.
+        operator: the operator that makes it from the operator's reads; None if it can't be
+            recomputed: inputs from outside, random numbers, and values whose making was not seen.
+        is_outside: whether the memory was allocated outside the function.
     """
 
     __slots__ = ("base", "bytes", "is_outside", "is_read", "looks", "number", "operator", "version")
@@ -49,7 +50,7 @@ class State:
             self.base = None
 
     def is_there(self) -> bool:
-        """Whether it is held, as it was."""
+        """Whether it is held and unmodified."""
         if self.base is None:
             return False
         if _version(self.base) == self.version:
@@ -74,22 +75,23 @@ class State:
 
 
 class Read(NamedTuple):
-    """A tensor that an operator was called with."""
+    """A tensor argument of an operator: a state of memory, and the tensor's view of it."""
 
     state: State
     looks: Looks
 
 
 class Operator(NamedTuple):
-    """One call, the `place`-th. `makes` are the states that it has made, by number, each with the
-    place of its tensor: among the results' leaves, or, of what it has written to, -1 - that among
-    the arguments' leaves.
+    """One operator call, the `place`-th on the tape.
+
+    `makes` lists the states that it made, by number, each with the index i of its tensor among the
+    leaves of the results, or -1 - i for an argument leaf i that it wrote to.
     """
 
     place: int
     func: Any
-    leaves: list[Any]  # a Read for a tensor
-    spec: Any  # how the arguments are made of these
+    leaves: list[Any]  # of the arguments, with a Read in place of each tensor
+    spec: Any  # for _unflattened
     makes: list[tuple[int, int]]
 
 
@@ -99,7 +101,7 @@ def _version(tensor: Tensor) -> int:
 
 @contextmanager
 def at_the_bottom() -> Iterator[None]:
-    """Below the layers, where nobody records and no cast is made."""
+    """Runs the block below all layers, without gradient recording, autocast or function modes."""
     none = _torch._C
     layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
     with layers, none.DisableTorchFunction(), casts, torch.no_grad():
@@ -108,17 +110,17 @@ def at_the_bottom() -> Iterator[None]:
 
 class _Kind(NamedTuple):
     is_view: bool
-    written: tuple[tuple[int, str], ...]  # the arguments that it writes to
+    written: tuple[tuple[int, str], ...]  # position and name of the arguments that it writes to
     may_repeat: bool
 
 
-# Not said by the schemas of older batch norms.
+# Arguments of older batch norms that are written, although their schemas do not say so.
 _STATISTICS = {"running_mean", "running_var"}
 
 
 @functools.cache
 def _kind(op: Any) -> _Kind:
-    if getattr(op, "_schema", None) is None:  # an operator of functions
+    if getattr(op, "_schema", None) is None:  # a higher-order operator
         return _Kind(False, (), False)
     written = operator_schema.places_written(op)
     written += tuple(
@@ -132,9 +134,9 @@ def _kind(op: Any) -> _Kind:
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-    """The arguments as a list with all tensors among them in it, and how they are made of that.
+    """Returns the arguments as a list that contains all their tensors, and a spec to rebuild them.
 
-    As a rule no argument holds tensors, and none has to be looked into.
+    Usually no argument is a container of tensors, and a full pytree flatten is avoided.
     """
     leaves = [*args, *kwargs.values()] if kwargs else [*args]
     for leaf in leaves:
@@ -162,13 +164,13 @@ def _results(result: Any) -> Any:
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes operators while it is on.
+    """A mode that records operators while it is active.
 
     Args:
-        made: called with each state that an operator has made and could make again, and a tensor of
-            it, for whoever wants to hold it.
-        wrote: called with a state that the operator under way has written to, and what came of it.
-        weighs: whether costs are told.
+        made: called with each state that an operator has made and could make again, and a tensor
+            on it, which the callee may hold.
+        wrote: called with a state that the current operator has written to, and the new state.
+        weighs: whether to measure costs.
     """
 
     def __init__(
@@ -182,9 +184,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.wrote = wrote
         self.weighs = weighs
         self.states: list[State] = []
-        self.outline: list[Any] = []  # what tells one tape from another, an operator's each
+        self.outline: list[Any] = []  # one entry per operator; compared to tell tapes apart
         self.costs: list[float] = []
-        self._now: dict[int, State] = {}  # by the address of the memory, as long as it is there
+        self._now: dict[int, State] = {}  # by the memory's address, until it is freed
         self._watched: dict[int, Any] = {}
         self._just_written: list[State] = []
 
@@ -229,18 +231,19 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
-        self._watched.clear()  # whose callbacks know this tape
+        self._watched.clear()  # their callbacks refer to this tape
         self._now.clear()
 
     def settle(self) -> None:
-        """A write counts as a version once its operator has left the layers."""
+        """Rereads the version counters of states just written: they are incremented only when the
+        operator has returned through all layers."""
         while self._just_written:
             state = self._just_written.pop()
             if state.base is not None:
                 state.version = _version(state.base)
 
     def read(self, tensor: Tensor) -> Read | None:
-        """The state that the tensor's memory is in; None where memory can't be told."""
+        """Returns the current state of the tensor's memory; None if its memory is unknown."""
         address = memory_of(tensor)
         if address == 0:
             return None
@@ -280,7 +283,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _written(
         self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
     ) -> list[int]:
-        """The places of the tensors that are written to, among the leaves."""
+        """Returns the indices of the leaves that the operator writes to."""
         targets = {
             id(leaf)
             for i, name in kind.written
@@ -290,13 +293,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return [i for i, leaf in enumerate(leaves) if id(leaf) in targets]
 
     def _protect(self, state: State) -> bool:
-        """Before its memory is written to. Returns whether it can be had in spite of that."""
+        """Preserves a state before its memory is written to, by a copy if it can't be recomputed.
+
+        Returns whether the state remains available.
+        """
         if state.operator is not None:
             state.let_go()
         elif state.base is not None and (state.is_outside or state.is_read):
             base = state.base
             state.hold(Looks(base).seen(_cloned(base)))
-        else:  # random numbers that nobody has read
+        else:  # random numbers that have not been read
             state.base = None
             return False
         return True
@@ -306,7 +312,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         address = memory_of(tensor)
         if self._now.get(address) is not old:
-            return  # of two tensors with one memory, the other
+            return  # the second of two written arguments that share memory
         state = self._new(tensor, operator if may_repeat and not old.is_outside else None)
         self._now[address] = state
         if old.is_outside:
@@ -319,16 +325,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _cloned(base: Tensor) -> Tensor:
-    """A tensor of a copy of all its memory."""
+    """Returns a tensor on a copy of all of base's memory."""
     with at_the_bottom():
         return Looks.at_all_of(base).seen(base).clone()
 
 
 def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]:
-    """Runs an operator once more, at the bottom; gives the states that it makes, by number.
+    """Runs an operator again, at the bottom of the stack; returns (state number, tensor) pairs.
 
     Args:
-        overwritten: the states that nobody wants any more: it may write to them.
+        overwritten: the states that are no longer needed, which it may overwrite.
     """
     written = {operator.leaves[-1 - place].state.number for _, place in operator.makes if place < 0}
     copies: dict[int, Tensor] = {}
@@ -352,7 +358,7 @@ def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]
     ]
 
 
-# What an operator costs besides what it reads, writes and multiplies, in bytes moved.
+# The fixed cost of an operator call, in bytes moved, and the flops that cost as much as one byte.
 _CALL = 1 << 14
 _FLOPS_A_BYTE = 8
 
@@ -369,5 +375,5 @@ def _cost(func: Any, args: Any, kwargs: Any, result: Any) -> float:
 
 
 def is_product(func: Any) -> bool:
-    """Whether it is expensive beyond its memory."""
+    """Whether its cost is dominated by flops rather than memory traffic, as of a matrix product."""
     return getattr(func, "overloadpacket", None) in flop_registry
