@@ -25,7 +25,7 @@ from torchlayers.autograd_function.custom_function_call import Function, custom_
 from torchlayers.core import pytree
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = torch._C._functorch
 
 

@@ -37,7 +37,7 @@ from torchlayers.fx.nodes import emit, memory_of, value
 
 _KEY = "torchlayers"
 _DIGEST = "torchlayers_sha256"  # of the value under the other key
-_torch: Any = torch  # its private functions are untyped
+_torch: Any = torch  # its private names have no type stubs
 _Loader: Any = torch._C._aoti.AOTIModelPackageLoader
 _FAKE = _torch._C._TorchDispatchModeKey.FAKE
 

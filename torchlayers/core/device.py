@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchlayers import _C
 
-_torch: Any = torch  # torch's private functions have no type annotations
+_torch: Any = torch  # its private names have no type stubs
 
 HOST = torch.device("cpu")  # where Python and C++ can read values
 SHAPES_ONLY = torch.device("meta")  # tensors without values

@@ -31,7 +31,7 @@ from torchlayers.core.errors import TransformError
 
 Result = TypeVar("Result")
 
-_torch: Any = torch  # torch's private functions have no type annotations
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 _PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
 

@@ -170,7 +170,7 @@ def _to_local(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 # ---- operators, which are linear, with their transposes and batching rules
 
-_torch: Any = torch  # its library has no types
+_torch: Any = torch  # its private names have no type stubs
 _library = _torch.library.Library("torchlayers", "FRAGMENT")
 
 

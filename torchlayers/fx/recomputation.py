@@ -21,7 +21,7 @@ from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.operator_schema import arguments_written, places_written
 
-_torch: Any = torch  # its private functions are untyped
+_torch: Any = torch  # its private names have no type stubs
 
 NUMBER = "recomputation"  # a key in node.meta; absent if nothing is recomputed
 

@@ -15,7 +15,7 @@ from torchlayers.core.device import RandomState, default_device_restored, with_a
 from torchlayers.fx.recomputation import recording
 from torchlayers.random.seeded import Draws
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 
 
 class Around(TorchFunctionMode):

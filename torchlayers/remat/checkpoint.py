@@ -26,7 +26,7 @@ from torchlayers.remat.saved_by_policy import Giving, Keeping
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 
 __all__ = ["checkpoint"]
 

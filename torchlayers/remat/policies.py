@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from torchlayers.core import pytree
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 
 __all__ = [
     "Choice",

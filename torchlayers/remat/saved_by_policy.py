@@ -16,7 +16,7 @@ from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
 from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 
 
 class Result:

@@ -13,7 +13,7 @@ from torchlayers.core.errors import TapError
 from torchlayers.taps import module_calls
 from torchlayers.taps.loop_steps import Loop, Steps, thread
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
 
 Names: TypeAlias = str | Iterable[str]

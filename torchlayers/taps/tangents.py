@@ -12,7 +12,7 @@ from torchlayers.core.errors import TapError
 from torchlayers.taps.listener import Listener
 from torchlayers.taps.loop_steps import Loop
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 
 
 class Tangents(Listener):

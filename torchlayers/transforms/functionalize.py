@@ -18,7 +18,7 @@ from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms import patched_torch_func
 
-_torch: Any = torch  # torch's private functions have no type annotations
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 
 

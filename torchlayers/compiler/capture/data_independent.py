@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_torch: Any = torch  # private functions have no types
+_torch: Any = torch  # its private names have no type stubs
 
 
 class Checks:

@@ -14,7 +14,7 @@ import torch
 
 from torchlayers.compiler.capture.errors import SeedError
 
-_torch: Any = torch  # private functions have no types
+_torch: Any = torch  # its private names have no type stubs
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
 

@@ -18,7 +18,7 @@ from torchlayers.core.errors import DataDependentError, location
 from torchlayers.fx.nodes import aten, is_tensor, is_write, memory_of, written_by
 from torchlayers.fx.symbolic_index import Counter, is_advanced, picked, put
 
-_torch: Any = torch  # private functions have no types
+_torch: Any = torch  # its private names have no type stubs
 
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 

@@ -57,7 +57,7 @@ from torchlayers.fx.capture_lock import recording
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbols
 from torchlayers.fx.recomputation import Recomputations, recorded
 
-_torch: Any = torch  # private functions have no types
+_torch: Any = torch  # its private names have no type stubs
 
 
 class NoReverseError(Exception):

@@ -25,7 +25,7 @@ from torchlayers.compiler.capture.side_effects import Effects
 from torchlayers.compiler.capture.signature import PLAIN, like
 from torchlayers.core.errors import TransformError, location
 
-_torch: Any = torch  # private functions have no types
+_torch: Any = torch  # its private names have no type stubs
 _tensor: Any = Tensor
 _SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
 _GET_GRAD, _SET_GRAD = _tensor.grad.__get__, _tensor.grad.__set__

@@ -22,7 +22,7 @@ from torchlayers.compiler.capture.signature import PLAIN, Like, Signature, like,
 from torchlayers.compiler.capture.tensor_hooks import Hooked
 from torchlayers.core import pytree
 
-_torch: Any = torch  # its private functions are untyped
+_torch: Any = torch  # its private names have no type stubs
 
 
 # The number of entries retained per signature, for Python state that changes back.

@@ -19,7 +19,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp

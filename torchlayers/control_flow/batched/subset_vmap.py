@@ -32,7 +32,7 @@ from torchlayers.remat.ambient_state import Around, innermost, seen
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 

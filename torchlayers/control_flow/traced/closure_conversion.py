@@ -30,7 +30,7 @@ from torchlayers.fx.aten_replacements import Otherwise
 from torchlayers.random.recorded_draws import aside
 from torchlayers.remat.ambient_state import Around, innermost, seen, seen_by
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 

@@ -18,7 +18,7 @@ from torchlayers.core.storage import storage_of
 from torchlayers.fx.aten_replacements import OTHERWISE
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _key: Any = _torch._C._dispatch_key_parse
 _OF_LAYERS = (
     _torch._C.DispatchKeySet(_key(_C.FRONT_KEY))

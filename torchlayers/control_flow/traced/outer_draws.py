@@ -11,7 +11,7 @@ from torch._C._functorch import RandomnessType, TransformType
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import quietly
 
-_torch: Any = torch  # its private modules are untyped
+_torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 
 

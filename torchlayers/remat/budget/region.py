@@ -27,7 +27,7 @@ from torchlayers.remat.budget.tape import (
 )
 from torchlayers.remat.checkpoint import AdoptedHooks
 
-_torch: Any = torch  # its private functions have no type stubs
+_torch: Any = torch  # its private names have no type stubs
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
 
 _PLANS = 16  # cached plans per function

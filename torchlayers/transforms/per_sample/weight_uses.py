@@ -17,7 +17,7 @@ from torchlayers.transforms.per_sample.operators import READERS
 from torchlayers.transforms.per_sample.uses import Use
 from torchlayers.transforms.per_sample.weight import Weight
 
-_torch: Any = torch  # torch's private functions have no type annotations
+_torch: Any = torch  # its private names have no type stubs
 level_on_top: Any = _torch._C._functorch.maybe_current_level
 _hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
 
