@@ -26,9 +26,6 @@ from torchlayers.control_flow import map as map
 from torchlayers.control_flow import scan as scan
 from torchlayers.control_flow import switch as switch
 from torchlayers.control_flow import while_loop as while_loop
-from torchlayers.core import higher_order_ops as higher_order_ops
-from torchlayers.core import tensor_copies as tensor_copies
-from torchlayers.core import tensor_printing as tensor_printing
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
