@@ -128,23 +128,7 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
-    if taps is not None:
-        transform = partial(grad, argnums=argnums, has_aux=has_aux)
-        within = budgeted("grad", func, memory_budget)
-        return with_taps("grad", transform, within, taps, has_aux)
-    if not are_numbers(argnums):
-        transform = partial(grad, has_aux=has_aux, memory_budget=memory_budget)
-        return by_names("grad", transform, func, argnums)
-    given = Grad("grad", budgeted("grad", func, memory_budget), argnums, has_aux)
-
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing_state.is_tracing():
-            tracing_state.refuse_strict_export("grad")
-            return torch_func.grad(func, argnums, has_aux)(*args, **kwargs)
-        gradients, _, aux = _C.call_grad(given, args, kwargs)
-        return (gradients, aux) if has_aux else gradients
-
-    return transformed(func, wrapper)
+    return _grad("grad", False, memory_budget, taps, has_aux, func, argnums)
 
 
 def grad_and_value(
@@ -168,23 +152,37 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    return _grad("grad_and_value", True, memory_budget, taps, has_aux, func, argnums)
+
+
+def _grad(
+    api: str,
+    with_value: bool,
+    memory_budget: int | float | None,
+    taps: Names | None,
+    has_aux: bool,
+    func: Callable[..., Any],
+    argnums: Argnums,
+) -> Callable[..., Any]:
+    """grad, or with the value grad_and_value."""
     if taps is not None:
-        transform = partial(grad_and_value, argnums=argnums, has_aux=has_aux)
-        within = budgeted("grad_and_value", func, memory_budget)
-        return with_taps("grad_and_value", transform, within, taps, True)
+        transform = partial(_grad, api, with_value, None, None, has_aux, argnums=argnums)
+        within = budgeted(api, func, memory_budget)
+        return with_taps(api, transform, within, taps, has_aux or with_value)
     if not are_numbers(argnums):
-        transform = partial(grad_and_value, has_aux=has_aux, memory_budget=memory_budget)
-        return by_names("grad_and_value", transform, func, argnums)
-    given = Grad(
-        "grad_and_value", budgeted("grad_and_value", func, memory_budget), argnums, has_aux
-    )
+        transform = partial(_grad, api, with_value, memory_budget, None, has_aux)
+        return by_names(api, transform, func, argnums)
+    given = Grad(api, budgeted(api, func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
-            tracing_state.refuse_strict_export("grad_and_value")
-            return torch_func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)
+            tracing_state.refuse_strict_export(api)
+            theirs = torch_func.grad_and_value if with_value else torch_func.grad
+            return theirs(func, argnums, has_aux)(*args, **kwargs)
         gradients, value, aux = _C.call_grad(given, args, kwargs)
-        return (gradients, (value, aux)) if has_aux else (gradients, value)
+        if with_value:
+            return (gradients, (value, aux)) if has_aux else (gradients, value)
+        return (gradients, aux) if has_aux else gradients
 
     return transformed(func, wrapper)
 

@@ -24,6 +24,7 @@ from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.mesh import Check, Out, Spread
 from torchlayers.remat.budget import budgeted
 from torchlayers.transforms import chunking, jvp_by_double_vjp
+from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.grad import Grad, by_argnums
 from torchlayers.transforms.jacobian_basis import (
@@ -56,7 +57,6 @@ def jacrev(
     out: Out = "dtensor",
     check: Check = "first",
     _preallocate_and_copy: bool = False,
-    _api: str = "jacrev",
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
@@ -94,37 +94,40 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
-    of_func, memory_budget = chunking.budgets(_api, chunk_size, memory_budget)
+    of_func, of_chunk = chunking.budgets("jacrev", chunk_size, memory_budget)
+    options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
+    transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
+    return transform(func, argnums)
+
+
+def _jacrev(
+    api: str,
+    options: BatchingOptions,
+    memory_budget: int | float | None,
+    has_aux: bool,
+    preallocate: bool,
+    func: Callable[..., Any],
+    argnums: Argnums,
+) -> Callable[..., Any]:
+    """jacrev for jacrev and hessian, whose name is in the errors; memory_budget is func's."""
     if not are_numbers(argnums):
-        transform = partial(
-            jacrev,
-            has_aux=has_aux,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget or of_func,
-            progress=progress,
-            mesh=mesh,
-            out=out,
-            check=check,
-            _preallocate_and_copy=_preallocate_and_copy,
-            _api=_api,
-        )
-        return by_names(_api, transform, func, argnums)
-    given = Grad(_api, budgeted(_api, func, of_func), argnums, has_aux)
-    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
+        transform = partial(_jacrev, api, options, memory_budget, has_aux, preallocate)
+        return by_names(api, transform, func, argnums)
+    given = Grad(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
-        tracing_state.refuse(_api, auto_chunks=chunk_size == "auto", progress=progress, mesh=mesh)
-        theirs = torch_func.jacrev(
-            func, argnums, has_aux=has_aux, chunk_size=cast(int | None, chunk_size)
-        )
+        options.refuse_while_tracing(api, any_chunks=False)
+        chunk_size = cast(int | None, options.chunk_size)
+        theirs = torch_func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)
         return theirs(*args)
 
     def jacobian_at(*args: Any) -> Any:
         recorded, output, aux = _C.call_vjp(given, args, True)
         outputs, output_spec = pytree.flatten(output)
-        places = pytree.positions(_api, argnums, len(args))
+        places = pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
-        _refuse_complex(_api, "output", tuple(outputs))
+        _refuse_complex(api, "output", tuple(outputs))
 
         def shaped(by_output: list[list[Tensor]]) -> Any:
             """Returns the Jacobian from the leaves for each output, one per primal."""
@@ -137,7 +140,12 @@ def jacrev(
         def pull_one(cotangents: list[Tensor | None]) -> list[Tensor]:
             return _C.call_vjp_of_leaves(recorded, cotangents, torch.is_grad_enabled())
 
-        if not progress and spread is None and len(outputs) == 1 and outputs[0].numel() == 1:
+        if (
+            not options.progress
+            and spread is None
+            and len(outputs) == 1
+            and outputs[0].numel() == 1
+        ):
             row = pull_one([torch.ones_like(outputs[0])])
             return shaped([[as_only_row(leaf, outputs[0]) for leaf in row]])
 
@@ -157,7 +165,7 @@ def jacrev(
             return pulled
 
         if spread is not None:
-            parts = own_parts(spread, pull, outputs, chunk_size, memory_budget, progress, _api)
+            parts = own_parts(spread, pull, outputs, options, api)
             return shaped(
                 [
                     [
@@ -168,7 +176,7 @@ def jacrev(
                 ]
             )
 
-        if _preallocate_and_copy and chunk_size is not None:
+        if preallocate and options.chunk_size is not None:
             rows = sum(leaf.numel() for leaf in outputs)
             whole = [primal.new_zeros(rows, *primal.shape) for primal in primals]
 
@@ -179,11 +187,11 @@ def jacrev(
         else:
             whole, work = [], pull
 
-        parts = run(work, outputs, chunk_size, memory_budget, progress, _api)
+        parts = run(work, outputs, options, api)
         whole = whole or chunking.joined(parts, torch.cat)
         return shaped(split_by_output(whole, outputs, primals))
 
-    return _transformed(_api, func, jacobian_at, traced, spread)
+    return _transformed(api, func, jacobian_at, traced, spread)
 
 
 def jacfwd(
@@ -198,7 +206,6 @@ def jacfwd(
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
     check: Check = "first",
-    _api: str = "jacfwd",
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
@@ -226,34 +233,36 @@ def jacfwd(
 
     Source: torch.func.jacfwd.
     """
-    chunking.check_chunk_size(_api, chunk_size, memory_budget)
+    chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
+    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
+    return _jacfwd("jacfwd", options, has_aux, randomness, func, argnums)
+
+
+def _jacfwd(
+    api: str,
+    options: BatchingOptions,
+    has_aux: bool,
+    randomness: str,
+    func: Callable[..., Any],
+    argnums: Argnums | None,
+) -> Callable[..., Any]:
+    """jacfwd for jacfwd and hessian, whose name is in the errors."""
     if argnums is not None and not are_numbers(argnums):
-        transform = partial(
-            jacfwd,
-            has_aux=has_aux,
-            randomness=randomness,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            progress=progress,
-            mesh=mesh,
-            out=out,
-            check=check,
-            _api=_api,
-        )
-        return by_names(_api, transform, func, argnums)
-    given = Jvp(_api, func, argnums, has_aux)
-    spread = None if mesh is None else Spread(_over_ranks(_api, func), mesh, out, check)
+        transform = partial(_jacfwd, api, options, has_aux, randomness)
+        return by_names(api, transform, func, argnums)
+    given = Jvp(api, func, argnums, has_aux)
+    spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
-        tracing_state.refuse(_api, chunk_size=chunk_size, progress=progress, mesh=mesh)
+        options.refuse_while_tracing(api, any_chunks=True)
         places = tuple(range(len(args))) if argnums is None else argnums
         return jvp_by_double_vjp.jacfwd(func, places, has_aux, randomness)(*args)
 
     def jacobian_at(*args: Any) -> Any:
         everything = tuple(range(len(args)))
-        places = everything if argnums is None else pytree.positions(_api, argnums, len(args))
+        places = everything if argnums is None else pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
-        _require_tensors(_api, primals, args, argnums)
+        _require_tensors(api, primals, args, argnums)
         total = sum(leaf.numel() for leaf in primals)
         seen: dict[str, Any] = {}
 
@@ -262,7 +271,7 @@ def jacfwd(
         ) -> tuple[Tensor, ...]:
             tangents = at_their_places(columns, blocks)
             output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
-            _refuse_complex(_api, "output", output)
+            _refuse_complex(api, "output", output)
             leaves, seen["spec"] = pytree.flatten(output_tangents)
             # aux is the same for every column, and may hold things other than tensors.
             seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
@@ -272,7 +281,7 @@ def jacfwd(
             blocks = identity_rows(primals, start, size)
             basis = tuple(block for block in blocks if block is not None)
             inputs = args
-            if spread is not None or (chunk_size is None and start + size < total):
+            if spread is not None or (options.chunk_size is None and start + size < total):
                 # Only the last run may write to the caller's arguments.
                 inputs = pytree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
@@ -285,7 +294,7 @@ def jacfwd(
             return leaves
 
         if spread is not None:
-            parts = own_parts(spread, work, primals, chunk_size, memory_budget, progress, _api)
+            parts = own_parts(spread, work, primals, options, api)
             by_output = [
                 [
                     joined_columns(spread, part, primal)
@@ -295,7 +304,7 @@ def jacfwd(
             ]
         else:
             at_once = randomness != "error"  # otherwise each part would draw its own numbers
-            parts = run(work, primals, chunk_size, memory_budget, progress, _api, at_once)
+            parts = run(work, primals, options, api, at_once)
             whole = [column.movedim(0, -1) for column in chunking.joined(parts, torch.cat)]
             by_output = [split_columns(columns_of, primals) for columns_of in whole]
         single = isinstance(argnums, int)
@@ -308,7 +317,7 @@ def jacfwd(
         )
         return (jacobian, pytree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
 
-    return _transformed(_api, func, jacobian_at, traced, spread, randomness)
+    return _transformed(api, func, jacobian_at, traced, spread, randomness)
 
 
 def _transformed(
@@ -367,43 +376,31 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
-    if not are_numbers(argnums):
-        transform = partial(
-            hessian,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            progress=progress,
-            mesh=mesh,
-            out=out,
-            check=check,
-        )
-        return by_names("hessian", transform, func, argnums)
     of_func, of_chunk = chunking.budgets("hessian", chunk_size, memory_budget)
-    forward_over_reverse = jacfwd(
-        jacrev(func, argnums, memory_budget=of_func, _api="hessian"),
-        argnums,
-        chunk_size=chunk_size,
-        memory_budget=of_chunk,
-        progress=progress,
-        mesh=mesh,
-        out=out,
-        check=check,
-        _api="hessian",
-    )
+    options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
+    return _hessian(options, of_func, func, argnums)
+
+
+def _hessian(
+    options: BatchingOptions,
+    memory_budget: int | float | None,
+    func: Callable[..., Any],
+    argnums: Argnums,
+) -> Callable[..., Any]:
+    if not are_numbers(argnums):
+        return by_names("hessian", partial(_hessian, options, memory_budget), func, argnums)
+    gradient = _jacrev("hessian", BatchingOptions(), memory_budget, False, False, func, argnums)
+    forward_over_reverse = _jacfwd("hessian", options, False, "error", gradient, argnums)
 
     def wrapper(*args: Any) -> Any:
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export("hessian")
-            tracing_state.refuse("hessian", chunk_size=chunk_size, progress=progress, mesh=mesh)
-            gradient = torch_func.jacrev(func, argnums)
-            return jvp_by_double_vjp.jacfwd(gradient, argnums, False, "error")(*args)
+            options.refuse_while_tracing("hessian", any_chunks=True)
+            theirs = torch_func.jacrev(func, argnums)
+            return jvp_by_double_vjp.jacfwd(theirs, argnums, False, "error")(*args)
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)
-
-
-def _over_ranks(api: str, func: Callable[..., Any]) -> str:
-    return f"{api}({pytree.name_of(func)}, mesh=...)"
 
 
 def _refuse_complex(api: str, side: str, values: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.mesh import Spread
 from torchlayers.transforms import chunking
-from torchlayers.transforms.chunking import ChunkSize
+from torchlayers.transforms.batching_options import BatchingOptions
 
 # At least this many rows justify a separate forward or backward pass.
 _ENOUGH = 256
@@ -20,29 +20,25 @@ _ENOUGH = 256
 def run(
     work: Callable[[int, int], list[Tensor]],
     tensors: Sequence[Tensor],
-    chunk_size: ChunkSize,
-    memory_budget: int | None,
-    progress: bool,
+    options: BatchingOptions,
     api: str,
     at_once: bool = False,
 ) -> list[list[Tensor]]:
     """Calls work for all rows of the identity: in chunks, or without a chunk_size by tensor."""
     total = sum(leaf.numel() for leaf in tensors)
     is_large = isinstance(total, int) and total >= 2 * _ENOUGH  # not a symbolic size
-    if chunk_size is None and not progress and not at_once and is_large:
+    if options.at_once and not at_once and is_large:
         sizes = _by_tensor(tensors)
         starts = itertools.accumulate(sizes, initial=0)
         return [work(start, size) for start, size in zip(starts, sizes, strict=False)]
-    return chunking.run(work, total, chunk_size, memory_budget, tensors[0].device, progress, api)
+    return options.run(work, total, tensors[0].device, api)
 
 
 def own_parts(
     spread: Spread,
     work: Callable[[int, int], list[Tensor]],
     tensors: Sequence[Tensor],
-    chunk_size: ChunkSize,
-    memory_budget: int | None,
-    progress: bool,
+    options: BatchingOptions,
     api: str,
 ) -> list[list[Tensor]]:
     """Calls work for this rank's rows of the identity: its part of dim 0 of each tensor."""
@@ -56,15 +52,8 @@ def own_parts(
         # If this rank has no rows, one row is computed for its shape.
         is_none = not size and leaf.numel() > 0
         first = offset if is_none else offset + start
-        results = chunking.run(
-            partial(_from, first, work),
-            max(size, int(is_none)),
-            chunk_size,
-            memory_budget,
-            leaf.device,
-            progress,
-            api,
-        )
+        own = partial(_from, first, work)
+        results = options.run(own, max(size, int(is_none)), leaf.device, api)
         joined = chunking.joined(results, torch.cat)
         parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
         offset += leaf.numel()

@@ -6,7 +6,6 @@ dimension of its results is moved to out_dims. The implementation is in
 csrc/python/call_vmap.cpp.
 """
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +19,7 @@ from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.mesh import Check, Out, Spread, sequence_number
 from torchlayers.random.arguments import check_key
 from torchlayers.transforms import chunking, patched_torch_func, vmap_loop_fallback
+from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap_chunked import run_in_chunks
 from torchlayers.transforms.vmap_dims import Samples, Vmap, check_randomness, dims_of
@@ -109,18 +109,22 @@ def vmap(
     if fallback is not None or out_dims == "ragged":
         vmap_loop_fallback.check_fallback(fallback, out_dims, axis_name, is_spread=mesh is not None)
         dims = 0 if out_dims == "ragged" else out_dims
-        options: dict[str, Any] = {
-            "chunk_size": chunk_size,
-            "memory_budget": memory_budget,
-            "progress": progress,
-            "key": key,
-        }
-        batched = vmap(func, in_dims, dims, randomness, **options)
+        batched = vmap(
+            func,
+            in_dims,
+            dims,
+            randomness,
+            chunk_size=chunk_size,
+            memory_budget=memory_budget,
+            progress=progress,
+            key=key,
+        )
         whole = Vmap(func, in_dims, dims, randomness, key)
         return transformed(
             func, vmap_loop_fallback.falling_back(batched, whole, ragged=out_dims == "ragged")
         )
-    at_once = chunk_size is None and not progress
+    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
+    at_once = options.at_once
     if axis_name is not None and not at_once:
         raise TransformError(
             f"torchlayers: vmap: the samples of axis_name={axis_name!r} have to run at once, and "
@@ -132,36 +136,21 @@ def vmap(
             "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that all ranks have "
             "alike: give key=torchlayers.random.key(seed)."
         )
-    spread = None
+    spread = options.spread("vmap", func)
     named = func
-    if mesh is not None:
-        spread = Spread(f"vmap({pytree.name_of(func)}, mesh=...)", mesh, out, check)
-    elif axis_name is not None:
+    if spread is None and axis_name is not None:
         named = naming_samples(func, axis_name)
     of_calls = Vmap(named, in_dims, out_dims, randomness, key)
 
     def run(given: Vmap, samples: Samples, kwargs: dict[str, Any]) -> Any:
         if at_once:
             return _C.call_vmap_of_leaves(given, samples, kwargs)
-        run_chunks = functools.partial(
-            chunking.run,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            progress=progress,
-            label=f"vmap({pytree.name_of(func)})",
-        )
-        return run_in_chunks(given, samples, kwargs, run_chunks, chunk_size)
+        return run_in_chunks(given, samples, kwargs, options)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
-            tracing_state.refuse(
-                "vmap",
-                auto_chunks=chunk_size == "auto",
-                progress=progress,
-                axis_name=axis_name,
-                mesh=mesh,
-                keyed=randomness == "keyed",
-            )
+            options.refuse_while_tracing("vmap", any_chunks=False)
+            tracing_state.refuse("vmap", axis_name=axis_name, keyed=randomness == "keyed")
             tracing_state.copy_parameters_outside()
             theirs = torch_func.vmap(
                 func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)

@@ -12,7 +12,7 @@ from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
 from torchlayers.distributed import dtensor
 from torchlayers.transforms import chunking
-from torchlayers.transforms.chunking import ChunkSize
+from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.vmap_dims import Samples, Vmap, dims_of
 
 
@@ -20,13 +20,12 @@ def run_in_chunks(
     given: Vmap,
     samples: Samples,
     kwargs: dict[str, Any],
-    run_chunks: Callable[..., list[Any]],
-    chunk_size: ChunkSize,
+    options: BatchingOptions,
 ) -> Any:
     leaves, spec, dims, batch_size = samples
     random = RandomState() if given.randomness == "same" else None
-    if chunk_size is not None and dtensor.is_sharded(leaves, dims):
-        return _run_in_shards(given, samples, kwargs, run_chunks, chunk_size, random)
+    if options.chunk_size is not None and dtensor.is_sharded(leaves, dims):
+        return _run_in_shards(given, samples, kwargs, options, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
         if random is not None:  # every chunk draws the same numbers as the first
@@ -36,15 +35,15 @@ def run_in_chunks(
             _C.call_vmap_of_leaves(given._replace(first=given.first + start), chunk, kwargs)
         )
 
-    return _join(run_chunks(run_chunk, batch_size, device=_device(leaves)), given.out_dims)
+    results = options.run(run_chunk, batch_size, _device(leaves), _label(given))
+    return _join(results, given.out_dims)
 
 
 def _run_in_shards(
     given: Vmap,
     samples: Samples,
     kwargs: dict[str, Any],
-    run_chunks: Callable[..., list[Any]],
-    chunk_size: ChunkSize,
+    options: BatchingOptions,
     random: RandomState | None,
 ) -> Any:
     """run_in_chunks for a batch sharded over ranks: each chunk has samples of every rank."""
@@ -63,15 +62,16 @@ def _run_in_shards(
         chunk = parts.narrow(start, size), spec, dims, parts.size_of(start, size)
         return pytree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
 
-    of_each = -(-chunk_size // parts.ranks) if isinstance(chunk_size, int) else chunk_size
-    results = run_chunks(
-        run_chunk,
-        parts.largest,
-        chunk_size=of_each,
-        device=_device(leaves),
-        largest=parts.largest_of_all,
+    if isinstance(options.chunk_size, int):
+        options = options._replace(chunk_size=-(-options.chunk_size // parts.ranks))
+    results = options.run(
+        run_chunk, parts.largest, _device(leaves), _label(given), parts.largest_of_all
     )
     return _join(results, given.out_dims, parts.join)
+
+
+def _label(given: Vmap) -> str:
+    return f"vmap({pytree.name_of(given.func)})"
 
 
 def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:
