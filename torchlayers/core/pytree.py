@@ -3,7 +3,7 @@
 import collections
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -67,6 +67,30 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 def _is_flat(tree: Any) -> bool:
     return type(tree) is tuple and len(tree) < len(_TUPLES) and set(map(type, tree)) <= {Tensor}
+
+
+class TensorLeaves:
+    """The tensors of a pytree; all other leaves are constants.
+
+    Attributes:
+        tensors: in the order of the leaves.
+        constants: by their positions among the leaves.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        leaves, self.spec = flatten(tree)
+        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
+        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self.constants = {i: leaf for i, leaf in enumerate(leaves) if not self._is_tensor[i]}
+
+    def put_in(self, tensors: Iterable[Tensor]) -> Any:
+        """Returns the pytree with other tensors."""
+        given = iter(tensors)
+        leaves = [
+            next(given) if is_tensor else self.constants[i]
+            for i, is_tensor in enumerate(self._is_tensor)
+        ]
+        return unflatten(leaves, self.spec)
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:

@@ -1,6 +1,6 @@
 """Common subexpression elimination."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -34,13 +34,21 @@ def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
     )
 
 
-def hashable(argument: Any) -> Hashable:
-    """A key that only identical arguments share: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Hashable:
+    """A key that only identical arguments share: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+
+    Args:
+        describe: what a node is in the key.
+    """
+    if isinstance(argument, Node):
+        return describe(argument)  # type: ignore[no-any-return]
     if isinstance(argument, (list, tuple)):
-        return (list, *map(hashable, argument))
+        return (list, *(hashable(item, describe) for item in argument))
+    if isinstance(argument, dict):
+        return (dict, *((key, hashable(item, describe)) for key, item in argument.items()))
     if isinstance(argument, (bool, int, float, complex)):
         return type(argument), repr(argument)
-    if isinstance(argument, torch.SymInt):
-        return torch.SymInt, str(argument)
-    told: Hashable = argument  # nodes, dtypes, devices, names
+    if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return type(argument), str(argument)
+    told: Hashable = argument  # dtypes, devices, names
     return told

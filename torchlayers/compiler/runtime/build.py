@@ -277,19 +277,15 @@ class _Computed:
         kwargs: dict[str, Any],
         recorded: Recording,
     ) -> None:
-        leaves, self._spec = pytree.flatten((tuple(args), kwargs))
+        self._given = pytree.TensorLeaves((tuple(args), kwargs))
+        self.arguments = len(self._given.tensors)
+        self._given.tensors.clear()  # it is called with others
         self._func = func
-        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._outputs = recorded.outputs
         self._count = recorded.computed
-        self.arguments = len(self._places)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        leaves = [*self._leaves]
-        for place, tensor in zip(self._places, tensors, strict=False):  # captured ones follow
-            leaves[place] = tensor
-        args, kwargs = pytree.unflatten(leaves, self._spec)
+        args, kwargs = self._given.put_in(tensors)  # captured ones follow
         results = pytree.leaves(self._func(*args, **kwargs))
         computed: list[Any] = [None] * self._count
         for result, (source, value) in zip(results, self._outputs, strict=True):

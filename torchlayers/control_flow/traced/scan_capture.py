@@ -76,18 +76,18 @@ def rolled(
 
 
 def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
-    carry = _Leaves(init)
+    carry = pytree.TensorLeaves(init)
     xs = slices.leaves or [torch.arange(slices.length)]  # torch's scan needs at least one x
     carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
-    ys: list[_Leaves] = []
+    ys: list[pytree.TensorLeaves] = []
 
     def body(tensors: Tensors) -> list[Tensor]:
         new, y = step(carry.put_in(tensors[:carried]), slices.of(tensors[carried:given]))
         kept.leaves(new)
-        following = _Leaves(new)
+        following = pytree.TensorLeaves(new)
         if following.constants != carry.constants:
             raise _DiffersError("it carries numbers that change")
-        ys.append(_Leaves(y))
+        ys.append(pytree.TensorLeaves(y))
         return [*following.tensors, *ys[-1].tensors]
 
     with unrecorded():
@@ -115,22 +115,3 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
     results = run(steps, [*carry.tensors, *across, *captured])
     stacked = [y.flip(0) if reverse else y for y in results[carried:]]
     return carry.put_in(results[:carried]), ys[0].put_in(stacked)
-
-
-class _Leaves:
-    """The tensors among a pytree's leaves; all other leaves are constants."""
-
-    def __init__(self, values: Any) -> None:
-        leaves, self._spec = pytree.flatten(values)
-        self._is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        others = {i: leaf for i, leaf in enumerate(leaves) if not self._is_tensor[i]}
-        self.constants = others
-
-    def put_in(self, tensors: Tensors) -> Any:
-        given = iter(tensors)
-        leaves = [
-            next(given) if is_tensor else self.constants[i]
-            for i, is_tensor in enumerate(self._is_tensor)
-        ]
-        return pytree.unflatten(leaves, self._spec)

@@ -17,9 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import Program, is_view, value
-from torchlayers.graph.fx.vjp_rules import Call, Rule, Rules, hashable
+from torchlayers.graph.fx.vjp_rules import Call, Rule, Rules
 from torchlayers.graph.node_location import where
 
 aten = torch.ops.aten

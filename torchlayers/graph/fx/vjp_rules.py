@@ -5,7 +5,7 @@ captures its backward. The rule for an operator on tensors of given shapes is ca
 graph with few kinds of operators needs few captures.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import operator_schema, pytree, torch_func
 from torchlayers.core.torch_versions import make_fx
+from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import fresh
 from torchlayers.graph.node_location import where
@@ -239,17 +240,6 @@ def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
 
 def requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node) -> Any:
-    """Returns a node's arguments as a key, with a description of each node among them."""
-    if isinstance(argument, Node):
-        return describe(argument)
-    if isinstance(argument, (tuple, list)):
-        return tuple([hashable(item, describe) for item in argument])
-    if isinstance(argument, dict):
-        return tuple([(key, hashable(item, describe)) for key, item in argument.items()])
-    return type(argument), str(argument)  # 1 and True are equal, but not the same argument
 
 
 def _describe(value: Any) -> Any:
