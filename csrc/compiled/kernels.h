@@ -30,7 +30,7 @@ MakeCall layout_check(Layout layout);
 // there is one; products.h.
 MakeCall product(at::Scalar beta, at::Scalar alpha);
 
-// Calls of a C function that takes so many addresses of tensors' elements, and sizes.
+// Kernels are C functions of at most so many addresses of tensors' elements, and sizes.
 constexpr size_t kMostAddresses = 80;
 using Addresses = std::array<void*, kMostAddresses>;
 void call_kernel(void* function, const Addresses& addresses, size_t count);

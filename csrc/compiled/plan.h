@@ -36,8 +36,8 @@ class Plan {
   void see(Value slot, Place place, const Layout& layout);
   void call(void* function, std::vector<Place> places);
 
-  // Copy a result after each step; or, if it fills its memory, `write` has it computed at its
-  // destination.
+  // Copy a result after each step. If it is all that is in its memory, `write` has it computed at
+  // its destination instead.
   void copy(const Place& from, const Place& to, size_t bytes);
   void write(const Place& from, const Place& to, size_t bytes);
 

@@ -30,8 +30,8 @@ class Source {
   T constant_;
 };
 
-// Converting a number to the dtype of the tensor beside it at each call would take longer than the
-// rest: for `x + 2` with floats it is converted once.
+// Converting a number to the dtype of the tensor beside it at each call takes longer than the rest,
+// so for `x + 2` with floats it is converted once.
 template <>
 class Source<const at::Tensor&> {
  public:

@@ -143,7 +143,7 @@ void front_of_cell(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   run(*args, op.num_args);
 }
 
-// The batch sizes of a packed sequence are read from memory. No level differentiates by them.
+// The batch sizes of a packed sequence are read from memory. They have no derivatives.
 void show_lengths(const Operator& op, Args& args) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < op.num_args; ++i) {

@@ -55,7 +55,7 @@ Targets written_among(const Operator& op, const Args& args) {
       op.name());
 }
 
-// Rewords autograd's error for a write to a tensor that a level differentiates by, or a view of it.
+// Rewords autograd's error for a write to a tensor that a level differentiates, or to a view of it.
 void explain_write(const c10::Error& error, const Operator& op, const Layer& layer) {
   const std::string& text = error.msg();
   if (text.find("leaf Variable that requires grad") == std::string::npos ||

@@ -25,7 +25,7 @@ class AutogradLayer : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  // Not the current modes for an operator in a Function's jvp, or called by a custom operator.
+  // Not the current modes for a custom operator, or for one in a Function's jvp.
   Modes modes_of_caller(const Operator& op) const override;
 
  protected:

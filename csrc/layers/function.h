@@ -57,8 +57,8 @@ class RunsJvp {
 };
 
 // While it lives, a Function's backward runs, which may itself differentiate: its calls are
-// recorded on the top layer's level, although that layer is running its own backward. NOTE [The
-// backward phase].
+// recorded on the top layer's level, although that layer is running its own backward.
+// NOTE [The backward phase].
 class RunsBackward {
  public:
   RunsBackward();

@@ -16,13 +16,13 @@ namespace torchlayers {
 // one sample, and may use other tensors of f's. But by then vmap is over. So the vmap is on the
 // stack again while the hook runs, above the layers that are there; the gradient is batched as the
 // tensor was, and the batch of the hook's result is moved to where the tensor has it.
-// A tensor of a jvp, or of an inner grad that does not differentiate by it, holds such a value too:
-// the hook is on the gradient by the primal. These levels need not be on again, because captured
-// tensors of an ended jvp or grad are read as their values; those between vmaps are, because a
-// level would be missing otherwise.
+// A tensor of a jvp, or of an inner grad that does not differentiate with respect to it, holds such
+// a value too: the hook is on the gradient with respect to the primal. These levels need not be on
+// again, because captured tensors of an ended jvp or grad are read as their values; those between
+// vmaps are, because a level would be missing otherwise.
 class HookPlace {
  public:
-  // For a hook that gets gradients by tensors that are held in these ways, all of them at one
+  // For a hook on gradients with respect to tensors that are held in these ways, all of them at one
   // level.
   explicit HookPlace(std::vector<Hold> holds);
 

@@ -38,8 +38,8 @@ std::pair<at::Tensor, Hold> held_at(const at::Tensor& tensor, int64_t level);
 // The tensor inside at the highest level that records it; undefined if none does.
 std::pair<at::Tensor, Hold> recorded(const at::Tensor& tensor);
 
-// A tensor of that level, or its value, held in the same way, by levels that are not vmaps only if
-// they are above level `from`.
+// A tensor of that level, or its value, held in the same way. Levels that are not vmaps wrap it
+// only if they are above level `from`.
 at::Tensor shown_by(const Hold& hold, at::Tensor tensor, int64_t from);
 
 // The inverse, for a tensor computed from it. Throws if that differs between samples of a vmap at

@@ -202,8 +202,8 @@ void JvpLayer::apply_rule(
   });
 }
 
-// A write to a dual tensor is a write to its tangent too, of which its views have views; a tensor
-// without a tangent is given one, and so is its base.
+// A write to a dual tensor is a write to its tangent too, and views of the tensor have views of its
+// tangent; a tensor without a tangent is given one, and so is its base.
 void JvpLayer::apply_rule_in_place(
     const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);

@@ -22,7 +22,7 @@ namespace torchlayers {
 
 namespace {
 
-// Otherwise the tangent is left to torch, to make it fit or to reject it.
+// Whether they are handled here. If not, torch makes the tangent fit, or rejects it.
 bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
   return is_strided(primal) && is_strided(tangent) &&
          primal.scalar_type() == tangent.scalar_type() &&

@@ -197,7 +197,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
   call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
-    if (has_escaped(result, *this)) { // told by its batch size
+    if (has_escaped(result, *this)) { // detected by its batch size
       raise(
           "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
           "batch for one of them.",

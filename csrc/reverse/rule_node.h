@@ -32,14 +32,14 @@ class RuleNode : public torch::autograd::Node {
   // constructor. NOTE [Where a hook runs].
   void pack_args(const Args& args);
 
-  // Saves the arguments that the rule reads; the last values of `values` are theirs on the layers
-  // below.
+  // Saves the arguments that the rule reads. `values` ends with the arguments as values of the
+  // layers below.
   void save_args(const Args& values);
 
   bool reads_results() const {
     return reads_.results.any();
   }
-  // Saves the results that the rule reads; the last values of `wrapped` are theirs at the level.
+  // Saves the results that the rule reads. `wrapped` ends with the results as tensors of the level.
   void save_results(Args results, const Args& wrapped);
 
   // On values of the layers below. There is a gradient per target, undefined where not wanted.

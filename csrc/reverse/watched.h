@@ -11,8 +11,8 @@ inline bool is_watched(torch::autograd::Node& node) {
          !node.pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
-// The same for a leaf: whether a hook is on its tensor. Hooks on the node itself see accumulated
-// gradients, and nothing is accumulated.
+// The same for a leaf: whether a hook is on its tensor. Hooks on the node itself see what is
+// accumulated, and here nothing is.
 inline bool is_watched_leaf(torch::autograd::Node& leaf) {
   return !leaf.tensor_pre_hooks().empty() || leaf.tensor_post_acc_grad_hooks() != nullptr;
 }

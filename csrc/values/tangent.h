@@ -15,7 +15,7 @@ namespace torchlayers {
 // rule, or when the user unpacks a dual tensor. It stays here too: torch forgets it when the dual
 // level ends, and a function that is recomputed later has to find it.
 
-// torch's forward AD numbers nested dual levels; the dispatcher's kernels all use the first.
+// torch's forward AD numbers nested dual levels; everything in the dispatcher uses the first.
 inline constexpr uint64_t kDualLevel = 0;
 
 // The tangent of a wrapper of this level, as a value of the layers below; undefined if none.

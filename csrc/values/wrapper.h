@@ -54,13 +54,13 @@ const at::Tensor& holder_of(const at::Tensor& tensor);
 std::bitset<64> batched_levels(const at::Tensor& tensor);
 
 // Whether samples of these levels differ in a tensor that comes from below level `below`, or in
-// derivatives by it: it is batched at one of the levels, or differentiated above the lowest of
-// them. A batch at `below` itself does not come from below it.
+// derivatives with respect to it: it is batched at one of the levels, or differentiated above the
+// lowest of them. A batch at `below` itself does not come from below it.
 bool concerns(const at::Tensor& tensor, std::bitset<64> levels, int64_t below);
 
 // Whether the tensor was batched by a vmap other than this layer and the layers below it. Then it
-// has escaped: that vmap has ended, or is not on the stack that the operator runs on. NOTE [Whose
-// batch].
+// has escaped: that vmap has ended, or is not on the stack that the operator runs on.
+// NOTE [Whose batch].
 bool has_escaped(const at::Tensor& tensor, const Layer& layer);
 
 // Throws if it has.
