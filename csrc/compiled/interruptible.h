@@ -1,4 +1,4 @@
-// What runs for long without Python can be ended by Ctrl-C.
+// Lets Ctrl-C end code that runs for long without Python.
 #pragma once
 
 #include <chrono>
@@ -8,7 +8,7 @@
 
 namespace torchlayers::compiled {
 
-// Lets Python's signal handlers run every now and then: Ctrl-C ends a long run.
+// Lets Python's signal handlers run from time to time, so that Ctrl-C ends a long run.
 class Interruptible {
  public:
   void look() {

@@ -13,8 +13,8 @@
 namespace torchlayers::compiled {
 namespace {
 
-// Kernels take addresses and, after them or between, sizes of 64 bits: by value these go where an
-// address would.
+// Kernels take addresses and, after them or between, 64-bit sizes by value, which are passed in
+// place of an address.
 char* in_place_of_address(int64_t size) {
   return reinterpret_cast<char*>(size); // NOLINT(performance-no-int-to-ptr)
 }
@@ -148,7 +148,7 @@ constexpr CallWith call_with(std::index_sequence<i...>) {
   };
 }
 
-// For each count of addresses.
+// One for each count of addresses.
 template <size_t... count>
 constexpr std::array<CallWith, sizeof...(count)> calls_with(std::index_sequence<count...>) {
   return {call_with(std::make_index_sequence<count>())...};

@@ -1,4 +1,4 @@
-// What compiled code is made of besides operators: memory, ways to see it, kernels of its own.
+// The steps of compiled code that are not operators: allocations, views, calls of its own kernels.
 #pragma once
 
 #include <array>
@@ -10,27 +10,27 @@
 
 namespace torchlayers::compiled {
 
-// Size, strides and, of a view, by how many elements it begins later.
+// Sizes, strides and, for a view, its offset in elements.
 struct Layout {
   std::vector<int64_t> sizes, strides;
   int64_t offset = 0;
 };
 
-// Makes a step what it does, once its values have slots.
+// Makes a step's call, once its values have slots.
 using MakeCall = std::function<std::shared_ptr<const TypedCall>(const Step&)>;
 
 // A new tensor in host memory.
 MakeCall allocation(Layout layout, at::ScalarType dtype);
-// The memory of a tensor seen in another way.
+// A view of a tensor's memory with another layout.
 MakeCall reinterpretation(Layout layout);
-// Throws where a tensor is not laid out so.
+// Throws if a tensor does not have this layout.
 MakeCall layout_check(Layout layout);
 
-// Of the step's tensors: writes the product of the second and the third to the first, and adds the
-// fourth where there is one; products.h.
+// Writes the product of the step's second and third tensors to the first, and adds the fourth if
+// there is one; products.h.
 MakeCall product(at::Scalar beta, at::Scalar alpha);
 
-// A function in C that takes so many addresses of tensors' elements, and sizes.
+// Kernels are C functions of at most so many addresses of tensors' elements, and sizes.
 constexpr size_t kMostAddresses = 80;
 using Addresses = std::array<void*, kMostAddresses>;
 void call_kernel(void* function, const Addresses& addresses, size_t count);

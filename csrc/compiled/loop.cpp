@@ -25,7 +25,7 @@ Place rows_of(const at::Tensor& tensor, const Layout& layout) {
   return place;
 }
 
-// Whether the elements are in memory of the steps, one behind the other.
+// Whether the elements are contiguous, in memory that the steps allocate.
 bool is_result(const Place& place) {
   int64_t expected = 1;
   for (size_t i = place.layout.sizes.size(); i-- > 0;) {
@@ -37,7 +37,7 @@ bool is_result(const Place& place) {
   return place.allocation.has_value();
 }
 
-// Ys while the steps run.
+// Collects ys while the steps run.
 class Rows {
  public:
   Rows(int64_t length, bool is_plain) : length_(length), is_plain_(is_plain) {}
@@ -118,8 +118,8 @@ void Loop::run_each(torch::jit::Stack& given, Tensors& results) const {
   }
 }
 
-// Where the body is kernels alone, nothing is allocated in a step, and nothing looked up. A y is
-// computed in its row, where it has memory of its own.
+// If the body consists of kernels only, a step allocates and looks up nothing. A y that has memory
+// to itself is computed directly in its row.
 bool Loop::run_planned(const torch::jit::Stack& given, Tensors& results) const {
   if (!body->may_pass_by(given)) {
     return false;

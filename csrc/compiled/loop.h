@@ -1,4 +1,4 @@
-// A scan: a program again and again, on slices of tensors, with what it carries.
+// A scan: runs a program again and again, on slices of tensors, with a carry.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 namespace torchlayers::compiled {
 
 struct Loop {
-  // Takes the carry, a slice of each x, and what else it reads, all contiguous; leaves the next
-  // carry and the ys, contiguous too, each in memory of its own.
+  // Takes the carry, a slice of each x, and the other tensors that it reads, all contiguous; leaves
+  // the next carry and the ys, contiguous too, each in separate memory.
   std::shared_ptr<const Program> body;
   size_t carried = 0;
   size_t sliced = 0; // at least one

@@ -1,4 +1,4 @@
-// Kernels that are called again and again, on memory that is there once for all steps.
+// Kernels that are called again and again, on memory that is allocated once for all steps.
 #pragma once
 
 #include <optional>
@@ -8,13 +8,13 @@
 
 namespace torchlayers::compiled {
 
-// Where a tensor's elements are: in each step so many bytes behind where they were.
+// Where a tensor's elements are: each step, `advance` bytes after the step before.
 struct Place {
   char* first = nullptr;
   int64_t advance = 0;
   Layout layout;
   at::ScalarType dtype = at::kFloat;
-  // Of what the steps allocate; else none.
+  // The index of the allocation, if the steps make it.
   std::optional<size_t> allocation;
 };
 
@@ -22,7 +22,7 @@ class Plan {
  public:
   explicit Plan(size_t slots) : slots_(slots) {}
 
-  // What a value of the body is. Slots are used again, in order.
+  // The place of a value of the body. Slots are reused, in order.
   void put(Value slot, Place place) {
     slots_[slot] = std::move(place);
   }
@@ -31,13 +31,13 @@ class Plan {
   }
   static Place fixed(const at::Tensor& tensor);
 
-  // What the steps of the body come to.
+  // Add the steps of the body to the plan.
   void allocate(Value slot, const at::Tensor& tensor);
   void see(Value slot, Place place, const Layout& layout);
   void call(void* function, std::vector<Place> places);
 
-  // A result is copied after each step; or, where it is all that is in its memory, it is computed
-  // where it is to go.
+  // Copy a result after each step. If it is all that is in its memory, `write` has it computed at
+  // its destination instead.
   void copy(const Place& from, const Place& to, size_t bytes);
   void write(const Place& from, const Place& to, size_t bytes);
 

@@ -13,7 +13,7 @@
 
 namespace at::native {
 
-// torch's own door to oneDNN's products, which no header declares. Null where a torch has none.
+// torch's entry point to oneDNN's products, which no header declares. Null if torch has none.
 __attribute__((weak, visibility("default"))) void mkldnn_matmul(
     const Tensor& one, const Tensor& other, const Tensor& out, float beta, float alpha);
 
@@ -24,7 +24,7 @@ namespace {
 
 std::atomic<OneDnn> when_onednn = OneDnn::kWhereFaster;
 
-// Multiplications a thread, from which oneDNN was faster: NOTE [Two libraries for products].
+// Multiplications per thread from which oneDNN was faster: NOTE [Two libraries for products].
 constexpr int64_t kLarge = int64_t(1) << 20;
 
 bool is_mkl_at_avx2() {
@@ -37,7 +37,7 @@ bool is_mkl_at_avx2() {
 #endif
 }
 
-// torch's door asks for what oneDNN needs for bfloat16, whatever the dtype.
+// torch's entry point checks for what oneDNN needs for bfloat16, whatever the dtype.
 bool is_onednn_there() {
 #if defined(__x86_64__) && defined(__GNUC__)
   static const bool has_instructions = __builtin_cpu_supports("avx512bw") != 0 &&
@@ -50,7 +50,7 @@ bool is_onednn_there() {
          at::globalContext().userEnabledMkldnn();
 }
 
-// Rows or columns one after the other, and a matrix after the other: others oneDNN would copy.
+// Rows or columns without gaps, and matrices too: oneDNN would copy others.
 bool is_dense(const at::Tensor& matrices) {
   return matrices.is_contiguous() || matrices.mT().is_contiguous();
 }
@@ -91,7 +91,7 @@ void multiply(
     if (added) {
       written.copy_(*added);
     }
-    // Results in columns it writes one number at a time, a hundred times slower.
+    // oneDNN writes results in columns one number at a time, a hundred times slower.
     if (out.is_contiguous()) {
       at::native::mkldnn_matmul(one, other, out, added ? 1.0F : 0.0F, 1.0F);
     } else {

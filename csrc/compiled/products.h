@@ -1,4 +1,4 @@
-// Products of matrices, by the faster of the two libraries that torch has for them.
+// Matrix products, by the faster of the two libraries that torch has for them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,15 +9,15 @@ namespace torchlayers::compiled {
 
 // NOTE [Two libraries for products]
 // torch multiplies float32 matrices with MKL, and convolves with oneDNN. On processors with AVX-512
-// that are not Intel's, MKL keeps to AVX2: there oneDNN multiplies large matrices twice as fast. It
-// takes longer to begin, and adds up in another order, which compiled code may.
+// that are not Intel's, MKL uses only AVX2: there oneDNN multiplies large matrices twice as fast.
+// It takes longer to start, and sums in another order, which compiled code may.
 
-// When oneDNN multiplies: where that is faster, always where it can, or never.
+// When oneDNN multiplies: where it is faster, wherever it can, or never.
 enum class OneDnn { kWhereFaster, kAlways, kNever };
-// What it was before.
+// Sets this; returns the previous setting.
 OneDnn multiply_with(OneDnn when);
 
-// out = alpha * one @ other + beta * added, of matrices or of batches of them.
+// out = alpha * one @ other + beta * added, for matrices or batches of them.
 void multiply(
     const at::Tensor& out,
     const at::Tensor& one,

@@ -40,15 +40,15 @@ c10::IValue make(const Argument& argument, Frame& frame) {
   return list;
 }
 
-// A value that is read twice by one step is let go of at the last place, so in order.
+// A value that one step reads twice is released at the last read, so the order matters.
 void push(const std::vector<Argument>& arguments, Frame& frame, torch::jit::Stack& stack) {
   for (const auto& argument : arguments) {
     stack.push_back(make(argument, frame));
   }
 }
 
-// While it lives, operators meet the kernels of their devices, and no autograd or autocast: a
-// recording has autocast's conversions in it.
+// While it lives, operators skip autocast, whose conversions are in the captured graph, and, if
+// `below`, autograd: they reach the kernels of their devices.
 class WithKeys {
  public:
   explicit WithKeys(bool below) : before_(thread_keys()) {
@@ -79,7 +79,7 @@ class WithKeys {
   DispatchKeySet keys_, tracked_keys_;
 };
 
-// A frame for one run, empty again at its end.
+// Borrows a frame for one run, and empties it at the end.
 class Borrowed {
  public:
   Borrowed(std::atomic<Frame*>& spare, size_t size)

@@ -1,4 +1,4 @@
-// A recording as it runs: operators in order, each on what the ones before it have made.
+// A captured graph in executable form: operators in order, each on results of earlier ones.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -14,14 +14,14 @@
 
 namespace torchlayers::compiled {
 
-// A value of the recording: the inputs first, and then the steps' results, counted as they come.
+// A value of the captured graph: the inputs come first, then the steps' results, in order.
 using Value = size_t;
 
-// What a step is called with: a constant, a value, or a list of such.
+// An argument of a step: a constant, a value, or a list of arguments.
 struct Argument {
   static Argument of(c10::IValue constant);
   static Argument of(Value value);
-  // `type`: of its members.
+  // `type`: that of the members.
   static Argument of(std::vector<Argument> members, c10::TypePtr type);
 
   bool is_list() const {
@@ -32,17 +32,18 @@ struct Argument {
   std::optional<Value> value;
   std::vector<Argument> members;
   c10::TypePtr element_type;
-  // Nobody reads the value after this.
+  // The value is not read after this.
   bool is_last = false;
-  // A tensor is wanted, and the value may be a number, which is one as `x + 2` takes it for one.
+  // A tensor is expected, and the value may be a number, which becomes one as the 2 in `x + 2`
+  // does.
   bool may_be_number = false;
 };
 
-// What a step does where it is no operator's call: it takes arguments off the stack, and leaves
+// The work of a step that is not an operator call: takes arguments off the stack, and leaves
 // results there.
 using Function = std::function<void(torch::jit::Stack&)>;
 
-// What a program keeps while it runs.
+// The state of a program while it runs.
 struct Frame {
   explicit Frame(size_t size) : values(size) {}
   std::vector<c10::IValue> values;
@@ -51,12 +52,12 @@ struct Frame {
 
 class Plan;
 
-// An operator's call by its own signature, without a stack: typed_call.h.
+// An operator call by its C++ signature, without a stack: typed_call.h.
 class TypedCall {
  public:
   virtual ~TypedCall() = default;
   virtual void run(Frame& frame) const = 0;
-  // What it comes to where it runs again and again on memory that stays: plan.h. False where
+  // Adds the call to a plan that runs it again and again on fixed memory: plan.h. Returns false if
   // it can't be planned.
   virtual bool plan(Plan& /*plan*/) const {
     return false;
@@ -64,37 +65,37 @@ class TypedCall {
 };
 
 struct Step {
-  // One of the three.
+  // Exactly one of the three.
   std::optional<c10::OperatorHandle> op;
   Function function;
   std::function<std::shared_ptr<const TypedCall>(const Step&)> make; // kernels.h
 
   std::vector<Argument> arguments;
-  // Where the results go; none for one that nobody reads.
+  // Where the results go; nullopt for one that is not read.
   std::vector<std::optional<Value>> results;
   // "aten::mul.Tensor, in train.py:41, `x * y`", for errors.
   std::string description;
-  // ADInplaceOrView keeps account of what it writes to, or of whose view its result is.
+  // ADInplaceOrView has to see it: it writes to memory, or returns a view, that it tracks.
   bool is_tracked = false;
   std::shared_ptr<const TypedCall> typed;
 
-  // Does the work: what nobody reads any more is let go of.
+  // Runs the step, and releases values that are not read any more.
   void run(Frame& frame) const;
 };
 
 class Program;
 
-// A program while it is written.
+// Builds a program.
 class Recording {
  public:
   explicit Recording(size_t num_inputs)
       : num_inputs_(num_inputs), num_values_(num_inputs), are_tensors_(num_inputs, false) {}
 
-  // The values of the results. The arguments are all those that the schema has.
+  // Returns the values of the results. There is an argument for each in the schema.
   std::vector<Value> call(
       const c10::OperatorHandle& op, std::vector<Argument> arguments, std::string description);
   Value call(Function function, std::vector<Argument> arguments, std::string description);
-  // A step of compiled code (kernels.h). Where it makes none, the value is nobody's.
+  // A step of compiled code (kernels.h). If it has no result, the value is not used.
   Value call(
       std::function<std::shared_ptr<const TypedCall>(const Step&)> make,
       std::vector<Argument> arguments,
@@ -104,7 +105,7 @@ class Recording {
   // The tensor with these strides. NOTE [Recorded strides] in torchlayers/fx/strides.py.
   Value lay_out(Value tensor, std::vector<int64_t> strides);
 
-  // The program that returns these. The recording is used up.
+  // The program that returns these values. The recording is used up.
   std::shared_ptr<const Program> finish(std::vector<Argument> outputs);
 
  private:
@@ -116,12 +117,12 @@ class Recording {
 
   size_t num_inputs_;
   size_t num_values_;
-  std::vector<bool> are_tensors_; // for certain
+  std::vector<bool> are_tensors_; // whether a value certainly is a tensor
   std::vector<Step> steps_;
   std::vector<Argument> outputs_;
 };
 
-// Runs on any number of threads at once, and inside itself: what a run has made is in its frame.
+// May run on several threads at once, and inside itself: the state of a run is in its frame.
 class Program {
  public:
   explicit Program(Recording&& recording);
@@ -129,8 +130,8 @@ class Program {
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;
 
-  // Takes the inputs off the stack, which has nothing else, and leaves the outputs there. Where
-  // nothing but kernels would see the operators, autograd and Python are passed by.
+  // Takes the inputs off the stack, which has nothing else, and leaves the outputs there. If only
+  // kernels would see the operators, autograd and Python are skipped.
   void run(torch::jit::Stack& stack) const;
 
   size_t num_inputs() const {
@@ -139,7 +140,7 @@ class Program {
   size_t num_outputs() const {
     return outputs_.size();
   }
-  // How many values live at once, at most.
+  // The largest number of values that are alive at once.
   size_t num_slots() const {
     return num_slots_;
   }
@@ -149,7 +150,7 @@ class Program {
   const std::vector<Argument>& outputs() const {
     return outputs_;
   }
-  // Whether nothing but kernels would see what it does to these inputs.
+  // Whether only kernels would see the operators on these inputs.
   bool may_pass_by(const torch::jit::Stack& inputs) const;
 
  private:

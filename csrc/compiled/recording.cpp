@@ -18,7 +18,7 @@ void visit_values(std::vector<Argument>& arguments, const Visit& visit) {
   }
 }
 
-// Lends slots, those given back first.
+// Hands out slots, returned ones first.
 class Slots {
  public:
   Value take() {
@@ -140,12 +140,12 @@ Value Recording::lay_out(Value tensor, std::vector<int64_t> strides) {
   return result;
 }
 
-// What ADInplaceOrView has to see, of what eager code would show it: writes to memory that
-// somebody outside may hold, and views that the user is given, with those that lie between.
+// Marks the steps that ADInplaceOrView has to see, as in eager code: writes to memory that code
+// outside may hold, and views that are returned to the user, with the views in between.
 void Recording::track() {
   // May share memory with an input or a constant.
   std::vector<bool> is_outside(num_values_, false);
-  // Is returned, written to, or viewed by what is.
+  // Is returned, written to, or has a view that is.
   std::vector<bool> matters(num_values_, false);
   std::fill_n(is_outside.begin(), num_inputs_, true);
   visit_values(outputs_, [&](Argument& output) { matters[*output.value] = true; });
@@ -197,7 +197,7 @@ void Recording::track() {
   }
 }
 
-// Values become slots: a slot is free again where its value was read last.
+// Assigns slots to values: a slot is free again after the last read of its value.
 void Recording::place() {
   std::vector<Step*> last_reader(num_values_, nullptr);
   for (Step& step : steps_) {

@@ -1,14 +1,14 @@
-// Where a tensor's elements are in memory, as a recording knows it.
+// The strides that a captured graph expects of a tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace torchlayers::compiled {
 
-// Whether each element is where these strides say. Those of dimensions of size 1 don't matter.
+// Whether the tensor has these strides, except in dimensions of size 1, where they don't matter.
 bool has_strides(const at::Tensor& tensor, at::IntArrayRef strides);
 
-// A copy, dense, whose dimensions lie in memory in the order that the strides say.
+// A dense copy whose dimensions are ordered in memory as the strides say.
 at::Tensor with_strides(const at::Tensor& tensor, at::IntArrayRef strides);
 
 } // namespace torchlayers::compiled

@@ -13,7 +13,7 @@ bool is_wrapped_number(const c10::IValue& value) {
          value.toTensor().unsafeGetTensorImpl()->is_wrapped_number();
 }
 
-// Where an argument comes from, by its type in C++. `beside`: the dtype of the first argument.
+// Supplies an argument, by its C++ type. `beside`: the dtype of the first argument.
 template <class T>
 class Source {
  public:
@@ -30,8 +30,8 @@ class Source {
   T constant_;
 };
 
-// A number beside a tensor is converted to that one's dtype at each call, which takes longer than
-// the rest: `x + 2` with floats finds it converted.
+// Converting a number to the dtype of the tensor beside it at each call takes longer than the rest,
+// so for `x + 2` with floats it is converted once.
 template <>
 class Source<const at::Tensor&> {
  public:
@@ -72,7 +72,7 @@ class Source<const at::Tensor&> {
   at::Tensor as_float_, as_double_;
 };
 
-// References to what a constant holds.
+// References to the value of a constant.
 template <class Held, class Reference>
 class Referred {
  public:
@@ -196,7 +196,7 @@ using Dtype = std::optional<at::ScalarType>;
 template <class... Parameters>
 constexpr Make call_of = &CallOf<at::Tensor(Parameters...)>::make;
 
-// By what the schema says of the arguments.
+// By the types of the arguments in the schema.
 const std::unordered_map<std::string, Make>& signatures() {
   static const std::unordered_map<std::string, Make> signatures = {
       {"Tensor", call_of<T>},
@@ -227,7 +227,7 @@ const std::unordered_map<std::string, Make>& signatures() {
   return signatures;
 }
 
-// Whether a new tensor, or a view, is all that comes of it.
+// Whether its only effect is to return a new tensor or a view.
 bool returns_a_tensor(const c10::FunctionSchema& schema) {
   return !schema.is_mutable() && schema.returns().size() == 1 &&
          schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
@@ -249,7 +249,7 @@ std::shared_ptr<const TypedCall> typed_call(const Step& step) {
   }
   try {
     return make->second(step);
-  } catch (const c10::Error&) { // its signature in C++ is another, or only Python has a kernel
+  } catch (const c10::Error&) { // its C++ signature differs, or only Python has a kernel
     return nullptr;
   }
 }

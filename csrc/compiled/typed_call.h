@@ -1,4 +1,4 @@
-// Operators called by their own signatures: no stack, nothing boxed.
+// Calls of operators by their C++ signatures: no stack, no boxed values.
 #pragma once
 
 #include <memory>
@@ -7,8 +7,8 @@
 
 namespace torchlayers::compiled {
 
-// Null where the step's operator has none of the signatures that are known here, or an argument
-// that is no tensor is no constant.
+// Null if the signature of the step's operator is not supported here, or if one of the arguments
+// that are not tensors is not constant.
 std::shared_ptr<const TypedCall> typed_call(const Step& step);
 
 } // namespace torchlayers::compiled

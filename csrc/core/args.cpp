@@ -54,7 +54,7 @@ std::optional<c10::IValue> changed_held(const c10::IValue& container, Change cha
     auto members = container.toList();
     for (size_t i = 0; i < members.size(); ++i) {
       if (auto member = changed(container.toListRef()[i], change)) {
-        members = any ? std::move(members) : members.copy(); // somebody else may hold it
+        members = any ? std::move(members) : members.copy(); // it may be shared
         members.set(i, std::move(*member));
         any = true;
       }

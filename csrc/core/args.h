@@ -15,13 +15,13 @@ inline bool is_container(const c10::IValue& value) {
   return !value.isInt() && (value.isList() || value.isGenericDict() || value.isTuple());
 }
 
-// The tensors that a container holds, those of the containers in it and a dict's keys among them.
+// Calls `visit` on the tensors in a container, including those in nested containers and dict keys.
 void visit_held(const c10::IValue& container, c10::function_ref<void(const at::Tensor&)> visit);
-// A copy with changed tensors; nothing where the container holds none.
+// A copy of the container with each tensor replaced by `change(tensor)`; nullopt if it has none.
 std::optional<c10::IValue> changed_held(
     const c10::IValue& container, c10::function_ref<at::Tensor(const at::Tensor&)> change);
 
-// Calls `visit(tensor)` on the tensors of one value. Undefined tensors are passed over.
+// Calls `visit(tensor)` on the tensors in one value. Undefined tensors are skipped.
 template <class Visit>
 void visit_tensors_of(const c10::IValue& value, const Visit& visit) {
   if (value.isTensor()) {
@@ -33,8 +33,8 @@ void visit_tensors_of(const c10::IValue& value, const Visit& visit) {
   }
 }
 
-// The same on the last `count` values on the stack; visit(tensor, i), if it takes the place of the
-// value among them.
+// The same for the last `count` values on the stack. `visit` may also take the index of the value
+// among them: visit(tensor, i).
 template <class Visit>
 void visit_tensors(const Args& values, size_t count, const Visit& visit) {
   for (size_t i = 0; i < count; ++i) {
@@ -55,7 +55,7 @@ bool any_tensor(const Args& values, size_t count, const Test& test) {
   return any;
 }
 
-// Replaces each of these tensors by `change(tensor, i)`.
+// Replaces each tensor in the last `count` values by `change(tensor, i)`.
 template <class Change>
 void change_tensors(Args& values, size_t count, const Change& change) {
   for (size_t i = 0; i < count; ++i) {

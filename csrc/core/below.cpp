@@ -5,7 +5,7 @@
 
 namespace torchlayers {
 
-// The guard's own frame is the only place where the layer's entry lives meanwhile.
+// Meanwhile the layer's entry lives only in this guard's frame.
 Below::Below(std::vector<at::functorch::DynamicLayer>& stack)
     : entry_(std::move(stack.back())), keys_inside_(thread_keys()) {
   stack.pop_back();

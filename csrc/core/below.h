@@ -1,4 +1,4 @@
-// Going below a layer: the one way.
+// The guard that takes a layer off the stack while an operator runs on the layers below it.
 #pragma once
 
 #include <optional>
@@ -9,20 +9,21 @@
 
 namespace torchlayers {
 
-// While it lives, the layer, which is on top, is off the stack; the thread's keys are those that
-// its front found, and the modes are those for the layers below.
+// While it lives, the layer, which was on top, is off the stack; the thread has the dispatch keys
+// that the layer's front kernel found, and the modes for the layers below.
 class Below {
  public:
   // For an operator that the layer is processing.
   Below(const Layer& layer, const Operator& op);
-  // Between operators, in modes that hold here: for a reverse pass, or a Function's forward.
+  // Between operators, with the modes that hold at this layer: for a reverse pass, or a Function's
+  // forward.
   Below(Layer& layer, Modes here);
   ~Below();
   Below(const Below&) = delete;
   Below& operator=(const Below&) = delete;
 
-  // Lets what is called from here on skip autograd, if nobody records `op`, which is called with
-  // values that are plain or not. NOTE [Skipping autograd].
+  // Lets operators called from here on skip autograd if it would record nothing for `op`.
+  // `are_plain`: all arguments of `op` are plain values. NOTE [Skipping autograd].
   void skip_autograd(const Operator& op, bool are_plain);
 
  private:
@@ -33,9 +34,9 @@ class Below {
 
   std::optional<Processing> processing_;
   at::functorch::DynamicLayer entry_;
-  size_t depth_; // below
+  size_t depth_; // of the stack below the layer
   c10::impl::PODLocalDispatchKeySet keys_inside_;
-  std::optional<Modes> modes_inside_; // of a layer of autograd's
+  std::optional<Modes> modes_inside_; // only for an autograd layer
 };
 
 } // namespace torchlayers

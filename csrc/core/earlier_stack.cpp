@@ -6,7 +6,7 @@
 namespace torchlayers {
 namespace {
 
-// The layer of this level that is being processed, if it was entered after the one below it.
+// The layer of this level that is being processed, if it was entered after the top of `below`.
 const Layer* processed_at(int64_t level, const StackCopy& below) {
   const Layer* under = below.empty() ? nullptr : owner_of(below.back());
   const Layer* found = nullptr;

@@ -1,4 +1,4 @@
-// The stack as it was, for code of the user's that runs later than where it was written.
+// Restores an earlier stack of layers for user code that runs later than where it was written.
 #pragma once
 
 #include <ATen/functorch/DynamicLayer.h>
@@ -13,23 +13,23 @@
 namespace torchlayers {
 
 // NOTE [Where a hook runs]
-// Every level that records saves tensors of its own, and so saved-tensor hooks are called by each:
-// `pack` with a tensor of that level, where it is saved; `unpack` in that level's reverse pass.
-// What is written inside several transforms expects them all. Checkpointing recomputes a function
-// in `unpack`, its captured tensors and all, and has to find the very layers that were on when the
-// hooks were: those that have ended since, and those above the level whose pass it is, while those
-// entered later (the vmap of a jacrev) must not see it. Modules have to hold the tensors that they
-// were called with (functional_call). So the thread's stack is exchanged for a copy taken then. A
-// layer that has ended lives again as long as that lasts, and with it its tensors; one that is in
-// its backward phase leaves it. What comes back has lost its place in the graphs of the levels
-// below: `pack` and `unpack` run with recording off, as everywhere in torch. values/history.h gives
-// it back.
+// Each level that records for autograd saves its own tensors, and so each calls the saved-tensor
+// hooks: `pack` with a tensor of that level, when it is saved; `unpack` in that level's reverse
+// pass. Hooks written inside several transforms expect all of their layers. Checkpointing
+// recomputes a function, with its captured tensors, in `unpack`, and has to find exactly the layers
+// that were active when the hooks were installed, including those that have ended since and those
+// above the level whose pass it is; layers entered later (the vmap of a jacrev) must not see the
+// recomputation. Modules have to hold the tensors that they were called with (functional_call). So
+// the thread's stack is exchanged for a copy taken at that time. Meanwhile a layer that has ended
+// is alive again, and so are its tensors; a layer in its backward phase leaves that phase. The
+// result has lost its place in the autograd graphs of the levels below, because `pack` and `unpack`
+// run with grad mode off, as everywhere in torch; values/history.h restores it.
 using StackCopy = std::vector<at::functorch::DynamicLayer>;
 
-// The thread's stack, with the layers that an operator on its way down has left.
+// The thread's stack, including the layers that the current operator has already gone below.
 StackCopy whole_stack();
 
-// While it lives, the thread's stack is that one, and autograd records or does not.
+// While it lives, the thread's stack is `stack`, and grad mode is on if `records`.
 class OnEarlierStack {
  public:
   explicit OnEarlierStack(const StackCopy& stack, bool records = false);

@@ -12,8 +12,8 @@
 namespace torchlayers {
 namespace {
 
-// The entries of this thread that have not been left, outermost first. They are kept
-// alive here: a suspended generator may let go of one on another thread.
+// The entries of this thread that have not been left, outermost first. They are kept alive here: a
+// suspended generator may release one on another thread.
 thread_local std::vector<std::shared_ptr<Entry>> open_entries;
 
 } // namespace
@@ -46,8 +46,8 @@ void Entry::leave() {
   } else {
     left_behind = pop(*layer_);
   }
-  // Entries inside this one that were not left are put back with it, innermost first.
-  // They keep their layers: leaving them later says that those are gone.
+  // Entries inside this one that were not left are restored with it, innermost first. They keep
+  // their layers, so that leaving them later reports that the layers are gone.
   while (open_entries.back().get() != this) {
     const auto inner = open_entries.back();
     inner->put_back();
@@ -55,7 +55,7 @@ void Entry::leave() {
   put_back();
   const auto layer = std::move(layer_);
   if (autocast_is_on()) {
-    // Autocast keeps casts of weights, and has kept some of this layer's wrappers.
+    // Autocast caches casts of weights, and the cache holds some of this layer's wrappers.
     at::autocast::clear_cache();
   }
   if (is_taken_off) {

@@ -1,4 +1,4 @@
-// Entering a layer and leaving it: the one way in and the one way out.
+// Entry: the only way to enter a layer, and the only way to leave it.
 #pragma once
 
 #include <memory>
@@ -9,9 +9,9 @@
 
 namespace torchlayers {
 
-// An entry is made, entered once and left once. Leaving puts back all that
-// entering changed: the stack, the dispatch keys, grad mode, forward grad mode,
-// inference mode, the saved-tensor hooks' switch.
+// An entry is created, entered once and left once. Leaving restores everything that entering
+// changed: the stack, the dispatch keys, grad mode, forward grad mode, inference mode, and whether
+// saved-tensor hooks are enabled.
 class Entry : public std::enable_shared_from_this<Entry> {
  public:
   explicit Entry(std::shared_ptr<Layer> layer) : layer_(std::move(layer)) {}
@@ -22,7 +22,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   int64_t enter();
   void leave();
 
-  // Until it is left; then null.
+  // Null once the entry has been left.
   const Layer* layer() const {
     return layer_.get();
   }

@@ -12,7 +12,7 @@
 
 namespace torchlayers {
 
-// The words of an error, with a {} in them for each of its parts.
+// The text of an error message, with a {} for each part. The count is checked at compile time.
 template <class... Parts>
 struct Sentence {
   consteval Sentence(const char* words) : words(words) {
@@ -27,7 +27,7 @@ struct Sentence {
   std::string_view words;
 };
 
-// "torchlayers: ", the sentence, and where Python is.
+// "torchlayers: ", the message, and the user's line that Python is executing.
 template <class... Parts>
 std::string said(std::string_view words, const Parts&... parts) {
   std::ostringstream text;

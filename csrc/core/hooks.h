@@ -1,4 +1,4 @@
-// What the core asks of Python and of the rooms above it, which fill it in.
+// Functions that core needs from Python and from the directories above it, which install them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,11 @@ struct Hooks {
   // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].
   void (*hold_dual_level)() = [] {};
   void (*release_dual_level)() = [] {};
-  // Calls what the operator is made of instead of it; false where nothing is known of that.
+  // Runs the operator's decomposition instead of it; returns false if none is known.
   bool (*decompose)(const Operator& op, Args& args) = [](const Operator&, Args&) { return false; };
-  // Gives what a random operator gives, by a key, in the place of its arguments; false where with
-  // these it draws nothing. Throws where nothing is known of it. `who` draws.
+  // Replaces a random operator's arguments with results drawn from a key; returns false if the
+  // operator draws nothing for these arguments. Throws if no keyed implementation is known. `who`
+  // names the layer that draws.
   bool (*draw)(
       const Operator& op,
       Args& args,
@@ -39,37 +40,38 @@ struct Hooks {
       [](const Operator&, Args&, const std::string&, const std::function<at::Tensor()>&) {
         return false;
       };
-  // Lets ranks that hold different parts of a tensor draw numbers of their own, until what is
-  // returned is gone. Null where there is no need.
+  // Lets ranks that hold different shards of a tensor draw different numbers, until the returned
+  // object is destroyed. Null where that is not needed.
   std::shared_ptr<void> (*draw_apart)(const at::Tensor& tensor) =
       [](const at::Tensor&) -> std::shared_ptr<void> { return nullptr; };
-  // The rank that this process has in a process group, or in one of this name.
+  // This process's rank in a process group, which is given itself or by name.
   int64_t (*rank_in_group)(const c10::IValue& group) = [](const c10::IValue&) -> int64_t {
     return 0;
   };
-  // A tensor of a Python class is about to be a value of a level.
+  // Called when a tensor of a Python subclass is about to become a value of a level.
   void (*met_subclass)(const at::Tensor& tensor) = [](const at::Tensor&) {};
-  // Tells Python what to call nodes of this type.
+  // Sets the name under which Python shows nodes of this type.
   void (*name_type_of_nodes)(const std::type_info& type, const std::string& name) =
       [](const std::type_info&, const std::string&) {};
-  // Whether a hook on one of the nodes asks torch's engine about the pass that it runs in.
+  // Whether a hook on one of the nodes queries torch's engine about the backward pass it runs in.
   bool (*any_needs_engine)(at::ArrayRef<torch::autograd::Node*> nodes) =
       [](at::ArrayRef<torch::autograd::Node*>) { return false; };
-  // "train.py:41, `loss.log()`" for the user's line that the node was recorded for, which anomaly
-  // mode keeps; or "".
+  // "train.py:41, `loss.log()`": the user's line that recorded the node, which anomaly mode stores;
+  // or "".
   std::string (*line_of_node)(torch::autograd::Node& node) = [](torch::autograd::Node&) {
     return std::string();
   };
-  // Lets the saved-tensor hooks that are on run where they belong. NOTE [Where a hook runs].
+  // Makes the active saved-tensor hooks run on their own stack. NOTE [Where a hook runs].
   void (*adopt_saved_hooks)() = [] {};
-  // A tensor made inside a vmap has been written to: it is to print as what it stands for.
+  // Called when a tensor made inside a vmap has become batched by a write, so that it prints as
+  // such.
   void (*something_was_written)() = [] {};
-  // What rules/ has for an operator of this name.
+  // The rules in rules/ for the operator of this name.
   OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
     return OperatorRules();
   };
 };
 
-inline constinit Hooks hooks; // until they are filled in, as if nobody were there
+inline constinit Hooks hooks; // harmless defaults until they are installed
 
 } // namespace torchlayers

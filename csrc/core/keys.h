@@ -1,4 +1,4 @@
-// The two dispatch keys that torchlayers lives on, and the keysets made of them.
+// The two dispatch keys that torchlayers uses, and the keysets made of them.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>
@@ -36,7 +36,7 @@ inline const DispatchKeySet kBetween = ((DispatchKeySet(DispatchKeySet::FULL_AFT
                                         DispatchKeySet(kFront)) -
                                        DispatchKeySet({kBack, kTorchFuncBack});
 
-// What each kind of layer lets through while it processes an operator.
+// The keys that each kind of layer lets through while it processes an operator.
 inline const DispatchKeySet kAutogradLayerKeys = c10::autograd_dispatch_keyset_with_ADInplaceOrView;
 inline constexpr DispatchKeySet kVmapLayerKeys(
     {DispatchKey::FuncTorchBatched,
@@ -48,10 +48,10 @@ inline c10::impl::PODLocalDispatchKeySet& thread_keys() {
 }
 
 // NOTE [Bypassing the stack]
-// Where torch means to call an operator past every transform, it excludes torch.func's
-// keys: torch.tensor() does while it makes the tensor it fills, functionalization's dry
-// run on meta tensors does. We exclude those keys nowhere that this is asked, so that
-// finding one excluded tells us to keep out as well.
+// Where torch calls an operator past every transform, it excludes torch.func's keys: torch.tensor()
+// while it makes the tensor to fill, and functionalization's dry run on meta tensors. We never
+// exclude those keys where this is checked, so if one is excluded, our layers have to be bypassed
+// as well.
 inline bool is_bypassed(c10::DispatchKey torch_funcs_key) {
   return thread_keys().excluded().has(torch_funcs_key);
 }

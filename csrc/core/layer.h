@@ -21,15 +21,15 @@ class Inside;
 using Tangents = c10::SmallVector<at::Tensor, 4>;
 
 // A layer sees every operator twice: on the way in (process), and on the way to the layers below
-// (send_down). csrc/README.md follows one operator through both. Each kind is a class of its own
-// in layers/, which overrides what it has another answer to.
+// (send_down). csrc/README.md follows one operator through both. Each kind of layer is a class in
+// layers/, which overrides the defaults that do not fit it.
 class Layer : public std::enable_shared_from_this<Layer> {
  public:
   virtual ~Layer() = default;
   Layer(const Layer&) = delete;
   Layer& operator=(const Layer&) = delete;
 
-  // Does this transform's work on the operator whose arguments end `args`.
+  // Does this transform's work on the operator whose arguments are the last values of `args`.
   virtual void process(const Operator& op, Args& args) = 0;
 
   // Hands the operator to the layers below, without this one.
@@ -38,7 +38,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
   // "grad", as errors and traces say it.
   virtual const char* kind() const = 0;
 
-  // What torchlayers.current_stack() tells of it.
+  // Details of the layer for torchlayers.current_stack().
   virtual std::map<std::string, c10::IValue> metadata() const {
     return {};
   }
@@ -46,81 +46,81 @@ class Layer : public std::enable_shared_from_this<Layer> {
   // The entry that torch.func's stack holds for this layer. NOTE [The mirror].
   virtual at::functorch::DynamicLayer mirrored(int64_t level) const = 0;
 
-  // Before the layer is pushed: changes the thread's state, but for its modes, to what the
-  // transform needs, and after it is popped puts that back.
+  // Sets up the thread state that the transform needs, except its modes, before the layer is
+  // pushed; switch_off restores it after the layer is popped.
   virtual void switch_on() {}
   virtual void switch_off() {}
 
-  // Whether an operator made of others is decomposed above this layer.
+  // Whether a composite operator is decomposed above this layer.
   virtual bool decomposes(const Operator&) const {
     return false;
   }
 
-  // Whether the layer follows a rule of its own for it.
+  // Whether the layer has a rule for the operator.
   virtual bool has_rule_for(const Operator&) const {
     return false;
   }
 
-  // Whether the transform keeps account of this tensor, and would lose something where a kernel
-  // takes it for a plain one.
+  // Whether the transform tracks this tensor, and would lose information if a kernel treated it as
+  // a plain one.
   virtual bool follows(const at::Tensor& tensor) const = 0;
 
-  // Whether the tensors that it follows are autograd's, whose modes it switches.
+  // Whether this is an autograd layer: it tracks autograd's tensors, and switches autograd's modes.
   bool is_autograd() const {
     return is_autograd_;
   }
 
-  // Of a layer that batches; null for another.
+  // The batch size of a vmap layer; null for other layers.
   virtual const c10::SymInt* batch_size() const {
     return nullptr;
   }
 
-  // Of a layer that batches: what its function has made itself. NOTE [Made inside].
+  // The tensors that a vmap layer's function has created; null for others. NOTE [Made inside].
   Inside* inside() const {
     return inside_;
   }
 
-  // Whether it runs its backward, which nobody records at this level. NOTE [The backward phase].
+  // Whether it runs its backward, which is not recorded at this level. NOTE [The backward phase].
   virtual bool runs_backward() const {
     return false;
   }
 
-  // Of a layer of autograd's: the modes for the layers below, of those that hold here.
+  // For an autograd layer: the modes for the layers below, given those that hold at this layer.
   // NOTE [no_grad inside and outside].
   virtual Modes modes_below(Modes here) const {
     return here;
   }
-  // The modes that hold here for the caller of an operator that the layer processes.
+  // The modes that hold for the caller of an operator that the layer processes.
   virtual Modes modes_of_caller(const Operator&) const {
     return Modes::of_thread();
   }
 
-  // For code of the user's that runs on the stack as it was (core/earlier_stack.h): what
-  // `switch_on` gave a layer that has ended since is on again, and off.
+  // For user code that runs on an earlier stack (core/earlier_stack.h): turn on again, and off,
+  // what `switch_on` set up for a layer that has ended since.
   virtual void resume() {}
   virtual void suspend() {}
-  // Meanwhile the layer does not run its backward; returns what puts that back.
+  // Leaves the backward phase meanwhile; returns the value that return_to_backward needs.
   virtual int leave_backward() {
     return 0;
   }
   virtual void return_to_backward(int) {}
 
-  // The operator bypasses this layer. NOTE [Bypassing the stack].
+  // Called when the operator bypasses this layer. NOTE [Bypassing the stack].
   virtual void bypassed(const Operator&, const Args&) const {}
 
   // 1 for the outermost layer; 0 before the layer is pushed.
   int64_t level() const {
     return level_;
   }
-  // What tells its life apart from all others': what the handle points to that its wrappers hold.
+  // Identifies the layer while it exists: the flag that the life handle in its wrappers points to.
   const bool* life() const {
     return &is_alive_;
   }
-  // The same for what does not hold the handle: no other layer of the process ever has it.
+  // Identifies it without that handle: no other layer of the process ever has this number.
   uint64_t number() const {
     return number_;
   }
-  // How many pairs of saved-tensor hooks were on around it.
+  // How many pairs of saved-tensor hooks were on when the layer was entered.
   size_t hooks_around() const {
     return hooks_around_;
   }
@@ -139,8 +139,8 @@ class Layer : public std::enable_shared_from_this<Layer> {
 
   Inside* inside_ = nullptr;
 
-  // Calls an operator that it processes on the layers below, with the values that end `args`.
-  // `are_plain`: all of these are (core/recording.h).
+  // Calls an operator that the layer processes on the layers below, with the last values of `args`.
+  // `are_plain`: all of them are plain (core/recording.h).
   void call_below(const Operator& op, Args& args, bool are_plain) const;
 
  private:

@@ -1,4 +1,4 @@
-// Modes of the thread that a transform switches.
+// Thread modes that a transform switches.
 #pragma once
 
 #include <c10/core/AutogradState.h>
@@ -24,9 +24,8 @@ struct Modes {
   }
 };
 
-// Turns inference mode off while the guard lives. Autograd records nothing in
-// inference mode, and turning it off as such would turn both grad modes on: those
-// stay as they were.
+// Turns inference mode off while the guard lives, because autograd records nothing in it. That
+// alone would also turn both grad modes on, so they are restored.
 inline void without_inference(std::optional<c10::InferenceMode>& guard) {
   if (!c10::InferenceMode::is_enabled()) {
     return;

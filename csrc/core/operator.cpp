@@ -29,7 +29,7 @@ bool find_in_place(const c10::FunctionSchema& schema) {
          });
 }
 
-// Whether it takes the same arguments as this in-place operator, and writes to none.
+// Whether the operator takes the same arguments as this in-place one, and writes to none.
 bool is_functional_of(const c10::FunctionSchema& schema, const c10::FunctionSchema& in_place) {
   const auto& args = schema.arguments();
   const auto& others = in_place.arguments();
@@ -44,8 +44,8 @@ bool is_functional_of(const c10::FunctionSchema& schema, const c10::FunctionSche
   return true;
 }
 
-// add of add_: the same arguments, and a new tensor for a result. pow_.Scalar is that of
-// pow.Tensor_Scalar, not of pow.Scalar.
+// add for add_: the same arguments, and a new tensor as result. For pow_.Scalar it is
+// pow.Tensor_Scalar, not pow.Scalar.
 std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema) {
   if (!find_in_place(schema) || schema.name().back() != '_') {
     return std::nullopt;
@@ -123,10 +123,9 @@ bool find_pointwise(const c10::OperatorHandle& op) {
          !asks_for_more;
 }
 
-// All operators met so far. NOTE [Operators come and go]: torch.library can
-// remove one and put another at its address. A removed operator's facts stay
-// allocated (somebody may be reading them) but are no longer found, and the
-// generation tells every thread to drop what it has cached.
+// All operators met so far. NOTE [Operators come and go]: torch.library can remove one and put
+// another at its address. A removed operator's facts stay allocated (another thread may be reading
+// them) but are no longer found, and a new generation makes every thread clear its cache.
 class KnownOperators final : public c10::OpRegistrationListener {
  public:
   static KnownOperators& instance() {
@@ -218,11 +217,12 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     if (may_hide_tensors(schema().arguments()[i])) {
       hidden_args.push_back(i);
     }
-    // record_stream's schema says that it writes, but it only tells the allocator who reads.
+    // record_stream's schema declares a write, but it only tells the allocator which stream reads.
     if (is_written(schema().arguments()[i]) && op.operator_name().name != "aten::record_stream") {
       written_args.push_back(i);
     }
-    // Lists may hold each other's members, says torch of any two, but these make new ones.
+    // torch assumes that any two lists may share members, but functional collectives return new
+    // ones.
     if (!is_collective || schema().is_mutable()) {
       aliased_result[i] = find_aliased_result(schema(), i);
     }

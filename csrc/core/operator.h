@@ -1,4 +1,4 @@
-// What an operator's schema decides, worked out once an operator.
+// Facts about an operator that follow from its schema, computed once per operator.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -14,7 +14,7 @@ class JvpRule;
 class VjpRule;
 struct BatchingRule;
 
-// What rules/ says of an operator; null where it says nothing.
+// The rules in rules/ for an operator; null where there is none.
 struct OperatorRules {
   const JvpRule* jvp = nullptr;
   const VjpRule* vjp = nullptr;
@@ -22,7 +22,7 @@ struct OperatorRules {
   bool is_constant = false;
 };
 
-// The values that end with an operator's arguments, and then with its results.
+// A stack that ends with an operator's arguments, and after the call with its results.
 using Args = torch::jit::Stack;
 using torch::jit::drop;
 using torch::jit::last;
@@ -32,7 +32,7 @@ struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
   Operator(const c10::OperatorHandle& handle, const OperatorRules& rules);
 
-  // The facts of this operator. Computed at first sight, then looked up.
+  // The facts about this operator, computed on first use and then cached.
   static const Operator& of(const c10::OperatorHandle& handle);
 
   const c10::FunctionSchema& schema() const {
@@ -49,7 +49,7 @@ struct Operator {
 
   // The first argument is written and returned, and no other argument aliases.
   bool is_in_place;
-  // The operator without side effects that an in-place one is named after, if there is one.
+  // The out-of-place operator that corresponds to an in-place one, if there is one.
   std::optional<c10::OperatorHandle> functional;
   // An argument is written, or a result may be a view of one.
   bool aliases;
@@ -60,47 +60,48 @@ struct Operator {
   // torch.func's front key has a kernel of its own for it: a decomposition, or
   // random operators' checks. That kernel comes first; what it calls comes back.
   bool has_torch_func_kernel;
-  // Has a kernel made of other operators, which are what autocast looks at.
+  // Has a kernel that calls other operators; autocast acts on those instead.
   bool is_composite;
-  // torch's batching rule for it is to take it apart.
+  // torch's batching rule for it is to decompose it.
   bool is_composite_under_vmap;
   // Not torch's own: a kernel written in Python may apply an autograd.Function.
   bool is_custom;
-  // Not of aten or prims, and with a derivative of its own.
+  // Neither aten nor prims, and has its own derivative.
   bool has_custom_autograd;
-  // Not of aten or prims, with no derivative and not made of others.
+  // Neither aten nor prims, with no derivative, and not composite.
   bool lacks_autograd;
-  // Of torch.distributed, or along a named axis; torch's may write to its arguments without a word
-  // of it in the schema.
+  // A collective of torch.distributed, or along a named axis. torch's may write to their arguments
+  // without declaring that in the schema.
   bool is_collective;
-  // torch's own, of one result whose elements come from the arguments' at their places.
+  // An aten operator with one result, each element of which depends on the arguments' elements at
+  // the same position.
   bool is_pointwise;
-  // Its results have no derivative by any argument.
+  // Its results have no derivative with respect to any argument.
   bool is_constant;
-  // The result is a fresh tensor to the user though the schema says alias.
+  // To the user the result is a new tensor, although the schema declares an alias.
   // NOTE [Results that are always wrapped].
   bool always_wraps;
-  // The result is the tensor that torch.tensor has just made, out of a layer's sight.
+  // The result is the tensor that torch.tensor has just made, which no layer has seen.
   bool lifts;
-  // The result has no derivatives by its argument, whose memory it shares.
+  // The result has no derivative with respect to its argument, whose memory it shares.
   bool detaches;
-  // It makes a dual tensor, or takes one apart: what it does is not told by shapes.
+  // Makes a dual tensor, or takes one apart: shapes alone do not describe its effect.
   bool makes_dual;
   bool unpacks_dual;
 
-  // What it does to tangents; null where torch's autograd is to tell. A rule from Python
-  // may come at any time.
+  // How it transforms tangents; null where torch's autograd decides. A rule from Python may be
+  // registered at any time.
   mutable std::atomic<const JvpRule*> jvp_rule;
-  // What it does to cotangents, likewise.
+  // How it transforms cotangents, likewise.
   mutable std::atomic<const VjpRule*> vjp_rule;
-  // How it runs on a batch; null where torch's batching rule is to tell.
+  // How it runs on a batch; null where torch's batching rule decides.
   mutable std::atomic<const BatchingRule*> batching_rule;
 
-  // Which of NOTE [Types of nodes] its nodes have; -1 before the first.
+  // The type of its autograd nodes, as in NOTE [Types of nodes]; -1 before the first node.
   mutable std::atomic<int> node_type{-1};
 
-  // The arguments, and whether there are results, that may hold tensors where the dispatcher does
-  // not look for any. NOTE [Hidden tensors].
+  // The arguments that may hold tensors where the dispatcher does not look for any, and whether
+  // there are such results. NOTE [Hidden tensors].
   std::vector<size_t> hidden_args;
   bool hides_results;
 

@@ -11,7 +11,7 @@ void record_use(const at::TensorBase& tensor, c10::Stream stream) {
     guard.recordDataPtrOnStream(tensor.storage().data_ptr(), stream);
   } else {
     at::Tensor(tensor).record_stream(
-        stream); // by the layers below, which have tensors of their own
+        stream); // reaches the layers below, whose tensors have a storage
   }
 }
 

@@ -1,4 +1,4 @@
-// Telling a device who reads a tensor's memory.
+// Tells the allocator which stream uses a tensor's memory.
 #pragma once
 
 #include <ATen/core/TensorBase.h>
@@ -6,9 +6,9 @@
 
 namespace torchlayers {
 
-// Until what this stream has been given so far is done, the memory goes to nobody else. Not by the
-// operator where the tensor has memory of its own: torch's fallback for conjugated and negated
-// views calls it for a copy, and writes that back, on whichever stream is current.
+// Keeps the memory from being reused until the work queued on this stream so far is done. Does not
+// call the operator record_stream if the tensor has a storage: torch's fallback for conjugated and
+// negated views calls it on a copy, and writes that back, on whichever stream is current.
 void record_use(const at::TensorBase& tensor, c10::Stream stream);
 
 } // namespace torchlayers

@@ -1,4 +1,4 @@
-// What nobody records: plain values, and operators that skip autograd.
+// Values and operators that autograd need not record: plain values, and operators that skip it.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -9,32 +9,32 @@
 
 namespace torchlayers {
 
-// Whether a tensor of its dtype can have derivatives.
+// Whether a tensor of this dtype can have derivatives.
 inline bool is_differentiable(const at::Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-// Sparse and nested tensors are torch's to see to.
+// Sparse and nested tensors are left to torch.
 inline bool is_strided(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && !tensor.is_nested();
 }
 
-// Whether every operator of this thread meets something else than layers and autograd: a mode.
+// Whether a mode is on: something besides layers and autograd that sees every operator here.
 bool is_any_mode_on();
 
-// Whether a tensor is plain: nothing but numbers in memory, and autograd of no kind follows it.
+// Whether a tensor is plain: an ordinary dense tensor that neither reverse nor forward AD tracks.
 bool is_plain(const at::TensorImpl& value);
 inline bool is_plain(const at::Tensor& value) {
   return is_plain(*value.unsafeGetTensorImpl());
 }
 
-// The same of the value that a tensor batches, if it does.
+// The same for the value of a batched tensor, or for a tensor that is not batched.
 inline bool is_plain_in_batch(const at::Tensor& tensor) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   return is_plain(batched != nullptr ? batched->value() : tensor);
 }
 
-// Whether there is no layer on the stack, and no mode on.
+// Whether the stack has no layer and no mode is on.
 bool nothing_is_below();
 
 // How many pairs of saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks) are on.
@@ -46,12 +46,12 @@ inline bool any_saved_hooks() {
 }
 
 // NOTE [Skipping autograd]
-// Below the lowest layer an operator meets autograd first of all, which looks at its arguments,
-// finds nothing to record, and calls the dispatcher again: a tenth of what a small operator takes.
-// Where the arguments are plain it is known to find nothing, and operators skip it, and so do
-// those that a rule calls. Not views or writes: autograd keeps account of them. And not a user's
-// own operators and rules, which may use autograd as they like.
-// Whether nobody records the operator below, called with plain values.
+// Below the lowest layer an operator reaches autograd first, which looks at its arguments, finds
+// nothing to record, and calls the dispatcher again: a tenth of the time of a small operator. With
+// plain arguments there is certainly nothing to record, so operators skip autograd, and so do those
+// that a rule calls. Views and writes do not skip it, because autograd tracks them; nor do custom
+// operators and rules, which may use autograd as they like.
+// Whether no autograd records the operator when it is called below with plain values.
 inline bool nothing_records(const Operator& op) {
   return !op.aliases && !op.is_custom && nothing_is_below();
 }

@@ -20,14 +20,14 @@ using at::functorch::Interpreter;
 thread_local Processing* innermost = nullptr;
 thread_local std::string dirt; // what was wrong with the stack. NOTE [A stack left dirty]
 
-// The deleter of a life handle that is a layer's own flag: it tells which layer's, and keeps that
-// as long as somebody holds the handle.
+// The deleter of a life handle that is a layer's own flag: identifies the layer, and keeps it alive
+// as long as the handle.
 struct OfLayer {
   std::shared_ptr<Layer> layer;
   void operator()(bool*) const {}
 };
 
-// torch keeps an entry's life handle to itself; an explicit instantiation may name it.
+// An entry's life handle is private in torch; an explicit instantiation may name it.
 template <auto Handle>
 struct Reveal {
   friend std::shared_ptr<bool>& life_of(Interpreter& interpreter) {
@@ -42,7 +42,7 @@ Layer* layer_of(const DynamicLayer& entry) {
   return entry.interpreter().is_alive() ? owner_of(entry) : nullptr;
 }
 
-// Its place, which is its level's as a rule. NOTE [A stack left dirty].
+// The index of its entry, which normally is its level - 1. NOTE [A stack left dirty].
 std::optional<size_t> find(const Layer& layer) {
   const auto& entries = mirror();
   for (size_t i = entries.size(); i-- > 0;) {
@@ -91,7 +91,7 @@ std::string describe_stack() {
 
 namespace {
 
-// What was wrong with this thread's stack, if that has not been said yet; it has been then.
+// Returns what was wrong with this thread's stack if not reported yet, and marks it as reported.
 std::string take_dirt() {
   stacks_left_dirty -= dirt.empty() ? 0 : 1;
   return std::exchange(dirt, {});
@@ -117,7 +117,7 @@ void clean_up(size_t depth) {
     at::functorch::popDynamicLayerAndDeleteMetadata();
   }
   if (std::uncaught_exceptions() > 0) {
-    return; // which tells more
+    return; // the exception tells more
   }
   std::ostringstream words;
   words << " left the stack below it as " << found
@@ -172,7 +172,7 @@ bool any_layer() {
 
 void push(const std::shared_ptr<Layer>& layer) {
   if (mirror().empty()) {
-    take_dirt(); // of a call that is over, and that an error ended which came first
+    take_dirt(); // left by a call that another error has ended before
   } else {
     top_layer(); // which has to be at its level
   }

@@ -1,4 +1,4 @@
-// What torches 2.11 to 2.15 don't have in common: no other file asks which one it is.
+// The differences between torch 2.11 and 2.15: no other file asks for the version.
 #pragma once
 
 #include <ATen/core/function_schema.h>
@@ -17,15 +17,15 @@ namespace torchlayers {
 // 2.11 has no name for it in c10::aten.
 inline const c10::Symbol kNumel = c10::Symbol::fromQualString("aten::numel");
 
-// Where two values are equal, fmax, fmin and clamp (with tensors for bounds) give half of a
-// cotangent to each since 2.14; before, they give all of it to the first. Clamped to a number,
-// what is equal to that gets nothing since 2.14, and before all of it.
+// Where two values are equal, fmax, fmin and clamp (with tensors for bounds) give half of the
+// cotangent to each since 2.14; before, they give all of it to the first. With a number for a
+// bound, elements equal to it get nothing since 2.14, and all of it before.
 inline constexpr bool kTiesAreShared = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 14;
 
-// Whether y[i] = value, given one number in a tensor, asks for the memory of both.
+// Whether y[i] = value, where value is a one-element tensor, accesses the memory of both.
 inline constexpr bool kWritesAskForMemory = TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 15;
 
-// Whether asking for this memory is an error, where torch tells: 2.15 does.
+// Whether accessing this memory is an error, where torch can tell: since 2.15.
 template <class Memory>
 bool is_closed(const Memory& memory) {
   if constexpr (requires { memory.throw_on_immutable_data_ptr(); }) {
@@ -34,14 +34,14 @@ bool is_closed(const Memory& memory) {
   return false;
 }
 
-// The place of the argument of this name. 2.15 says grad_output where others say grad.
+// The index of the argument of this name. 2.15 uses grad_output where others use grad.
 inline std::optional<int> place_of_argument(
     const c10::FunctionSchema& schema, const std::string& name) {
   const auto place = schema.argumentIndexWithName(name);
   return place || name != "grad" ? place : schema.argumentIndexWithName("grad_output");
 }
 
-// torch holds its nodes by an intrusive pointer since 2.13, and by a shared one before.
+// torch holds its nodes by an intrusive pointer since 2.13, and by a shared pointer before.
 template <class NodeType>
 using NodePointer = std::conditional_t<
     std::is_same_v<

@@ -1,4 +1,4 @@
-// What the layers did, one line a step. Off, it costs one test of a flag.
+// Traces the work of the layers, one line per step. When off, it costs one test of a flag.
 #pragma once
 
 #include <cstdint>
@@ -14,9 +14,9 @@ namespace torchlayers {
 // ("grad (level 1)") and its level.
 using TraceEvent = std::tuple<std::string, std::string, std::string, int64_t>;
 
-// Where the steps go while it is set: recorded by `torchlayers.trace()`, or
-// printed to stderr with TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each
-// step is preceded by the stack and the thread's keys as the front and the back find them.
+// Whether steps are traced: collected by `torchlayers.trace()`, or printed to stderr with
+// TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each step is preceded by the
+// stack and the thread's keys as the front and the back find them.
 extern bool tracing;
 void trace_step(const char* step, const Operator& op, const Layer& layer);
 
@@ -39,7 +39,7 @@ inline void trace_state(const char* where, const Operator& op) {
 // where it has ended, as vjp's has.
 void trace_vjp(const char* who, const Layer* layer);
 
-// Records from now on, on every thread. Nested recordings each get every step.
+// Collects steps from now on, on every thread. Nested recordings each get every step.
 void start_recording();
 std::vector<TraceEvent> stop_recording();
 

@@ -26,7 +26,7 @@ bool follows(const Layer& layer, const Tensor& given) {
          (layer.inside() != nullptr && layer.inside()->has_written(tensor));
 }
 
-// Numbers in a tensor, one for each member of the lists, which torch's own loop reads from memory.
+// Scales in a tensor, one for each member of the lists; torch's own loop would read its memory.
 bool scale_each(const Operator& op, Args& args) {
   const auto& name = op.handle.operator_name();
   const bool divides = name.name.find("addcdiv") != std::string::npos;
@@ -60,7 +60,7 @@ bool scale_each(const Operator& op, Args& args) {
 void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   const Operator& op = Operator::of(handle);
   const Layer* layer = layer_at_work();
-  // What others do with lists, as functionalize, is theirs.
+  // Other layers, such as functionalize, handle lists themselves.
   const bool is_ours = layer != nullptr && (layer->is_autograd() || layer->batch_size() != nullptr);
   const bool is_followed = is_ours && any_tensor(*args, op.num_args, [&](const Tensor& x) {
                              return follows(*layer, x);
@@ -79,13 +79,13 @@ bool is_of_samples(const Tensor& tensor) {
   return batched_levels(without_dead_wrappers(tensor)).any();
 }
 
-// One value for all places may be of another dtype, as torch takes it where it knows that value.
+// A single value for all positions may have another dtype, as torch allows if it knows the value.
 bool is_to_be_cast(const Tensor& value, const Tensor& y) {
   return value.scalar_type() != y.scalar_type() && value.sym_numel() == 1 &&
          (y.is_complex() || !value.is_complex());
 }
 
-// A mask, if it is the only index, and the dimension that it is at.
+// A mask that is the only index, and the dimension that it is at.
 struct Mask {
   Tensor tensor;
   int64_t at;
@@ -113,7 +113,8 @@ bool fits(const Tensor& y, const Mask& mask) {
   return fits;
 }
 
-// The value, whose dimension for the places of the mask, if it has one, becomes those of the mask.
+// The value; its dimension for the positions of the mask, if any, is replaced by the mask's
+// dimensions.
 std::optional<Tensor> value_at_places(const Tensor& value, const Tensor& y, const Mask& mask) {
   const int64_t behind = y.dim() - mask.at - mask.tensor.dim();
   const int64_t at = value.dim() - 1 - behind;
@@ -133,7 +134,7 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   Tensor y = peek(args, 0, op.num_args).toTensor();
   const auto mask = mask_among(peek(args, 1, op.num_args));
   Tensor given = peek(args, 2, op.num_args).toTensor();
-  // Nothing is asked of sizes that may be symbols where torch's is enough.
+  // Sizes may be symbolic: don't query them where torch's operator does the job.
   const bool is_masked_of_samples = mask && is_of_samples(mask->tensor);
   if (!mask || !(is_masked_of_samples || is_of_samples(given)) || !fits(y, *mask)) {
     return false;

@@ -1,20 +1,20 @@
-// Operators that are taken apart above every layer.
+// Operators that are decomposed above every layer.
 #pragma once
 
 #include <torch/library.h>
 
 namespace torchlayers {
 
-// Operators of lists (torch._foreach_add, which the optimizers of torch.optim are made of) become
-// one of each member, where a layer follows any of these: torch has no batching rules for them, and
-// derivatives of some. And y[mask] = value, with a mask of each sample's own, becomes a choice: as
-// an index the mask would be places, as many as it has in each sample, which nobody can know; what
-// is written is known without them.
+// List operators (torch._foreach_add, which the optimizers of torch.optim use) become one operator
+// per list member, if a layer follows any of these: torch has no batching rules for list operators,
+// and derivatives of only some. And y[mask] = value, where each sample has its own mask, becomes a
+// torch.where: as an index the mask would become positions, whose number differs between samples
+// and is not known beforehand; the result is known without them.
 void register_taken_apart(torch::Library& on_front);
 
-// Recurrent networks become their steps: torch has no batching rules for them. So does a layer of
-// an LSTM, which torch runs as one operator of oneDNN, but for one grad by itself: that operator
-// has one gradient, and no other derivative.
+// Recurrent networks are unrolled into their steps, because torch has no batching rules for them.
+// So is a layer of an LSTM, which torch runs as one oneDNN operator, unless the only transform is
+// one grad: that operator has a gradient, and no other derivative.
 void register_recurrent(torch::Library& on_front);
 
 } // namespace torchlayers

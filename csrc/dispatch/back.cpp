@@ -1,4 +1,4 @@
-// The back: the layer's own keys have done their work; the layer sends it down.
+// The back: the layer's own keys are done with the operator, and the layer sends it down.
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace.h"

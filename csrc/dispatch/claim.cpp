@@ -1,4 +1,4 @@
-// Claiming the two keys: checked to be free, then registered on.
+// Claims the two keys: checks that they are free, and registers on them.
 #include <torch/library.h>
 
 #include <sstream>
@@ -13,7 +13,7 @@
 namespace torchlayers {
 namespace {
 
-// The lines of an operator's dispatch table that speak of this key.
+// The lines of an operator's dispatch table about this key.
 std::string lines_about(const c10::OperatorHandle& op, DispatchKey key) {
   std::istringstream table(op.dumpComputedTable());
   std::ostringstream found;

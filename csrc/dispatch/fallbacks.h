@@ -10,7 +10,7 @@ namespace torchlayers {
 
 class Layer;
 
-// The layer that an operator is for; null where it is torch.func's, or bypasses the stack.
+// The layer that an operator is for; null if that is torch.func's, or if it bypasses the stack.
 Layer* layer_at_work();
 
 void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args);

@@ -1,4 +1,4 @@
-// The front: takes the layer on top of the stack and lets it process the operator.
+// The front: lets the layer on top of the stack process the operator.
 #include <array>
 #include <string_view>
 
@@ -21,13 +21,12 @@ bool is_empty(c10::DispatchKeySet keys) {
 }
 
 // NOTE [Autocast happens once]
-// Under autocast the cast comes first of all, where the user called the operator:
-// the front runs the operator's autocast kernel, whose casts and whose call of the
-// operator come back here with autocast off, and are recorded and batched like any
-// other. An operator made of others is decomposed, and each of its parts looked at.
-// After that no layer casts again: what a batching rule or a derivative calls, a program
-// without layers would not have called, and torch.func, which casts it, gives wrong dtypes
-// (pytorch#192617).
+// Under autocast the cast comes first, where the user called the operator: the front runs the
+// operator's autocast kernel, whose casts and whose call of the operator come back here with
+// autocast off, and are recorded and batched like any other. A composite operator is decomposed,
+// and each of its parts looked at. After that no layer casts again: batching rules and derivatives
+// call operators that a program without layers would not have called, and torch.func, which casts
+// those, gives wrong dtypes (pytorch#192617).
 // The dispatcher leaves an autocast key in `keys` if the operator has a kernel there
 // for these arguments' device.
 bool cast(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
@@ -39,7 +38,7 @@ bool cast(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* arg
   return true;
 }
 
-// Runs an operator made of others; those come to the front one by one.
+// Runs the kernel of a composite operator; the operators in it come to the front one by one.
 bool run_composite(
     const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   const auto composite = keys & c10::autograd_dispatch_keyset;
@@ -50,7 +49,7 @@ bool run_composite(
   return true;
 }
 
-// What torch.func's vmap, where it is innermost, says of a write that ours would make room for.
+// Rewords the error of torch.func's vmap, if innermost, for a write that ours would make room for.
 void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
   if (error.msg().find("vmap: inplace arithmetic(") == 0) {
     raise(
@@ -62,7 +61,7 @@ void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
   }
 }
 
-// The kinds of tensors that have kernels of their own, by the names of their keys, and what to do.
+// Kinds of tensors with their own kernels, by the names of their keys, and advice.
 struct Kind {
   std::string_view key;
   const char* name;
@@ -77,7 +76,7 @@ constexpr std::array kKinds{
     Kind{"Quantized", "quantized", "Convert it with dequantize()."},
 };
 
-// What torch says where an operator, or one that its derivative takes, has no kernel for a kind.
+// Rewords torch's error if an operator, or one in its derivative, has no kernel for such a kind.
 void explain_missing_kernel(
     const c10::NotImplementedError& error, const Operator& op, const Layer& layer) {
   const std::string text = error.what_without_backtrace();
@@ -102,7 +101,7 @@ void explain_missing_kernel(
   }
 }
 
-// What torch says of layouts that a kernel does not take.
+// Rewords torch's errors about layouts that a kernel does not take.
 void explain_layout(const c10::Error& error, const Operator& op, const Layer& layer) {
   const std::string text = error.what_without_backtrace();
   const bool is_torchs = typeid(error) == typeid(c10::Error) && !text.starts_with("torchlayers");
@@ -119,12 +118,12 @@ void explain_layout(const c10::Error& error, const Operator& op, const Layer& la
 } // namespace
 
 // NOTE [Stepping aside]
-// Where the top of the stack is not ours, the operator is torch.func's to process.
-// The front then passes it on with only its own key removed and the thread state
-// left alone: next comes torch.func's front, or, if that is at work already, the
-// key it allows. The back does the same where none of our layers is at work.
-// Where none of ours is on the stack at all, somebody has taken torch.func's stack
-// away for a while, as Dynamo does, and knows nothing of our keys: they go with it.
+// If the top of the stack is not ours, torch.func has to process the operator. The front then
+// passes it on with only its own key removed and the thread state unchanged: next comes
+// torch.func's front, or, if that is running already, the key it allows. The back does the same if
+// none of our layers is processing an operator. If none of ours is on the stack at all, other code
+// has taken torch.func's stack away for a while, as Dynamo does, and knows nothing of our keys:
+// they are taken away too.
 void step_aside(
     const c10::OperatorHandle& handle, c10::DispatchKeySet keys, c10::DispatchKey key, Args* args) {
   if (any_layer()) {
@@ -177,7 +176,7 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   if (layer == nullptr) {
     settle_escaped(op, *args); // NOTE [Escaped]
   }
-  // torch.func takes some operators apart (linear) that a layer has a rule for.
+  // torch.func decomposes some operators (linear) for which a layer has a rule.
   if (layer == nullptr || (op.has_torch_func_kernel && !layer->has_rule_for(op))) {
     step_aside(handle, keys, kFront, args);
     return;

@@ -1,4 +1,4 @@
-// Recurrent networks, taken apart.
+// Decompositions of recurrent networks.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 
@@ -21,9 +21,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kLstm = 2; // of mkldnn_rnn_layer's modes, the one that torch calls it in
+constexpr int64_t kLstm = 2; // the only one of mkldnn_rnn_layer's modes that torch uses
 
-// What mkldnn_rnn_layer takes.
+// The arguments of mkldnn_rnn_layer.
 enum Argument : uint8_t {
   kInput,
   kInputWeight,
@@ -37,7 +37,7 @@ enum Argument : uint8_t {
   kHasBiases = 12
 };
 
-// Of one reverse pass torch's kernel is the fastest, and that is all that it knows.
+// For one reverse pass torch's kernel is the fastest, and it supports nothing else.
 bool is_one_grad(const Layer& layer) {
   return mirror().size() == 1 && std::string_view(layer.kind()) == "grad";
 }
@@ -71,7 +71,7 @@ void run_lstm(const Operator& op, Args& args) {
     std::reverse(steps.begin(), steps.end());
   }
   Tensor output = at::stack(steps);
-  Tensor none = at::empty({0}, output.options()); // for a backward of its own
+  Tensor none = at::empty({0}, output.options()); // for the kernel's own backward
   drop(args, op.num_args);
   args.insert(args.end(), {std::move(output), std::move(hidden), std::move(cell), std::move(none)});
 }
@@ -88,8 +88,8 @@ void front_of_lstm_layer(const c10::OperatorHandle& handle, c10::DispatchKeySet 
   run_lstm(op, *args);
 }
 
-// Asked on a GPU whether its library is to run a network: it knows no more than one reverse pass.
-// Without it the network is made of the cells below.
+// On a GPU, torch calls this operator to ask whether cuDNN should run a network; that supports only
+// one reverse pass. Without it the network consists of the cells below.
 void front_of_library(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   const Layer* layer = layer_at_work();
   if (layer == nullptr || is_one_grad(*layer)) {
@@ -107,7 +107,7 @@ std::vector<Tensor> parts_of_gates(const Args& args, size_t count, size_t part, 
   return (bias.isNone() ? gates : gates + bias.toTensor()).chunk(parts, 1);
 }
 
-// To the hidden state, the cell, and what the kernel keeps for a backward of its own.
+// To the hidden state, the cell, and the tensor that the kernel saves for its own backward.
 void run_lstm_cell(Args& args, size_t count) {
   const auto of_input = parts_of_gates(args, count, 0, 4);
   const auto of_hidden = parts_of_gates(args, count, 1, 4);
@@ -143,7 +143,7 @@ void front_of_cell(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
   run(*args, op.num_args);
 }
 
-// The lengths of a packed sequence's steps are read from memory. No level has a derivative by them.
+// The batch sizes of a packed sequence are read from memory. They have no derivatives.
 void show_lengths(const Operator& op, Args& args) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < op.num_args; ++i) {
@@ -156,7 +156,7 @@ void show_lengths(const Operator& op, Args& args) {
   }
 }
 
-// Numbers in memory, at no level.
+// A tensor of numbers in CPU memory, at no level.
 Tensor whole_numbers(const std::vector<int64_t>& numbers) {
   const auto count = static_cast<int64_t>(numbers.size());
   Tensor tensor = at::detail::empty_cpu({count}, at::TensorOptions(at::kLong));
@@ -164,8 +164,8 @@ Tensor whole_numbers(const std::vector<int64_t>& numbers) {
   return tensor;
 }
 
-// So many steps of so many rows each, padded to as many rows as the first step has. The device is
-// told no places of rows, for which the processor would wait.
+// So many steps of so many rows each, padded to the number of rows of the first step. It sends no
+// row indices to the device, for which the CPU would have to wait.
 Tensor block_of_steps(
     const Tensor& data,
     int64_t first,
@@ -185,8 +185,8 @@ Tensor block_of_steps(
   return at::constant_pad_nd(block, pad, padding);
 }
 
-// _pad_packed_sequence(data, lengths of the steps, batch first, padding, length in all). torch's
-// kernel reads memory that it has asked the layers for.
+// _pad_packed_sequence(data, batch sizes, batch first, padding, total length). torch's kernel reads
+// the memory of tensors that come from the layers.
 void run_pad(const Operator& op, Args& args) {
   const Tensor data = peek(args, 0, op.num_args).toTensor();
   const Tensor steps = peek(args, 1, op.num_args).toTensor();
@@ -203,7 +203,7 @@ void run_pad(const Operator& op, Args& args) {
       steps.numel(),
       " steps.");
   std::vector<int64_t> lengths(counts.front());
-  std::vector<Tensor> blocks; // of steps that have as many rows
+  std::vector<Tensor> blocks; // of consecutive steps with as many rows
   int64_t row = 0;
   for (auto step = counts.begin(); step != counts.end();) {
     const auto next = std::find_if(step, counts.end(), [&](int64_t n) { return n != *step; });

@@ -125,7 +125,7 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
 } // namespace
 
 void allow_to_retain_gradients() {
-  // For as long as the process, as torch's own.
+  // Lives as long as the process, like torch's own.
   static auto* ours = new VariableHooks(*at::impl::GetVariableHooks());
   at::impl::SetVariableHooks(ours);
 }

@@ -3,10 +3,10 @@
 
 namespace torchlayers {
 
-// torch.func refuses to retain gradients while any transform is active. Its transforms could: the
-// gradient is that of the tensor's own level, and is there when the pass of that level is over. The
-// method asks no operator, so ours is put before torch's among what torch lets be replaced of a
-// tensor's methods, and does the same as torch's in all else.
+// torch.func does not allow gradients to be retained while any transform is active, although they
+// could be: the gradient is that of the tensor's own level, and is complete when that level's pass
+// is over. The method calls no operator, so ours is installed among the tensor methods that torch
+// lets be replaced, and passes everything else on to torch's.
 void allow_to_retain_gradients();
 
 } // namespace torchlayers

@@ -55,7 +55,7 @@ Targets written_among(const Operator& op, const Args& args) {
       op.name());
 }
 
-// What autograd says of a write to a tensor that a level differentiates by, or to a view of one.
+// Rewords autograd's error for a write to a tensor that a level differentiates, or to a view of it.
 void explain_write(const c10::Error& error, const Operator& op, const Layer& layer) {
   const std::string& text = error.msg();
   if (text.find("leaf Variable that requires grad") == std::string::npos ||
@@ -71,9 +71,9 @@ void explain_write(const c10::Error& error, const Operator& op, const Layer& lay
       text);
 }
 
-// Of those, what is not the transform's, after they were lifted. Some operators write statistics
-// there, which have no derivatives (batch norm); others, of lists and users' own, leave a
-// derivative there that nobody ever gets to see.
+// The written tensors that are not the transform's, after lifting. Some operators write statistics
+// there, which have no derivatives (batch norm); others, on lists or custom ones, leave a
+// derivative there that is never read.
 Targets captured_among(const Operator& op, const Args& args, int64_t level) {
   Targets targets;
   for (const at::Tensor& target : written_among(op, args)) {
@@ -85,11 +85,11 @@ Targets captured_among(const Operator& op, const Args& args, int64_t level) {
 }
 
 // NOTE [Operators without a derivative]
-// Of a user's operator that no derivative is registered for, torch's autograd sees what its kernel
-// is made of, and differentiates that. So the layer runs a kernel that is made for any backend at
-// the front, and its operators come to the layer one by one. A backend's own kernel may as well
-// read memory, and is not looked into: where a derivative is lost with it, that is an error. Nor do
-// derivatives that torch.library registers reach tensors of a list that holds None.
+// In a custom operator without a registered derivative, torch's autograd sees the operators that
+// the kernel calls, and differentiates those. So the layer runs a kernel that is made for any
+// backend at the front, and the operators it calls reach the layer one by one. A backend's own
+// kernel might read memory, and is not run that way: if a derivative is lost in it, that is an
+// error. Nor do derivatives that torch.library registers reach tensors of a list that holds None.
 bool may_lose_derivatives(const Operator& op, const Args& args, const Layer& layer) {
   if (!op.lacks_autograd && !op.has_custom_autograd) {
     return false;
@@ -197,7 +197,7 @@ void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) co
   raise_mutates_captured(op, *this);
 }
 
-// A custom operator's own autograd kernel, an autograd.Function, has turned recording off for its
+// A custom operator's autograd kernel, an autograd.Function, has turned recording off for its own
 // level, not for those below.
 Modes AutogradLayer::modes_of_caller(const Operator& op) const {
   Modes modes = op.is_custom ? Processing::of(*this)->modes_outside() : Modes::of_thread();
@@ -251,17 +251,17 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
 }
 
-// Sending down, in six steps.
+// Sends the operator down, in six steps.
 void AutogradLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
   // 1. Which results will share memory with something outside the transform.
-  // NOTE [Results that are always wrapped]: lift_fresh returns a tensor that no
-  // one else holds, and alias stands where a composite operator means a new tensor.
+  // NOTE [Results that are always wrapped]: nothing else holds the tensor that lift_fresh returns,
+  // and composite operators use alias to return a new tensor.
   c10::SmallVector<size_t, 2> immutable;
   if (op.aliases && !op.always_wraps) {
     immutable = results_of_immutable(op, args, level());
   }
-  // 2. Keep the arguments whose sizes the operator may change.
+  // 2. Save the arguments whose sizes the operator may change.
   const Targets written = written_among(op, args);
   // 3. Unwrap.
   const bool are_plain = unwrap_args(op, args);
@@ -271,7 +271,7 @@ void AutogradLayer::send_down(const Operator& op, Args& args) {
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t i) {
     return wrap(tensor, *this, std::find(immutable.begin(), immutable.end(), i) != immutable.end());
   });
-  // 6. Let the wrappers know their values' new sizes.
+  // 6. Update the wrappers' sizes from their values.
   for (const at::Tensor& tensor : written) {
     if (auto* wrapper = wrapper_of(tensor)) {
       refresh(*wrapper);

@@ -20,7 +20,7 @@ namespace {
 
 using at::functorch::BatchedTensorImpl;
 
-// The layer that a Function's call has taken off this thread's stack; null if there is none such.
+// The innermost layer that is off this thread's stack and for which `is` holds, or null.
 template <class Is>
 const Layer* layer_off_stack(const Is& is) {
   const Layer* found = nullptr;

@@ -1,4 +1,4 @@
-// Tensors that an autograd.Function reads without having been given them.
+// Tensors that an autograd.Function reads although they were not passed to it.
 #pragma once
 
 #include <atomic>
@@ -10,20 +10,21 @@ namespace torchlayers {
 // NOTE [Captured by a Function]
 // The methods of a Function run on other layers than its caller: each layer's rule takes that layer
 // off the stack, and the rule of vmap enters one more vmap over the same samples, at the level that
-// is free then. Tensors that the Function was given follow it. Those that it holds in an object, a
-// closure or a field of ctx do not: they are of the caller's layers. Such a tensor is read as its
-// value where a grad or jvp does not differentiate by it (a table of constants that was made inside
-// the transform), and as batched by the vmap that was entered again. Where neither is right, a
-// derivative or the samples would be lost, and that is an error.
+// is free then. Tensors that are passed to the Function are converted. Those that it holds in an
+// object, a closure or a field of ctx are not: they belong to the caller's layers. Such a tensor is
+// replaced by its value if the grad or jvp does not differentiate with respect to it (a table of
+// constants that was made inside the transform), or batched by the vmap that was entered again.
+// Where neither is right, a derivative or the samples would be lost, which is an error.
 
-// Of all threads: Functions that are below a layer, or in a vmap that was entered again.
+// The number, on all threads, of Functions below a layer, and of vmaps that were entered again.
 extern std::atomic<int> functions_at_work;
 
-// The tensor as it is on the layers of this thread; itself where there is nothing to change.
-// Throws where a derivative or the samples would be lost.
+// The tensor as it is on the layers of this thread; itself if nothing has to change. Throws if a
+// derivative or the samples would be lost.
 at::Tensor resolve_captured(const at::Tensor& tensor);
 
-// The same of what a Function's call below the layer on top has returned, for that layer to wrap.
+// The same for a tensor that a Function's call below the top layer returned, for that layer to
+// wrap.
 at::Tensor resolve_returned(const at::Tensor& tensor);
 
 // The same of all arguments.

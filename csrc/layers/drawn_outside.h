@@ -1,4 +1,4 @@
-// What a function draws is drawn by somebody outside of it.
+// A layer whose function gets its random numbers from code outside the function.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,8 @@
 
 namespace torchlayers {
 
-// Who records a loop learns by it what a step draws, and has another step draw the same.
+// Records the draws of one loop step while a loop is captured, so that another step can repeat
+// them.
 class DrawnOutsideLayer final : public RandomLayer {
  public:
   // RandomLayer::draw, called below the layer.

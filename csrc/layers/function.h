@@ -1,5 +1,4 @@
-// What an autograd.Function needs of the stack. Its rules are Python's
-// (torchlayers/autograd_function/).
+// Stack handling for autograd.Function, whose rules are in Python (torchlayers/autograd_function/).
 #pragma once
 
 #include "core/below.h"
@@ -8,8 +7,8 @@
 
 namespace torchlayers {
 
-// While it lives, an autograd.Function may be applied that works on the top layer's
-// level alone; torch refuses others while any transform is active.
+// While it lives, an autograd.Function may be applied that works only on the top layer's level;
+// torch rejects others while any transform is active.
 class FunctionsOfOneLevel {
  public:
   FunctionsOfOneLevel();
@@ -17,19 +16,19 @@ class FunctionsOfOneLevel {
   FunctionsOfOneLevel(const FunctionsOfOneLevel&) = delete;
   FunctionsOfOneLevel& operator=(const FunctionsOfOneLevel&) = delete;
 
-  // The modes for what a Function calls below this layer: those outside of the innermost one, if
-  // that is for this layer.
+  // The modes for a Function's calls below this layer: those outside the innermost of these guards,
+  // if that is for this layer; else the current ones.
   static Modes modes_below(const Layer& layer);
 
   const Modes& modes_outside() const {
     return modes_;
   }
 
-  // The one that is running the jvp of a Function on this layer's level, or null.
+  // The guard that is running the jvp of a Function on this layer's level, or null.
   static const FunctionsOfOneLevel* running_jvp_on(const Layer& layer);
 
-  // Whether grad mode was on where the Function was applied that is being applied on this layer's
-  // level; true where there is none.
+  // Whether grad mode was on where the Function now running on this layer's level was applied; true
+  // if there is none.
   static bool are_recorded_on(const Layer& layer);
 
  private:
@@ -42,9 +41,9 @@ class FunctionsOfOneLevel {
 };
 
 // NOTE [A jvp is differentiated too]
-// A Function's jvp computes its tangents on wrappers of its level, with forward AD
-// switched off. That is meant for this level: the layers below have tangents of
-// their own for what it computes, and torch.func, where it stays off, loses them.
+// A Function's jvp computes its tangents on wrappers of its level, with forward AD switched off.
+// That is meant for this level only: the layers below have their own tangents of these
+// computations, and torch.func, where it stays off, loses them.
 // While this lives, the Function being applied runs its jvp.
 class RunsJvp {
  public:
@@ -57,8 +56,8 @@ class RunsJvp {
   FunctionsOfOneLevel* function_;
 };
 
-// While it lives, a Function's backward runs, which may differentiate on its own: what it calls is
-// recorded on the level of the layer on top, though that runs its own backward.
+// While it lives, a Function's backward runs, which may itself differentiate: its calls are
+// recorded on the top layer's level, although that layer is running its own backward.
 // NOTE [The backward phase].
 class RunsBackward {
  public:
@@ -72,13 +71,12 @@ class RunsBackward {
   int backwards_;
 };
 
-// While it lives, the top layer is off the stack, for the forward of an
-// autograd.Function that it is processing. Applying a Function has turned recording
-// off, and that is meant for its own level: below, the modes are those that it was
-// applied with (those of now where no Function is being applied: a rule of the user's).
-// Autocast, which happens once, is left to what the forward calls.
-// Below the last layer the front stays on, to find tensors that the forward was not
-// given. NOTE [Captured by a Function].
+// While it lives, the top layer is off the stack, for the forward of an autograd.Function that it
+// is processing. Applying a Function has turned recording off, but only for its own level: below,
+// the modes are those that it was applied with (or the current ones if no Function is being
+// applied: a user's rule). Autocast, which happens once, is left to the operators that the forward
+// calls. Below the last layer the front stays on, to find tensors that were not passed to the
+// forward. NOTE [Captured by a Function].
 class BelowForFunction {
  public:
   // `enters_again`: the layer is a vmap, and a vmap is entered again for the Function's methods.
@@ -87,7 +85,7 @@ class BelowForFunction {
   BelowForFunction(const BelowForFunction&) = delete;
   BelowForFunction& operator=(const BelowForFunction&) = delete;
 
-  // The number of the vmap to enter again, which is the innermost that has not been yet; 0 where
+  // The number of the vmap to enter again: the innermost that has not been entered again yet; 0 if
   // there is none.
   static uint64_t to_enter_again();
 

@@ -16,8 +16,8 @@ namespace {
 using at::FunctionalTensorWrapper;
 namespace functionalization = at::functionalization::impl;
 
-// Of no use to torch outside, and protected: the views that a functional tensor is made by, and
-// whether it asks its value for its strides. An explicit instantiation may name them.
+// Protected in torch: the views that a functional tensor is made by, and whether it reads its
+// strides from its value. An explicit instantiation may name them.
 using ViewsOf = std::remove_cvref_t<decltype(std::declval<FunctionalTensorWrapper>().view_metas())>;
 template <auto Member>
 struct RevealViews {
@@ -38,7 +38,7 @@ struct RevealPolicy {
 template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
 void set_policy(c10::TensorImpl& impl, Policy policy);
 
-// Whether such a view is all of the memory, read in another way: as real numbers, or conjugated.
+// Whether a view covers all of the memory, reinterpreted: as real numbers, or conjugated.
 bool is_of_all_memory(const ViewsOf::value_type& view) {
   const std::string_view name = typeid(*view).name();
   return std::ranges::any_of(
@@ -47,7 +47,7 @@ bool is_of_all_memory(const ViewsOf::value_type& view) {
       [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
 }
 
-// Reading the sizes of a symbolic one would put operators on them into a graph that is traced.
+// Reading the sizes of a symbolic tensor would add operators on them to a graph that is traced.
 bool has_known_strides(const at::Tensor& tensor) {
   return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
@@ -108,7 +108,7 @@ std::optional<Args> views_without_values(const Operator& op, const Args& args) {
   try {
     return run_on_meta(op, args);
   } catch (const c10::Error&) {
-    return std::nullopt; // what is refused for its strides may do for a copy
+    return std::nullopt; // strides that it rejects may be fine for a copy
   }
 }
 

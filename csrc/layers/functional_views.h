@@ -12,17 +12,16 @@
 namespace torchlayers {
 
 // NOTE [Strides of functional tensors]
-// A functional tensor takes its strides and its offset from its value, which is computed anew when
-// its base is written to: from a copy of the base, or, without views, as a compact copy. But the
-// layers above read them as those of the view it stands for: where autograd differentiates a write
-// to y[1:], the offset says which part of y's cotangent it gets, and whether y.t() can be viewed or
-// has to be copied is read from its strides. So the layer keeps them: a view is given those that
-// the operator gives a tensor without numbers, and no operator changes them but those that exist
-// to.
+// A functional tensor takes its strides and offset from its value, which is recomputed when its
+// base is written to: from a copy of the base, or, without views, as a compact copy. But the layers
+// above read them as those of the view that it represents: when autograd differentiates a write to
+// y[1:], the offset selects the part of y's cotangent, and the strides of y.t() decide whether it
+// can be viewed or has to be copied. So the layer preserves them: a view gets those that the
+// operator gives to a tensor without data, and only operators whose purpose it is change them.
 
 bool is_functional(const at::Tensor& tensor);
 
-// The strides and offsets of the functional arguments of an operator, to be restored after it.
+// Saves the strides and offsets of an operator's functional arguments, to restore them after it.
 class KeptStrides {
  public:
   KeptStrides(const Operator& op, const Args& args);
@@ -38,17 +37,17 @@ class KeptStrides {
   c10::SmallVector<Kept, 4> kept_;
 };
 
-// What a view operator, which is about to be called with these, returns without functionalization;
-// nothing of an operator that makes no view, or where it can't be told.
+// The results without functionalization of a view operator that is about to be called with these
+// arguments; nullopt if it makes no view, or if they can't be computed.
 std::optional<Args> views_without_values(const Operator& op, const Args& args);
-// Gives the results the strides and offsets of those.
+// Gives the results the strides and offsets of `views`.
 void lay_out_like(const Args& views, size_t count, const Args& results);
 
-// Of a functional tensor that is a view: another that is all of its memory, for as_strided, which
-// counts from the start of that.
+// For a functional tensor that is a view: another one that covers all of its memory, for
+// as_strided, which counts from the start of the memory.
 at::Tensor whole_of(const at::Tensor& view);
-// Lets what as_strided made of such a tensor be written to: torch refuses a write through
-// as_strided of a view, which it would take for its memory.
+// Allows writes to the result of as_strided on such a tensor: torch rejects a write through
+// as_strided of a view, because it would take the view for the memory.
 void allow_as_strided(const at::Tensor& view);
 
 } // namespace torchlayers

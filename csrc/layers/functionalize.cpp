@@ -21,7 +21,7 @@ namespace functionalization = at::functionalization::impl;
 
 namespace {
 
-// Of this thread, those that process an operator.
+// The number of layers that are processing an operator on this thread.
 thread_local int layers_at_work = 0;
 
 struct AtWork {
@@ -39,7 +39,7 @@ bool is_as_strided(const Operator& op) {
   return op.aliases && op.written_args.empty() && op.schema().name() == "aten::as_strided";
 }
 
-// Its offset counts from the start of the memory, of which a functional view has a part alone.
+// Makes as_strided count from the start of the memory, of which a functional view is only a part.
 void count_from_the_start(const Operator& op, Args& args) {
   const at::Tensor self = peek(args, 0, op.num_args).toTensor();
   c10::IValue& offset = peek(args, 3, op.num_args);
@@ -51,8 +51,8 @@ void count_from_the_start(const Operator& op, Args& args) {
   }
 }
 
-// torch's functional tensors can't give a write to what make_dual and unpack_dual return to what
-// it shares memory with.
+// A functional tensor of torch's can't pass a write to a result of make_dual or unpack_dual on to
+// the tensors that it shares memory with.
 void refuse_to_write_to_dual(const c10::Error& error, const Operator& op, const Layer& layer) {
   const std::string text = error.what_without_backtrace();
   const auto says = [&](const char* words) { return text.find(words) != std::string::npos; };
@@ -80,8 +80,8 @@ at::Tensor tangent_below(const Operator& op, const Args& args, Layer& layer) {
   return std::get<1>(at::_unpack_dual(value, dual_level));
 }
 
-// The kernels pass on what is computed of captured tensors alone, and what is functional can't be
-// written to it then.
+// The kernels do not wrap results that are computed from captured tensors alone, and a functional
+// tensor can't be written to those.
 bool is_to_be_functional(const at::Tensor& tensor) {
   return !is_functional(tensor) && is_strided(tensor);
 }
@@ -100,7 +100,7 @@ at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
 }
 
 void FunctionalizeLayer::switch_on() {
-  // Between two of them another layer has to wrap what the outer one made functional.
+  // Two of them need another layer in between, which wraps the outer one's functional tensors.
   if (!mirror().empty() && mirror().back().key() == at::functorch::TransformType::Functionalize) {
     raise(
         "functionalize can't be applied directly inside functionalize: what is functional already "
@@ -111,15 +111,15 @@ void FunctionalizeLayer::switch_on() {
 
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
-  // Not where torch computes the value of a functional tensor anew, nor for a functionalize further
-  // in, which can't wrap what is functional already.
+  // Not where torch recomputes the value of a functional tensor, nor for an inner functionalize,
+  // which can't wrap a tensor that is functional already.
   const bool makes_functional = !op.aliases && layers_at_work == 0 &&
                                 !thread_keys().excluded().has(DispatchKey::Functionalize);
   const AtWork at_work;
   const KeptStrides strides(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
   allow_only(own, /*include=*/own);
-  // A copy of a dual tensor is no dual tensor.
+  // A copy of a dual tensor is not a dual tensor.
   functionalization::FunctionalizationReapplyViewsGuard keep_views(
       keeps_views_ || op.unpacks_dual || op.makes_dual);
   if (is_as_strided(op)) {

@@ -1,5 +1,5 @@
-// functionalize: torch's functionalization kernels, which turn mutations, and views too unless
-// they are to be kept, into operators without side effects.
+// functionalize: torch's functionalization kernels, which replace mutations, and views too unless
+// these are kept, by operators without side effects.
 #pragma once
 
 #include "core/layer.h"
@@ -20,8 +20,8 @@ class FunctionalizeLayer final : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  // torch's kernels take its own operators apart, and call others as they are, but for views and
-  // writes.
+  // torch's kernels decompose its own operators, and call custom ones whole; custom ones that make
+  // views or write are decomposed here.
   bool decomposes(const Operator& op) const override {
     return op.is_composite && op.is_custom && op.aliases;
   }

@@ -1,5 +1,5 @@
-// What an operator does to cotangents is read from its rule, in a node of ours; an operator without
-// a rule records torch's own.
+// The rule of an operator says how it transforms cotangents, in a node of ours; an operator without
+// a rule is recorded by torch.
 #include "layers/grad.h"
 
 #include <c10/core/GradMode.h>
@@ -24,7 +24,7 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-// torch takes _values for a constant, although its gradients of sparse tensors call it: a second
+// torch treats _values as a constant, although its gradients of sparse tensors call it: a second
 // derivative would be lost.
 void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
   static const c10::OperatorHandle hidden =
@@ -35,7 +35,7 @@ void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
     return;
   }
   const at::Tensor& tensor = peek(args, 0, op.num_args).toTensor();
-  // The gradient of a compressed tensor's values is made without a word to the layers below.
+  // The gradient of a compressed tensor's values is made without calling the layers below.
   const bool is_lost = op.handle == hidden || (tensor.layout() != at::kSparse && layer.level() > 1);
   if (is_lost && layer.follows(tensor)) {
     raise(
@@ -47,8 +47,8 @@ void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
   }
 }
 
-// Its kernel notes which elements are the largest where it sees a tensor that requires grad, and
-// below a layer it sees none; torch's gradient would read what was not noted.
+// Its kernel saves which elements are the largest only if it sees a tensor that requires grad, and
+// below a layer it sees none; torch's gradient would read data that was not saved.
 void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   static const c10::OperatorHandle reduced =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::_sparse_mm_reduce_impl", "");
@@ -69,10 +69,9 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
 } // namespace
 
 // NOTE [no_grad inside and outside]
-// A transform obeys a no_grad inside the function and is blind to one outside it.
-// Entering turns grad mode on at this level and remembers what it was; below, an
-// outside no_grad holds again, and an inside one simply still holds. jvp does the
-// same with forward grad mode.
+// A transform obeys a no_grad inside the function and ignores one outside it. Entering turns grad
+// mode on at this level and saves its old value; below, an outside no_grad holds again, and an
+// inside one still holds. jvp does the same with forward grad mode.
 void GradLayer::switch_on() {
   previous_grad_mode_ = Modes::of_thread().grad;
   without_inference(no_inference_);
@@ -92,22 +91,22 @@ Modes GradLayer::modes_below(Modes here) const {
 }
 
 // NOTE [The backward phase]
-// grad runs forward, then backward, inside its layer. Nobody differentiates that
-// backward at this level, so an operator it calls need not be recorded here and
-// goes straight down. Grad mode stays on all the while (the engine is called with
-// create_graph=True), because the layers below do record.
-// Two kinds of operators still take the long way:
+// grad runs forward, then backward, inside its layer. That backward is not differentiated at this
+// level, so an operator it calls need not be recorded here and goes straight down. Grad mode stays
+// on all the while (the engine is called with create_graph=True), because the layers below do
+// record.
+// Two kinds of operators are still processed in full:
 // - aliasing ones, because autograd has to know views and versions;
-// - whatever Python calls, from hooks or an autograd.Function's backward: it may
-//   differentiate on its own. The engine runs without the interpreter lock, so
-//   holding the lock tells that Python is running.
-// An operator made of others is decomposed first, and its parts go down: what it is
-// made of may depend on whether it sees wrappers, and torch.func shows it some.
+// - those that Python calls, from hooks or an autograd.Function's backward, which may
+//   differentiate themselves. The engine runs without the interpreter lock, so if the
+//   lock is held, Python is running.
+// A composite operator is decomposed first, and its parts go down: its decomposition may depend on
+// whether it sees wrappers, and torch.func shows it some.
 bool GradLayer::runs_backward() const {
   return backwards_running_.load(std::memory_order_relaxed) > 0 && !hooks.python_is_running();
 }
 
-// An operator made of others has no rule as a rule, and they do.
+// A composite operator usually has no rule, but its parts do.
 bool GradLayer::decomposes(const Operator& op) const {
   return op.is_composite && (op.vjp_rule == nullptr || runs_backward());
 }
@@ -182,7 +181,7 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
     if (torch::autograd::isDifferentiableType(value.scalar_type())) {
       torch::autograd::set_history(result, node);
     } else {
-      node->add_input_metadata(torch::autograd::Node::undefined_input()); // it keeps its place
+      node->add_input_metadata(torch::autograd::Node::undefined_input()); // keeps its index
     }
     return result;
   });
@@ -191,8 +190,8 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
   }
 }
 
-// torch's kernel for views, without that of autograd proper, tells autograd what the result is a
-// view of: a write to either is then seen by both.
+// torch's view kernel, without the one of autograd proper, tells autograd which tensor the result
+// is a view of, so that a write to either is seen by both.
 void GradLayer::apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args) {
   trace("rule", op, *this);
   const auto node = make_rule_node(op, rule, args, *this);

@@ -1,4 +1,4 @@
-// grad.
+// The layer of grad.
 #pragma once
 
 #include <c10/core/InferenceMode.h>

@@ -13,8 +13,8 @@ bool are_one(const at::functorch::DynamicLayer& a, const at::functorch::DynamicL
   return a.interpreter().is_alive_ptr() == b.interpreter().is_alive_ptr();
 }
 
-// The thread's stack, and above it what of the place's is not there. Throws where another layer is
-// where a vmap of the hook's has to be.
+// The thread's stack, and above it those of the place's layers that it lacks. Throws if another
+// layer is where a vmap of the hook's has to be.
 StackCopy with_layers_above(const StackCopy& of_place, const std::vector<Hold>& holds) {
   StackCopy stack = mirror();
   for (const Hold& hold : holds) {

@@ -1,4 +1,4 @@
-// Where the hooks are that a function inside a transform puts on gradients.
+// Where hooks on gradients run that a function inside a transform has registered.
 #pragma once
 
 #include <memory>
@@ -10,31 +10,33 @@
 namespace torchlayers {
 
 // NOTE [Hooks under vmap]
-// In grad(vmap(f)) a tensor that f sees is of vmap's level, which records nothing: it is grad that
-// records the value in it, with all samples. A hook on the tensor is put on that value, at the
-// highest level that records it, and is called once, by that level's reverse pass. It is written
-// for a sample, as f is, and may use other tensors of f's. But vmap is over by then. So it is put
-// on again while the hook runs, above the layers that are there; the gradient is batched as the
-// tensor was, and what the hook returns goes to where the tensor has its samples.
-// A jvp's tensor, and one that an inner grad does not differentiate by, hold such values too: the
-// hook is on the gradient by the primal. Their levels need not be on again, as captured tensors of
-// an ended jvp or grad are their values; those between vmaps are, or a level would be missing.
+// In grad(vmap(f)) a tensor that f sees is at vmap's level, which records nothing: grad records the
+// value in it, with all samples. A hook on the tensor is registered on that value, at the highest
+// level that records it, and is called once, by that level's reverse pass. Like f it is written for
+// one sample, and may use other tensors of f's. But by then vmap is over. So the vmap is on the
+// stack again while the hook runs, above the layers that are there; the gradient is batched as the
+// tensor was, and the batch of the hook's result is moved to where the tensor has it.
+// A tensor of a jvp, or of an inner grad that does not differentiate with respect to it, holds such
+// a value too: the hook is on the gradient with respect to the primal. These levels need not be on
+// again, because captured tensors of an ended jvp or grad are read as their values; those between
+// vmaps are, because a level would be missing otherwise.
 class HookPlace {
  public:
-  // Of a hook that is given gradients by tensors that are held so, all of them at one level.
+  // For a hook on gradients with respect to tensors that are held in these ways, all of them at one
+  // level.
   explicit HookPlace(std::vector<Hold> holds);
 
-  // Whether the hook is to be called inside a vmap. If not, it may be called as it is.
+  // Whether the hook has to be called inside a vmap. If not, it may be called directly.
   bool is_under_vmap() const {
     return stack_ != nullptr;
   }
 
-  // While it lives, the vmaps are on again.
+  // While it lives, the vmaps are on the stack again.
   class Inside {
    public:
     explicit Inside(const HookPlace& place);
 
-    // The i-th gradient as the hook is to see it, and what the hook has made of it.
+    // The i-th gradient as the hook should see it; and the hook's result, taken back out.
     at::Tensor shown(const at::Tensor& gradient, size_t i) const;
     at::Tensor taken(const at::Tensor& made, size_t i) const;
 

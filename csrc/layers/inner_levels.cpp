@@ -24,7 +24,7 @@ const Layer& ours_at(int64_t level) {
   return *layer;
 }
 
-// Without the wrappers that an operator's result has got from levels that its argument had left.
+// Removes the wrappers that an operator's result got from levels that its argument had left.
 at::Tensor stripped(at::Tensor tensor, int64_t level) {
   for (int64_t above = top_level(); above >= level; --above) {
     tensor = unwrap(tensor, above);
@@ -40,7 +40,7 @@ bool is_vmap(int64_t level) {
   return entry_at(level).key() == at::functorch::TransformType::Vmap;
 }
 
-// Takes a tensor out of the level that is the innermost left.
+// Takes a tensor out of a level, the innermost of those that it is still in.
 at::Tensor taken_out(const at::Tensor& tensor, int64_t level, Hold& hold) {
   if (!is_vmap(level)) {
     return unwrap(tensor, level);
@@ -103,7 +103,7 @@ std::pair<at::Tensor, Hold> recorded(const at::Tensor& tensor) {
   }
   const auto* wrapper = wrapper_of(held);
   hold.level = wrapper != nullptr ? wrapper->level().value_or(0) : 0;
-  // A captured one is of a level further out, where all samples are alike.
+  // A captured tensor is of an outer level, where it is the same for all samples.
   while (level > hold.level) {
     held = taken_out(held, level--, hold);
   }

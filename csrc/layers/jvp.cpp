@@ -1,4 +1,4 @@
-// What an operator does to tangents is read from its rule, on the values of the layers below; an
+// The rule of an operator says how it transforms tangents, as values of the layers below; an
 // operator without a rule goes through torch's forward AD.
 #include "layers/jvp.h"
 
@@ -25,7 +25,7 @@ namespace {
 using at::functorch::DynamicLayer;
 using at::functorch::TransformType;
 
-// What torch says where a derivative formula is missing.
+// Whether torch reports a missing derivative formula.
 bool is_missing_formula(const c10::NotImplementedError& error) {
   const std::string text = error.what_without_backtrace();
   return text.find("Trying to use forward AD with") != std::string::npos;
@@ -36,8 +36,8 @@ bool are_plain(const Tangents& tangents) {
       tangents, [](const at::Tensor& tangent) { return !tangent.defined() || is_plain(tangent); });
 }
 
-// Copies, among the arguments and their tangents, of what is about to be written to: the rule
-// and the layers below have to know what was there before.
+// Copies, among the arguments and their tangents, those that are about to be written to: the rule
+// and the layers below need the values from before.
 void keep(Args& args, Tangents& tangents, size_t count, const Layer& layer) {
   const at::Tensor target = peek(args, 0, count).toTensor();
   const at::Tensor tangent_of_target = tangents[0];
@@ -52,13 +52,13 @@ void keep(Args& args, Tangents& tangents, size_t count, const Layer& layer) {
   });
 }
 
-// torch's prims run below autograd, and lose tangents without a word.
+// torch's prims run below autograd, and silently lose tangents.
 bool is_prim(const Operator& op) {
   return op.is_custom && op.schema().getNamespace() == "prims";
 }
 
-// Where torch has no formula: what the operator is made of comes to the front, as if the
-// user had called it.
+// Where torch has no formula: the operators of a decomposition reach the front as if the user had
+// called them.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
   if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
@@ -107,7 +107,7 @@ Modes JvpLayer::modes_below(Modes here) const {
   return {here.grad, here.forward_grad && previous_forward_grad_mode_};
 }
 
-// An operator made of others has no rule as a rule, and they do.
+// A composite operator usually has no rule, but its parts do.
 bool JvpLayer::decomposes(const Operator& op) const {
   return op.is_composite && op.jvp_rule == nullptr;
 }
@@ -168,7 +168,7 @@ bool JvpLayer::own_written_tangents(const Operator& op, const Args& args) {
   }
   const Below below(*this, op);
   for (const at::Tensor& target : targets) {
-    if (writes_to_borrowed(target)) { // views of one argument are many
+    if (writes_to_borrowed(target)) { // several may be views of one argument
       own_tangent(target, level());
     }
   }
@@ -202,8 +202,8 @@ void JvpLayer::apply_rule(
   });
 }
 
-// What is written to a dual tensor is written to its tangent too, whose views are views of
-// it; a tensor that has none yet, and what it is a view of, is given one.
+// A write to a dual tensor is a write to its tangent too, and views of the tensor have views of its
+// tangent; a tensor without a tangent is given one, and so is its base.
 void JvpLayer::apply_rule_in_place(
     const JvpRule& rule, const Operator& op, Args& args, Tangents& tangents) {
   refuse_to_mutate_captured(op, args);
@@ -239,8 +239,8 @@ void JvpLayer::apply_rule_in_place(
   args.emplace_back(target);
 }
 
-// A derivative that is registered from Python (torch.library's register_autograd) is of
-// reverse mode alone, and does not say so in forward mode: the tangent would be zero.
+// A derivative that is registered from Python (torch.library's register_autograd) is for reverse
+// mode only, and does not report that in forward mode: the tangent would be zero.
 void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangent) {
   if (any_tangent && is_prim(op)) {
     decompose_or_refuse(op, args, *this);

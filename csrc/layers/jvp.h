@@ -1,4 +1,4 @@
-// jvp.
+// The layer of jvp.
 #pragma once
 
 #include <c10/core/InferenceMode.h>
@@ -11,10 +11,10 @@
 namespace torchlayers {
 
 // NOTE [One dual level]
-// Forward AD has a single level in the whole process, and jvp in jvp shares it:
-// what tells the two apart is whose wrapper carries the tangent. torch.func counts
-// its jvps, and ours are counted with them, so that the first in opens the level
-// and the last out closes it. The count lives in Python (core/hooks.h).
+// Forward AD has a single level in the whole process, and nested jvps share it: the wrapper that
+// carries a tangent tells them apart. torch.func counts its jvps, and ours are counted with them,
+// so that the first to enter opens the level and the last to leave closes it. The count is kept in
+// Python (core/hooks.h).
 
 // Inside, forward grad mode is on, inference mode is off, and the dual level is held.
 class JvpLayer final : public AutogradLayer {

@@ -17,7 +17,7 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::variable_list;
 
-// torch.utils.hooks asks for a node of this name.
+// torch.utils.hooks looks for a node of this name.
 constexpr const char* kName = "BackwardHookFunctionBackward";
 
 class ModuleHookNode final : public torch::autograd::Node {
@@ -29,7 +29,7 @@ class ModuleHookNode final : public torch::autograd::Node {
     }
   }
 
-  // As autograd.Functions do, hooks after it see zeros where nothing was pulled back.
+  // As with autograd.Functions, later hooks see zeros where there is no cotangent.
   variable_list apply(variable_list&& cotangents) override {
     for (size_t i = 0; i < cotangents.size(); ++i) {
       if (!cotangents[i].defined()) {
@@ -76,7 +76,7 @@ BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
   node->set_next_edges(std::move(edges));
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!values[i].defined()) {
-      node->add_input_metadata(torch::autograd::Node::undefined_input()); // it keeps its place
+      node->add_input_metadata(torch::autograd::Node::undefined_input()); // keeps its index
       behind.tensors.push_back(tensors[i]);
       continue;
     }
@@ -85,11 +85,11 @@ BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
     const at::Tensor view = held_at(shown, level).first;
     torch::autograd::set_history(view, node);
     if (auto* meta = torch::autograd::impl::get_view_autograd_meta(view)) {
-      // A write to it would go by the node: torch refuses it where this is said.
+      // A write to it would bypass the node: with this setting torch rejects it.
       meta->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
     }
     behind.recorded = view;
-    // One of the node's own level is to be seen as such.
+    // A tensor at the node's own level has to be returned at that level.
     behind.tensors.push_back(tensors[i].requires_grad() ? view : std::move(shown));
   }
   return behind;

@@ -9,14 +9,14 @@
 
 namespace torchlayers {
 
-// What torch.nn.Module puts around what goes into a module that has backward hooks, and around what
-// comes out: views of the tensors, with one node for all of them, on which it registers. torch's
-// own are of an autograd.Function that is made for plain autograd. The node is at the highest level
-// that records any of the tensors; what that level does not record is returned as it is.
+// Views of the inputs of a torch.nn.Module with backward hooks, or of its outputs, which share one
+// node; the module registers its hooks on that. torch makes them with an autograd.Function for
+// plain autograd. Our node is at the highest level that records any of the tensors; tensors that
+// this level does not record are returned unchanged.
 struct BehindOneNode {
   std::vector<at::Tensor> tensors;
-  at::Tensor recorded;     // one of the node's own level; undefined where nobody records any
-  std::vector<Hold> holds; // of the tensors by that level
+  at::Tensor recorded;     // one at the node's level; undefined if none is recorded
+  std::vector<Hold> holds; // how the tensors are held, from that level
 };
 
 BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors);

@@ -7,7 +7,7 @@
 
 namespace torchlayers {
 
-// torch.func knows no such transform: to it this is a vmap that batched nothing.
+// torch.func has no such transform: for it this is a vmap that has batched nothing.
 at::functorch::DynamicLayer RandomLayer::mirrored(int64_t level) const {
   return at::functorch::DynamicLayer(
       at::functorch::TransformType::Vmap,

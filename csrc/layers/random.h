@@ -1,11 +1,11 @@
-// What layers have in common that take random operators and nothing else.
+// Base class of the layers that handle random operators and nothing else.
 #pragma once
 
 #include "core/layer.h"
 
 namespace torchlayers {
 
-// It wraps no tensor, and hands all other operators to the layers below as they are.
+// Wraps no tensor, and passes all other operators to the layers below unchanged.
 class RandomLayer : public Layer {
  public:
   RandomLayer() : Layer(/*is_autograd=*/false) {}
@@ -15,15 +15,15 @@ class RandomLayer : public Layer {
   bool follows(const at::Tensor& /*tensor*/) const final {
     return false;
   }
-  // Or what it is made of would draw below the layer.
+  // Otherwise the operators in its decomposition would draw below the layer.
   bool decomposes(const Operator& op) const final {
     return op.is_composite;
   }
   at::functorch::DynamicLayer mirrored(int64_t level) const final;
 
  protected:
-  // Puts a random operator's results in the place of its arguments. False where with these it draws
-  // nothing.
+  // Replaces a random operator's arguments by its results. Returns false if it draws nothing with
+  // these arguments.
   virtual bool draw(const Operator& op, Args& args) = 0;
 };
 

@@ -14,7 +14,7 @@
 namespace torchlayers {
 namespace {
 
-// While it lives, operators go past all layers, modes and autograd, and warn nobody.
+// While it lives, operators bypass all layers, modes and autograd, and warnings are dropped.
 class Alone {
  public:
   Alone() : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
@@ -40,7 +40,7 @@ class Alone {
       kBetween | kOurKeys | kTorchFuncKeys | DispatchKeySet(DispatchKey::Python)};
 };
 
-// How many elements its memory has to have; nothing where no sample can stand in for the tensor.
+// How many elements its memory needs; nullopt if there can be no stand-in for the tensor.
 std::optional<int64_t> reach_of(const at::Tensor& tensor) {
   constexpr int64_t kMost = 1 << 24;
   if (tensor.layout() != at::kStrided || holder_of(tensor).is_nested() ||
@@ -89,7 +89,7 @@ std::optional<Args> run_on_stand_in(const Operator& op, const Args& args, int64_
   change_tensors(sample, op.num_args, [&](const at::Tensor& tensor, size_t) {
     if (op.written_args.empty() && is_plain(tensor) &&
         is_in_host_memory(*tensor.unsafeGetTensorImpl())) {
-      return tensor; // of no samples
+      return tensor; // not batched
     }
     return at::full({*reach_of(tensor)}, number, tensor.options().device(kHost))
         .as_strided(tensor.sizes(), tensor.strides());

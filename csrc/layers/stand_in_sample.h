@@ -1,5 +1,5 @@
-// An operator on one sample that stands in for all, which shows what it refuses, and what its
-// results are like.
+// Runs an operator on a stand-in for one sample, to find out what it rejects, and the shapes and
+// dtypes of its results.
 #pragma once
 
 #include <optional>
@@ -8,13 +8,13 @@
 
 namespace torchlayers {
 
-// What the operator returns for a sample of the arguments' shapes, filled with a number, and for
-// those of no samples as they are: past all layers, modes and autograd, on the processor. Throws
-// what the operator throws; nothing where such a sample can't stand in for an argument.
+// The operator's results for stand-ins of a sample, with the arguments' shapes and filled with a
+// number, and for arguments that are not batched: on the CPU, bypassing all layers, modes and
+// autograd. Throws what the operator throws; nullopt if there can be no stand-in for an argument.
 std::optional<Args> run_on_stand_in(const Operator& op, const Args& args, int64_t number);
 
-// What the operator returns for tensors that are laid out like the arguments and hold no numbers,
-// past all layers, modes and autograd. Throws what the operator throws.
+// The operator's results for tensors with the arguments' layout and no data, bypassing all layers,
+// modes and autograd. Throws what the operator throws.
 Args run_on_meta(const Operator& op, const Args& args);
 
 } // namespace torchlayers

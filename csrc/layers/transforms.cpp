@@ -22,7 +22,7 @@ namespace torchlayers {
 
 namespace {
 
-// What does not fit any other way is torch's to make fit, or to refuse.
+// Whether they are handled here. If not, torch makes the tangent fit, or rejects it.
 bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
   return is_strided(primal) && is_strided(tangent) &&
          primal.scalar_type() == tangent.scalar_type() &&
@@ -56,11 +56,11 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
   }
   at::Tensor fitting = tangent;
   if (!is_laid_out_like(tangent, value)) {
-    // A copy can't be laid out like a primal whose elements share memory.
+    // A copy can't have the layout of a primal whose elements share memory.
     if (value.is_conj() || value.is_neg() ||
         at::has_internal_overlap(holder_of(value)) == at::MemOverlap::No) {
       // torch would take the dual of a dual that is a part of memory, conjugated or negated for a
-      // view whose tangent is none.
+      // view whose tangent is not a view.
       fitting = unwrap(copy_like(tangent, value), layer.level());
     }
     if (!is_laid_out_like(fitting, value)) {
@@ -75,7 +75,7 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
 std::pair<at::Tensor, at::Tensor> split_dual(const at::Tensor& given, int64_t level) {
   const at::Tensor dual = without_dead_wrappers(given);
   const auto* wrapper = wrapper_of(dual);
-  // Whoever else holds the value is to see another tensor returned.
+  // If other code holds the value too, another tensor is to be returned.
   if (wrapper != nullptr && wrapper->level() == level && wrapper->value().use_count() == 1) {
     return {wrapper->value(), tangent_of(dual, level)};
   }

@@ -1,4 +1,4 @@
-// The few tensor operations that a transform needs at its edges.
+// The few tensor operations that a transform needs when it is entered and left.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +11,8 @@ namespace torchlayers {
 // An argument of the transformed function, wrapped at the top layer's level.
 at::Tensor wrap_argument(const at::Tensor& tensor);
 
-// The tangent as `make_dual` wants it, for which it may have to be copied; to be called before
-// the layer is entered, or the copy is one of its operators.
+// The tangent as `make_dual` needs it, copied if necessary. Call this before the layer is entered,
+// or the copy becomes one of the layer's operators.
 at::Tensor fit_tangent(const at::Tensor& primal, const at::Tensor& tangent);
 // The primal with its tangent, at the top layer's level.
 at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent);
@@ -32,11 +32,11 @@ std::vector<at::Tensor> vjp(
 // The tensor with dimension `dim` hidden as the top layer's batch.
 at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim);
 
-// The batched tensor of the vmap of this level that the tensor stands for, or the tensor. NOTE
-// [Made inside].
+// The batched tensor that represents the tensor in the vmap of this level, or the tensor itself.
+// NOTE [Made inside].
 at::Tensor shown_at(const at::Tensor& tensor, int64_t level);
-// The same of any vmap on the stack: for torch's printing too, with whose own keys excluded the
-// layers below are not to take them for their own bypassing.
+// The same for any vmap on the stack. torch's printing uses it too, which excludes torch's keys;
+// the layers below must not take that as a sign to be bypassed.
 at::Tensor shown(const at::Tensor& tensor);
 
 // The tensor without its batch dimension, which is moved to `out_dim`; a tensor

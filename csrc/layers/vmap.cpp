@@ -1,5 +1,5 @@
-// Where no rule of ours (rules/batching/) fits, torch's batching rules do the work; they read the
-// batch size and the randomness from this layer's entry in the mirror.
+// Where no rule of ours (rules/batching/) applies, torch's batching rules do the work; they read
+// the batch size and the randomness from this layer's entry in the mirror.
 #include "layers/vmap.h"
 
 #include <algorithm>
@@ -38,8 +38,8 @@ bool apply_rule(BatchedCall& call) {
          rule->apply(call, rule->arg);
 }
 
-// A batching rule registered for the operator finds the batch among hidden tensors too, which
-// the dispatcher would not call it for. NOTE [Hidden tensors].
+// A batching rule registered for the operator also finds the batch among hidden tensors, for which
+// the dispatcher would not call it. NOTE [Hidden tensors].
 void call(const Operator& op, Args& args) {
   if (!op.hidden_args.empty() && op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched)) {
     op.handle.redispatchBoxed(DispatchKeySet(DispatchKey::FuncTorchBatched), &args);
@@ -48,8 +48,8 @@ void call(const Operator& op, Args& args) {
   }
 }
 
-// Whether torch's loop over the samples may run it: that takes no lists, and returns no views and
-// nothing but tensors.
+// Whether torch's loop over the samples can run it: no tensor lists among the arguments, no views,
+// and only tensors as results.
 bool may_be_looped(const Operator& op, const Args& args) {
   const auto& returns = op.schema().returns();
   const bool returns_tensors =
@@ -64,8 +64,8 @@ bool may_be_looped(const Operator& op, const Args& args) {
   return !op.aliases && returns_tensors && !takes_lists;
 }
 
-// Whether an operator that nothing else can run has a kernel that is made of operators, a user's
-// also one for any backend: those operators are run then.
+// Whether an operator that can't be run otherwise has a kernel that calls operators, which then are
+// run one by one; for a custom operator also a kernel for any backend.
 bool is_to_be_looked_into(const Operator& op, const Args& args) {
   const bool is_made_of_others =
       op.is_composite ||
@@ -75,7 +75,7 @@ bool is_to_be_looked_into(const Operator& op, const Args& args) {
          !may_be_looped(op, args);
 }
 
-// While it lives, ranks that hold different samples of a DTensor draw numbers of their own.
+// While the result lives, ranks that hold different samples of a DTensor draw different numbers.
 std::shared_ptr<void> drawing_apart(const Operator& op, const Args& args) {
   std::shared_ptr<void> apart;
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
@@ -104,7 +104,7 @@ const char* randomness_name(Randomness randomness) {
 
 namespace {
 
-// None of torch's own rules draws by a key, and where one is reached all the same it is to refuse.
+// None of torch's own rules draws by a key; one that is reached all the same should raise an error.
 at::functorch::RandomnessType known_to_torch(Randomness randomness) {
   switch (randomness) {
     case Randomness::Same:
@@ -161,7 +161,7 @@ void VmapLayer::run(const Operator& op, Args& args) {
       apart = drawing_apart(op, args);
     }
   }
-  Args given; // for an error: torch's rule may put the batch in the place of a sample
+  Args given; // for an error: torch's rule may replace a sample by the batch
   try {
     if (run_batched_alike(call)) {
       return;
@@ -197,7 +197,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
   call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
-    if (has_escaped(result, *this)) { // by the size of its batch
+    if (has_escaped(result, *this)) { // detected by its batch size
       raise(
           "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
           "batch for one of them.",

@@ -14,7 +14,7 @@ namespace torchlayers {
 
 class BatchedCall;
 
-// torch.func's three, and "keyed". NOTE [Drawing by a key].
+// torch.func's three settings, and "keyed". NOTE [Drawing by a key].
 enum class Randomness { Error, Same, Different, Keyed };
 
 class VmapLayer final : public Layer {
@@ -26,13 +26,13 @@ class VmapLayer final : public Layer {
         made_(*this) {
     inside_ = &made_;
   }
-  // The samples draw by this key; the first of them is at this place in the whole batch.
+  // The samples draw by this key; `first` is the position of the first in the whole batch.
   VmapLayer(c10::SymInt batch_size, const at::Tensor& key, int64_t first)
       : VmapLayer(std::move(batch_size), Randomness::Keyed) {
     draws_.emplace(key, Draws::Samples{batch_size_, first});
   }
 
-  // The samples of another vmap, whose number is `again_of`, entered once more for a Function.
+  // The samples of another vmap, whose number is `again_of`, entered again for a Function.
   VmapLayer(c10::SymInt batch_size, Randomness randomness, uint64_t again_of)
       : VmapLayer(std::move(batch_size), randomness) {
     again_of_ = again_of;
@@ -45,7 +45,7 @@ class VmapLayer final : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  // Above the layer its parts meet our rules; torch's rule would see them through to the end.
+  // Above the layer its parts reach our rules; torch's rule would run all of it.
   bool decomposes(const Operator& op) const override {
     return (op.is_composite_under_vmap && op.batching_rule == nullptr) ||
            (draws_ && op.is_random && op.is_composite);
@@ -61,17 +61,17 @@ class VmapLayer final : public Layer {
   Randomness randomness() const {
     return randomness_;
   }
-  // Whether random operators draw numbers of its own for each sample.
+  // Whether random operators draw different numbers for each sample.
   bool draws_for_each() const {
     return randomness_ == Randomness::Different || randomness_ == Randomness::Keyed;
   }
-  // 0 if it is no other's. NOTE [Captured by a Function].
+  // The number of the vmap that this one enters again; else 0. NOTE [Captured by a Function].
   uint64_t again_of() const {
     return again_of_;
   }
   void switch_on() override;
   void switch_off() override;
-  // Whose a tensor from outside is, in the words of the user's program: "`seen`, which f captured".
+  // Describes a tensor from outside the function for error messages: "`seen`, which f captured".
   using Whose = std::function<std::string(const at::Tensor&)>;
   void ask(Whose whose) {
     whose_ = std::move(whose);
@@ -80,13 +80,13 @@ class VmapLayer final : public Layer {
     return whose_ ? whose_(tensor) : "a tensor that is not batched";
   }
 
-  // Null where the samples don't draw by a key.
+  // Null if the samples don't draw by a key.
   Draws* draws() {
     return draws_ ? &*draws_ : nullptr;
   }
 
  private:
-  // What there is to do where no tensor stands for another.
+  // Processes an operator after batched tensors have replaced those that they represent.
   void run(const Operator& op, Args& args);
   void apply(const Operator& op, Args& args, BatchedCall& call);
 

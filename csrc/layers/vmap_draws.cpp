@@ -19,7 +19,7 @@ namespace {
 
 using at::Tensor;
 
-// Out-of-place forms of writing operators, which take from their tensor no more than its shape.
+// Out-of-place forms of operators that fill a tensor, of which they use only the shape.
 bool is_of_shape(const Operator& op) {
   constexpr std::array<std::string_view, 7> kNames{
       "aten::uniform",
@@ -34,14 +34,14 @@ bool is_of_shape(const Operator& op) {
                                      (name.name == "aten::bernoulli" && name.overload_name == "p"));
 }
 
-// Those of which torch's rules take one draw for all samples.
+// Operators for which torch's rules make one draw for all samples.
 bool is_right_in_torch(const Operator& op, size_t num_tensors) {
   const std::string_view name = op.handle.operator_name().name;
   return name == "aten::native_dropout" ||
          (num_tensors == 1 && (op.is_in_place || name.ends_with("_like")));
 }
 
-// torch's rule for it refuses every call.
+// torch's rule for it rejects every call.
 bool is_rrelu(const Operator& op) {
   return op.handle.operator_name().name.starts_with("aten::rrelu_with_noise");
 }
@@ -52,7 +52,7 @@ bool is_evaluated(const Operator& op, const Args& args) {
   return training && !peek(args, *training, op.num_args).toBool();
 }
 
-// Whether it would be called once for all samples, or by torch's loop, which warns, or refused.
+// Whether it would be called once for all samples, rejected, or run by torch's loop, which warns.
 bool has_no_rule(const Operator& op) {
   return op.batching_rule == nullptr &&
          (is_rrelu(op) || (!op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchBatched) &&
@@ -73,8 +73,8 @@ bool takes_and_returns_tensors(const Operator& op) {
          std::ranges::all_of(schema.returns(), is_tensor);
 }
 
-// Whether setting generators back does not set back the draws: a mode that records operators does
-// not see it, and a function around that draws for this one has drawn already.
+// Whether resetting generators does not reset the draws: a mode that records operators does not see
+// it, and a function around that draws for this one has drawn already.
 bool is_recorded() {
   const auto layers = layers_on_stack();
   return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
@@ -83,7 +83,7 @@ bool is_recorded() {
          });
 }
 
-// All that an operator called below a layer may draw from, as it is when this is made.
+// All sources that an operator called below a layer may draw from, in their state at construction.
 class Sources {
  public:
   Sources(const Operator& op, const Args& args) {

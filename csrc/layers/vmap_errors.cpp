@@ -19,7 +19,7 @@ bool says(const c10::Error& error, std::string_view words) {
   return error.msg().find(words) != std::string::npos;
 }
 
-// What the errors that were said again hold as their caller.
+// The `caller` of errors that were raised again.
 const char kSaidAgain = 0;
 
 template <class Kind>
@@ -29,7 +29,7 @@ void throw_if_like(const c10::Error& error, const std::string& text) {
   }
 }
 
-// Throws the text as an error of the same type, if that is one that says no more than its text.
+// Throws the text as an error of the same type, if that type has no data besides its text.
 void throw_like(const c10::Error& error, const std::string& text) {
   throw_if_like<c10::Error>(error, text);
   throw_if_like<c10::IndexError>(error, text);
@@ -39,8 +39,8 @@ void throw_like(const c10::Error& error, const std::string& text) {
   throw_if_like<c10::LinAlgError>(error, text);
 }
 
-// Whether these are still the arguments that the operator was given. A kernel that failed may have
-// taken them off, or put the batch itself in their places.
+// Whether these are still the arguments that the operator was passed. A kernel that failed may have
+// popped them, or replaced them by the batch itself.
 bool are_whole(const Operator& op, const Args& args, const VmapLayer& layer) {
   if (args.size() < op.num_args) {
     return false;
@@ -86,7 +86,7 @@ std::string shapes_of(const Operator& op, const Args& args) {
   return shapes + ")";
 }
 
-// Without the full stop, which the sentence around it sets.
+// Without the full stop, which the surrounding sentence adds.
 std::string quoted(std::string text) {
   while (!text.empty() && (text.back() == '.' || std::isspace(text.back()))) {
     text.pop_back();
@@ -94,8 +94,8 @@ std::string quoted(std::string text) {
   return text;
 }
 
-// What the operator says of one sample of these shapes; nothing where it does not refuse it.
-// Not for those that draw random numbers, or where the values are to blame (a singular matrix).
+// The operator's message for one sample of these shapes; nullopt if it does not reject it. Not for
+// operators that draw random numbers, or where the values are to blame (a singular matrix).
 std::optional<std::string> refusal_of_sample(
     const c10::Error& error, const Operator& op, const Args& args) {
   if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded) ||
@@ -108,7 +108,7 @@ std::optional<std::string> refusal_of_sample(
     if (!says(refusal, "INTERNAL ASSERT")) {
       return refusal.msg();
     }
-  } catch (const std::exception&) { // of a kernel in Python
+  } catch (const std::exception&) { // from a kernel in Python
   }
   return std::nullopt;
 }
@@ -121,14 +121,14 @@ std::optional<std::string> refusal_of_sample(
       op.name());
 }
 
-// What torch's loop over the samples says where their results don't go together.
+// Handles the error of torch's loop over the samples if their results differ in size.
 void explain_sizes(const c10::Error& error, const Operator& op, const VmapLayer& layer) {
   if (says(error, "stack expects each tensor to be equal size") && op.name() != "aten::stack") {
     raise_sizes_differ(op, layer);
   }
 }
 
-// Errors that we know, and what to do about them.
+// Raises known errors again, with advice.
 void explain(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   if (says(error, "randomness error mode")) {
@@ -188,8 +188,8 @@ void explain(
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer) {
   const bool was_said_again = error.caller() == &kSaidAgain;
-  // Where the transform is left, torchlayers/autograd_function/errors.py says what to do about a
-  // Function of C++.
+  // When the transform is left, torchlayers/autograd_function/errors.py gives advice on a C++
+  // Function.
   if ((says(error, "torchlayers: ") && !was_said_again) ||
       says(error, "cannot use C++ torch::autograd::Function")) {
     return;

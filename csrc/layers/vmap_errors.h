@@ -1,4 +1,4 @@
-// What goes wrong under vmap, said in terms of the user's function.
+// Errors under vmap, in terms of the user's function.
 #pragma once
 
 #include "layers/vmap.h"
@@ -7,29 +7,29 @@ namespace torchlayers {
 
 // NOTE [An error under vmap]
 // The operators that a vmap runs count the batch: "size mismatch, got input (8), mat (8x3)". So an
-// error that one of them raises is caught where the layer processes the operator, and said again:
-// with advice where it is one that we know, and else in the shapes of one sample, which is what
-// the user's function sees. The words for those are torch's own: the operator is called on zeros
-// in a sample's shapes, below all layers, and if it refuses those too, that is what it says. Else
-// the shapes are not to blame, and its words for the batch are quoted. The error keeps its type.
-// Where vmaps nest, each says it again in the shapes that it sees, and the innermost, which is the
-// user's, has the last word.
+// error that one of them raises is caught where the layer processes the operator, and raised again:
+// with advice if it is a known error, and otherwise with the shapes of one sample, which the user's
+// function sees. The text is still torch's own: the operator is called on zeros in a sample's
+// shapes, below all layers, and if it rejects those too, that message is used. If not, the shapes
+// are not to blame, and its message for the batch is quoted. The error keeps its type. Nested vmaps
+// each raise it again with the shapes that they see; the innermost, which is the user's, comes
+// last.
 
-// Throws the error that the operator raised under this layer again. Returns where there is nothing
-// to add: to an error of ours, or one about memory or a device. `args` are those that the layer was
-// given.
+// Raises the error that the operator raised under this layer again. Returns if there is nothing to
+// add: to an error of ours, or one about memory or a device. `args` are those that the layer was
+// passed.
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer);
 
-// Throws: the tensor comes from outside the function, and the operator would write to it what it
-// has of each sample.
+// Throws: the tensor comes from outside the function, and the operator would write a value per
+// sample to it.
 [[noreturn]] void refuse_to_write(
     const Operator& op, const at::Tensor& tensor, const VmapLayer& layer);
 
 // Throws: randomness is 'error', and the operator draws random numbers.
 [[noreturn]] void refuse_to_draw(const Operator& op, const VmapLayer& layer);
 
-// Throws if the operator makes one Python number of a tensor that this layer batched.
+// Throws if the operator makes one Python number of a tensor that this layer has batched.
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer);
 
 } // namespace torchlayers

@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// Whether what it does to no samples is told by the shapes and dtypes of its results.
+// Whether the shapes and dtypes of its results tell everything that it does to an empty batch.
 bool only_computes(const Operator& op, const BatchedCall& call, const VmapLayer& layer) {
   const auto& arguments = op.schema().arguments();
   const auto names_device = [](const c10::Argument& argument) {
@@ -25,7 +25,7 @@ bool only_computes(const Operator& op, const BatchedCall& call, const VmapLayer&
       });
   const bool may_draw =
       layer.draws_for_each() ||
-      !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode); // which refuses
+      !op.handle.hasKernelForDispatchKey(DispatchKey::FuncTorchVmapMode); // which rejects it
   return writes_to_samples && may_draw && !op.is_custom && !op.is_collective && !op.reads_number &&
          !op.detaches && !op.makes_dual && !op.unpacks_dual && !op.always_wraps &&
          !op.handle.hasTag(at::Tag::dynamic_output_shape) &&
@@ -42,7 +42,7 @@ bool has_derivatives(const Tensor& tensor) {
   return tensor.is_floating_point() || tensor.is_complex();
 }
 
-// Nothing, with the arguments as its history: the sum of none of their elements.
+// Zero, with the arguments as its history: the sum of none of their elements.
 Tensor nothing_of(const std::vector<Tensor>& arguments) {
   Tensor nothing;
   for (const Tensor& argument : arguments) {
@@ -52,7 +52,7 @@ Tensor nothing_of(const std::vector<Tensor>& arguments) {
   return nothing;
 }
 
-// As many samples as there are, none, which are like this one.
+// An empty batch of samples like this one.
 Tensor none_like(const Tensor& sample, const Tensor& value, const Tensor& nothing) {
   at::DimVector sizes(sample.sizes());
   sizes.insert(sizes.begin(), 0);
@@ -63,7 +63,7 @@ Tensor none_like(const Tensor& sample, const Tensor& value, const Tensor& nothin
   return empty + (empty.is_complex() ? nothing : at::real(nothing));
 }
 
-// While it lives, whatever is drawn on the processor is drawn again afterwards.
+// Restores the CPU generator at the end of its life, so that later code repeats the draws.
 class DrawsBack {
  public:
   DrawsBack() : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) {}
@@ -83,11 +83,11 @@ std::optional<Args> results_of_sample(const Operator& op, const Args& args) {
   if (op.is_random) {
     draws_back.emplace();
   }
-  for (const int64_t number : {0, 1}) { // what counts from one, or divides, refuses zeros
+  for (const int64_t number : {0, 1}) { // operators that count from one, or divide, reject zeros
     try {
       return run_on_stand_in(op, args, number);
     } catch (const c10::Error&) {
-      if (op.aliases && op.written_args.empty()) { // a view goes by shapes alone, and refuses them
+      if (op.aliases && op.written_args.empty()) { // views depend on shapes alone, and reject those
         throw;
       }
     }

@@ -41,7 +41,7 @@ std::bitset<64> levels_of_torch_func() {
   return levels;
 }
 
-// The operator that takes the same arguments but for those that this one writes its results to.
+// The operator that takes the same arguments, without those that this one writes its results to.
 std::optional<c10::OperatorHandle> without_out(const Operator& op) {
   const auto& args = op.schema().arguments();
   const size_t count = op.num_args - op.written_args.size();
@@ -59,7 +59,7 @@ std::optional<c10::OperatorHandle> without_out(const Operator& op) {
   return std::nullopt;
 }
 
-// Whether it returns memory that torch.tensor has made; not what from_numpy has borrowed.
+// Whether it returns memory that torch.tensor has made; not memory borrowed by from_numpy.
 bool makes_memory_its_own(const Operator& op, const Args& args) {
   const c10::StorageImpl* memory =
       op.lifts ? memory_of(peek(args, 0, op.num_args).toTensor()) : nullptr;
@@ -71,7 +71,7 @@ bool makes_memory_its_own(const Operator& op, const Args& args) {
 Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
     : layer_(layer), inside_(*layer.inside()) {
   if (changes_shape(op)) {
-    return; // of the tensor that was given
+    return; // of the original tensor
   }
   if (op.is_in_place) {
     target_ = peek(args, 0, op.num_args).toTensor();
@@ -132,7 +132,7 @@ bool Writes::needs_room(const Operator& op, const Args& args) const {
   if (layer_.draws_for_each() && writes_draws(op)) {
     return true;
   }
-  // A vmap of torch.func's below can't make room: this layer does it for both.
+  // A vmap of torch.func's below can't make room: this layer makes it for both.
   const auto of_torch_func = levels_of_torch_func();
   return any_batched(op, args) || any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
            return (batched_levels(tensor) & of_torch_func).any();
@@ -143,7 +143,7 @@ void Writes::give_back(const Operator& op, Args& results) const {
   if (stand_ins_.empty()) {
     return;
   }
-  if (target_.defined()) { // a batching rule may return another tensor of its numbers
+  if (target_.defined()) { // a batching rule may return another tensor with the same data
     peek(results, 0, op.num_returns) = target_;
     return;
   }

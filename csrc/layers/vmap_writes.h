@@ -1,4 +1,4 @@
-// Under vmap: operators that write to what the function has made, or read what it has written.
+// Operators under vmap that write to tensors made inside the function, or read such tensors.
 #pragma once
 
 #include <utility>
@@ -9,13 +9,14 @@
 
 namespace torchlayers {
 
-// While it lives, batched tensors stand in the arguments for those that were made inside and have
-// been written a batched value, or are about to be by this operator. NOTE [Made inside].
+// While it lives, batched tensors replace arguments that were made inside and have been written a
+// batched value, or are about to be by this operator. NOTE [Made inside].
 class Writes {
  public:
   Writes(const Operator& op, Args& args, VmapLayer& layer);
 
-  // The results, of an operator in place the tensors that it was given.
+  // Puts the original tensors back in place of their stand-ins; for an in-place operator, its
+  // target.
   void give_back(const Operator& op, Args& results) const;
 
  private:
@@ -26,15 +27,15 @@ class Writes {
 
   VmapLayer& layer_;
   Inside& inside_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_; // and for what
-  at::Tensor target_;                                        // of an operator in place
+  std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_; // and the tensors that they replace
+  at::Tensor target_;                                        // of an in-place operator
 };
 
-// Runs sin(x, out=y) as y.copy_(sin(x)), and tells whether it did so: where something in it is
-// batched, for which torch has no rule.
+// Runs sin(x, out=y) as y.copy_(sin(x)), and returns true, if any of its tensors is batched, for
+// which torch has no rule.
 bool write_out(const Operator& op, Args& args, VmapLayer& layer);
 
-// Notes what of an operator's results the function has made, and its views.
+// Notes which of an operator's results the function has created, and their views.
 class NotedResults {
  public:
   NotedResults(const Operator& op, const Args& args, VmapLayer& layer);
@@ -43,7 +44,7 @@ class NotedResults {
  private:
   const Operator& op_;
   VmapLayer& layer_;
-  Inside::Memories given_; // what the arguments share memory with
+  Inside::Memories given_; // of the arguments
   at::Tensor viewed_;
 };
 

@@ -1,4 +1,4 @@
-// Anomaly mode (torch.autograd.detect_anomaly) in a pass of ours.
+// Anomaly mode (torch.autograd.detect_anomaly) in our reverse pass.
 #pragma once
 
 #include <torch/csrc/autograd/anomaly_mode.h>
@@ -10,7 +10,7 @@ inline bool is_anomaly_mode() {
   return torch::autograd::AnomalyMode::is_enabled();
 }
 
-// While it lives, a pass runs this node: what is recorded meanwhile was induced by it.
+// While it lives, a pass runs this node, which is the parent of nodes that are recorded meanwhile.
 class Inducing {
  public:
   explicit Inducing(torch::autograd::Node& node);
@@ -18,18 +18,18 @@ class Inducing {
   Inducing(const Inducing&) = delete;
   Inducing& operator=(const Inducing&) = delete;
 
-  // Lets a node that has just been made know who induced it.
+  // Makes the running node the parent of a node that has just been made.
   static void tell(torch::autograd::Node& made);
 
  private:
   torch::autograd::Node* outer_;
 };
 
-// Warns where the operator was called that the node is of, as the engine does when an error is on
-// its way.
+// Warns with the place where the node's operator was called, as the engine does when an error
+// occurs.
 void say_where_it_was_called(torch::autograd::Node& node);
 
-// Throws where nan is among a node's gradients, if anomaly mode asks for that.
+// Throws if a node's gradients contain nan, and anomaly mode checks for that.
 void check_for_nan(torch::autograd::Node& node, const torch::autograd::variable_list& gradients);
 
 } // namespace torchlayers

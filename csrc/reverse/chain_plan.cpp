@@ -8,7 +8,7 @@ namespace torchlayers {
 namespace {
 
 constexpr int16_t kImpossible = std::numeric_limits<int16_t>::min();
-// Memory is told in so many units at most, where the sizes have no common measure that is coarser.
+// Memory is counted in at most this many units, if the sizes have no coarser common measure.
 constexpr int64_t kUnits = 512;
 constexpr int64_t kMostUnits = 2048;
 
@@ -29,8 +29,8 @@ int64_t common_measure(
   return std::max<int64_t>(measure, 1);
 }
 
-// While s..k-1 are run and keep nothing, for each k > s: the most bytes beyond the boundary before
-// s.
+// The peak in bytes, beyond the boundary before s, while s..k-1 are run and keep nothing, for each
+// k > s.
 std::vector<int64_t> while_passing(
     const std::vector<Stage>& stages, const std::vector<int64_t>& beyond, size_t s) {
   std::vector<int64_t> most;
@@ -57,7 +57,7 @@ ChainPlan::ChainPlan(
     units_ = 0;
     return;
   }
-  // Rounding is not to make impossible what is possible.
+  // Rounding must not make a possible plan impossible.
   for (Stage& stage : stages) {
     stage.passing = in_units(stage.passing);
     stage.saved = in_units(stage.saved);

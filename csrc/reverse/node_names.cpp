@@ -9,8 +9,8 @@
 namespace torchlayers {
 namespace {
 
-// torch numbers the nodes of an operator's overloads as derivatives.yaml lists them. Those not
-// listed here have 0; tests/reverse_mode/test_node_names.py holds them all against that file.
+// torch numbers the nodes of an operator's overloads in the order of derivatives.yaml. Those not
+// listed here have 0; tests/reverse_mode/test_node_names.py compares all of them with that file.
 const std::unordered_map<std::string_view, int>& numbers() {
   static const auto* all = new std::unordered_map<std::string_view, int>{
       {"_convolution", 1},
@@ -63,7 +63,7 @@ const std::unordered_map<std::string_view, int>& numbers() {
   return *all;
 }
 
-// "NllLoss2D" of nll_loss2d: a letter is a capital where none is before it.
+// "NllLoss2D" for nll_loss2d: a letter is a capital if no letter comes before it.
 std::string in_capitals(const std::string& base) {
   std::string name;
   bool starts_word = true;
@@ -80,7 +80,7 @@ std::string in_capitals(const std::string& base) {
 std::string node_name(const c10::OperatorName& op) {
   const std::string base = op.name.substr(op.name.find("::") + 2);
   std::string name = in_capitals(base) + "Backward";
-  // The node of log_sigmoid_forward is that of log_sigmoid.
+  // The node of log_sigmoid_forward has the name of log_sigmoid's.
   const std::string both = "ForwardBackward";
   if (const size_t at = name.find(both); at != std::string::npos) {
     name.replace(at, both.size(), "Backward");

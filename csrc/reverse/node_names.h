@@ -1,4 +1,4 @@
-// What autograd calls its nodes.
+// The names of autograd's nodes.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace torchlayers {
 
-// "SqrtBackward0" of aten::sqrt, as torch names the node of that operator; "SliceBackward0_copy" of
+// "SqrtBackward0" for aten::sqrt, torch's name of that operator's node; "SliceBackward0_copy" for
 // aten::slice_copy, which has slice's rules.
 std::string node_name(const Operator& op);
 

@@ -1,4 +1,4 @@
-// A file of its own: torch's header brings in names that clash with functorch's.
+// In its own file, because torch's header brings in names that clash with functorch's.
 #include "reverse/nodes.h"
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -16,7 +16,7 @@ const at::Tensor* leaf_of(const torch::autograd::Node& node) {
   return leaf == nullptr ? nullptr : &leaf->variable;
 }
 
-// torch does not export the type, but its name tells.
+// torch does not export the type, but its name identifies it.
 bool is_python_function(const torch::autograd::Node& node) {
   return std::strstr(typeid(node).name(), "PyNode") != nullptr;
 }

@@ -1,4 +1,4 @@
-// Telling the nodes of autograd's graph apart.
+// Distinguishes the nodes of autograd's graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ void change_defined(std::vector<at::Tensor>& tensors, const Change& change) {
   }
 }
 
-// A node as torch makes its own.
+// Makes a node in the way torch makes its own.
 template <class NodeType, class... Arguments>
 NodePointer<NodeType> make_node(Arguments&&... arguments) {
   if constexpr (std::is_same_v<NodePointer<NodeType>, std::shared_ptr<NodeType>>) {
@@ -36,7 +36,7 @@ NodePointer<NodeType> make_node(Arguments&&... arguments) {
   }
 }
 
-// Whether it is an autograd.Function of Python's.
+// Whether it is the node of a Python autograd.Function.
 bool is_python_function(const torch::autograd::Node& node);
 
 } // namespace torchlayers

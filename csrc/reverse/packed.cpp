@@ -29,7 +29,7 @@ bool packs_result() {
 }
 
 void Packed::pack(const at::Tensor& tensor, bool is_result) {
-  // A number that stands in an expression is its node's alone, here and in torch.
+  // A number in an expression belongs to its node alone, here as in torch.
   hooks_.push_back(
       tensor.unsafeGetTensorImpl()->is_wrapped_number() ? nullptr : saved_hooks_for_node());
   if (hooks_.back() == nullptr) {

@@ -1,4 +1,4 @@
-// What saved-tensor hooks make of the tensors that a node saves.
+// The tensors that a node saves, packed by saved-tensor hooks.
 #pragma once
 
 #include <torch/csrc/autograd/saved_variable_hooks.h>
@@ -14,24 +14,24 @@ namespace torchlayers {
 // saves it; else it is an argument, and the operator has not run yet.
 bool packs_result();
 
-// The hooks that are on, for one tensor of a node; null where there are none. Python has them.
+// The active hooks, for one tensor of a node; null if there are none. Set from Python.
 extern std::unique_ptr<torch::autograd::SavedVariableHooks> (*saved_hooks_for_node)();
 
 class Packed {
  public:
-  // Calls the hooks that are on with a tensor that is saved. NOTE [Where a hook runs].
+  // Calls the active hooks with a tensor that is saved. NOTE [Where a hook runs].
   void pack(const at::Tensor& tensor, bool is_result);
 
-  // Lets go of those that hooks have packed: of the tensors among these values, in the order of
-  // `pack`.
+  // Releases those of the tensors among these values that hooks have packed. The values are in the
+  // order of `pack`.
   void let_go(std::vector<c10::IValue>& values);
 
-  // Puts in their places what the hooks give back, as values of the layers below.
+  // Puts the tensors that the hooks return in their places, as values of the layers below.
   void unpack(
       std::vector<c10::IValue>& args, std::vector<c10::IValue>& results, int64_t level) const;
 
  private:
-  std::vector<std::unique_ptr<torch::autograd::SavedVariableHooks>> hooks_; // a tensor's; or null
+  std::vector<std::unique_ptr<torch::autograd::SavedVariableHooks>> hooks_; // per tensor, or null
   size_t let_go_ = 0;
 };
 

@@ -46,7 +46,7 @@ class Numbered {
   uint64_t outer_;
 };
 
-// The cotangents as the pass starts with them; false where the engine has to look at them.
+// Finds the initial cotangents; returns false if the engine has to handle them.
 bool start(const VjpTask& task, std::vector<at::Tensor>& cotangents) {
   for (size_t i = 0; i < task.outputs.size(); ++i) {
     const at::Tensor& output = task.outputs[i];
@@ -100,8 +100,8 @@ class Pass {
  private:
   using Cotangents = variable_list::iterator;
 
-  // While it lives, the user's code runs: at the layer's level, which is not in its backward phase
-  // meanwhile, as the code may differentiate on its own.
+  // While it lives, user code runs: at the layer's level, which leaves its backward phase
+  // meanwhile, because the code may itself differentiate.
   class UsersTurn {
    public:
     explicit UsersTurn(Pass& pass) : layer_(pass.task_.layer) {
@@ -148,7 +148,7 @@ class Pass {
     return tensors;
   }
 
-  // What hooks have made of cotangents or gradients, in the place of these.
+  // Replaces cotangents or gradients by those that hooks have returned.
   void take_from_hooks(const variable_list& made, Cotangents values) {
     go_below();
     for (const at::Tensor& tensor : made) {
@@ -193,7 +193,7 @@ class Pass {
         gradients_.clear();
       }
     }
-    go_below(); // where they are added up
+    go_below(); // where gradients are added up
     for (size_t i = 0; i < gradients_.size(); ++i) {
       deliver(plan_.goal(step, i), step.node->next_edge(i), std::move(gradients_[i]), stream);
     }
@@ -228,7 +228,7 @@ class Pass {
     }
   }
 
-  // The hooks may register others, or remove themselves.
+  // Hooks may register others, or remove themselves.
   void run_watched(const Step& step, Cotangents begin, Cotangents end, bool is_reached) {
     Node& node = *step.node;
     variable_list cotangents;
@@ -254,8 +254,8 @@ class Pass {
     }
   }
 
-  // Of those that these lead to. An input is finished as soon as all is there that leads to it, as
-  // in the engine.
+  // Finishes inputs among these goals. An input is finished as soon as every edge that leads to it
+  // is done, as in the engine.
   void finish_inputs(at::ArrayRef<Goal> goals) {
     if (C10_LIKELY(waiting_for_.empty())) {
       return;
@@ -279,7 +279,7 @@ class Pass {
     }
   }
 
-  // torch's own, at the layer's level.
+  // Runs a node of torch's own, at the layer's level.
   variable_list run_node_of_torchs(Node& node, variable_list&& inputs) {
     below_.reset();
     const Layer* layer = task_.layer;
@@ -306,8 +306,8 @@ class Pass {
   const Plan& plan_;
   std::vector<at::Tensor> cotangents_;
   std::vector<at::Tensor> found_;
-  std::vector<uint32_t> waiting_for_; // edges to each input; empty where no hook is
-  variable_list gradients_;           // of the step that runs
+  std::vector<uint32_t> waiting_for_; // edges to each input; empty without hooks
+  variable_list gradients_;           // of the current step
   std::optional<Below> below_;
 };
 
@@ -323,7 +323,7 @@ at::Tensor batched_like(const at::Tensor& cotangent, const at::Tensor& output) {
       cotangent.scalar_type() != output.scalar_type() || output.layout() != at::kStrided) {
     return cotangent;
   }
-  return cotangent + at::full_like(output, -0.0); // which leaves a zero's sign as it is
+  return cotangent + at::full_like(output, -0.0); // keeps the sign of a zero
 }
 
 std::optional<std::vector<at::Tensor>> vjp_below(const VjpTask& task) {

@@ -1,4 +1,4 @@
-// What a reverse pass of ours runs.
+// The nodes that our reverse pass runs, and their order.
 #pragma once
 
 #include <c10/util/flat_hash_map.h>
@@ -15,7 +15,7 @@
 
 namespace torchlayers {
 
-// Where an edge leads: to no one who asks, to an input, or to a step.
+// Where an edge leads: nowhere that matters, to an input, or to a step.
 struct Goal {
   enum Kind { Nowhere, Input, Step } kind = Nowhere;
   uint32_t index = 0;
@@ -31,7 +31,7 @@ struct Step {
 
 // The graph from the outputs to the inputs, if it is simple. NOTE [The reverse pass].
 struct Plan {
-  // False where the engine has to run.
+  // Returns false if the engine has to run.
   bool make(const VjpTask& task);
 
   const Goal& goal(const Step& step, size_t edge) const {
@@ -44,7 +44,7 @@ struct Plan {
     return goal.kind == Goal::Input || (goal.kind == Goal::Step && steps[goal.index].is_needed);
   }
 
-  // Beside the processor, where all of the graph has been recorded, unless it has streams.
+  // The device, besides the CPU, that all of the graph was recorded on, unless it has streams.
   std::optional<c10::Device> device() const {
     return stream_.device();
   }
@@ -56,15 +56,15 @@ struct Plan {
   std::vector<Goal> root_goals;
   uint32_t num_cotangents = 0;
   bool has_nodes_of_torchs = false;
-  bool has_streams = false; // others than the one that is current. NOTE [Streams].
-  // How many edges of what is run lead to each input; empty where there is no hook.
+  bool has_streams = false; // other than the current one. NOTE [Streams].
+  // How many edges of the steps to be run lead to each input; empty if there are no hooks.
   std::vector<uint32_t> edges_to_inputs;
 
  private:
-  // Notes where an edge leads, and that its node is to be run. False if it must not be.
+  // Notes where an edge leads, and that its node has to be run. Returns false if it must not be.
   bool reach(const torch::autograd::Edge& edge, std::vector<Goal>& of_edges);
   void look_at_streams(const torch::autograd::Node& node);
-  // The last recorded first. False if that is not the graph's order.
+  // Puts the last recorded first. Returns false if that is not the order of the graph.
   bool sort();
   void mark_needed();
   void count_edges_to(size_t num_inputs);
@@ -72,11 +72,11 @@ struct Plan {
     return steps[step].node->sequence_nr();
   }
 
-  // torch's own nodes then ask the engine's task what of theirs is wanted, which is another's.
+  // torch's own nodes then ask the engine's task which gradients are needed, and it is not ours.
   const bool is_inside_engine_ = torch::autograd::get_current_graph_task_id() != -1;
   std::vector<torch::autograd::Node*> watched_;
   OneStream stream_;
-  std::vector<torch::autograd::Edge> leaves_; // which nobody else may hold
+  std::vector<torch::autograd::Edge> leaves_; // nothing else may hold them
   ska::flat_hash_map<torch::autograd::Node*, Goal> goals_of_nodes_;
 };
 

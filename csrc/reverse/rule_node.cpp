@@ -34,7 +34,7 @@ bool is_column_major(const at::Tensor& tensor) {
   return strides[0] == 1 && strides[1] == tensor.sym_size(0);
 }
 
-// Replaces tensors by None where nobody reads them.
+// Replaces tensors that the rule does not read by None.
 void drop_unread(Args& values, const std::bitset<64>& read) {
   for (size_t i = 0; i < values.size(); ++i) {
     const bool has_tensors =
@@ -99,7 +99,7 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
 void RuleNode::pack_args(const Args& args) {
   hooks.adopt_saved_hooks();
   packed_ = std::make_unique<Packed>();
-  versions_.clear(); // what the hooks keep may be a copy
+  versions_.clear(); // the hooks may keep copies
   visit_tensors(args, op_.num_args, [this](const at::Tensor& tensor, size_t i) {
     if (reads_.args[i]) {
       packed_->pack(tensor, /*is_result=*/false);
@@ -223,9 +223,9 @@ std::pair<Args, Args> RuleNode::at_level() const {
 
 // NOTE [Who runs a node of ours]
 // - Our reverse pass, on values below (pass.cpp).
-// - The engine, in the layer's backward phase: nobody differentiates that pass at this level,
+// - The engine, in the layer's backward phase: that pass is not differentiated at this level,
 //   so it runs below too.
-// - The engine, after the layer has ended (vjp): there is nothing but values.
+// - The engine, after the layer has ended (vjp): only values are left.
 // - The engine for a user who calls torch.autograd.grad inside the function, and may want to
 //   differentiate the result again: on tensors of this level, with their histories.
 variable_list RuleNode::apply(variable_list&& cotangents) {

@@ -1,4 +1,4 @@
-// The types of our nodes.
+// The C++ types of our nodes, one for each name.
 #include <array>
 
 #include <cstring>
@@ -13,11 +13,11 @@
 namespace torchlayers {
 
 // NOTE [Types of nodes]
-// To Python a node is an object of a class that belongs to its C++ type, and tools go by the name
-// of that class: type(grad_fn).__name__. torch has a type for each of its nodes. So our nodes have
-// one of these types, a number for each name, which Python is told of when the first such node is
-// made. They differ in nothing else. Where all numbers are given away, nodes have the last, which
-// is nameless; name() knows even then.
+// In Python a node is an object of a class that belongs to its C++ type, and tools use the name of
+// that class: type(grad_fn).__name__. torch has a type for each of its nodes. So our nodes have one
+// of these types, a number for each name, which is registered with Python when the first such node
+// is made. They differ in nothing else. When all numbers are taken, nodes have the last, which has
+// no name; name() is right even then.
 template <size_t Number>
 class NumberedNode final : public RuleNode {
  public:
@@ -46,7 +46,7 @@ std::array<NodeType, sizeof...(Number)> all_types(std::index_sequence<Number...>
 
 const std::array<NodeType, kNumbers> types = all_types(std::make_index_sequence<kNumbers>());
 
-// The type of the operator's nodes, which is that of all of their name.
+// The type of the operator's nodes, shared by all nodes of the same name.
 int number_of_type(const Operator& op) {
   static std::mutex mutex;
   static auto* numbers = new std::unordered_map<std::string, int>(); // outlives late threads
@@ -65,7 +65,7 @@ int number_of_type(const Operator& op) {
   return number;
 }
 
-// What the names of all those types, as C++ has them, begin with.
+// The length of the common prefix of the C++ names of all those types.
 size_t length_of_common_name() {
   const char* first = typeid(NumberedNode<0>).name();
   const char* second = typeid(NumberedNode<1>).name();
@@ -88,7 +88,7 @@ NodePointer<RuleNode> make_rule_node(
   return types[static_cast<size_t>(type)].make(op, rule, args, layer);
 }
 
-// A dynamic_cast would look up the hierarchy of every node of a pass.
+// A dynamic_cast would search the class hierarchy of every node of a pass.
 RuleNode* rule_node_of(torch::autograd::Node& node) {
   static const size_t length = length_of_common_name();
   const bool is_ours =

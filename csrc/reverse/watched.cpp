@@ -14,7 +14,7 @@ using torch::autograd::variable_list;
 
 namespace {
 
-// A hook may register others, which are not called yet.
+// A hook may register others, which are not called this time.
 template <class Hooks>
 void call_in_turn(const Hooks& hooks, variable_list& values) {
   for (size_t i = 0, count = hooks.size(); i < count && i < hooks.size(); ++i) {

@@ -1,4 +1,4 @@
-// Hooks on nodes and on tensors, in a pass of ours.
+// Hooks on nodes and tensors, in our reverse pass.
 #pragma once
 
 #include <torch/csrc/autograd/function.h>
@@ -11,8 +11,8 @@ inline bool is_watched(torch::autograd::Node& node) {
          !node.pre_hooks().empty() || !node.retains_grad_hooks().empty();
 }
 
-// The same of a leaf: one on its tensor. Those on the node itself see what is accumulated, which
-// nothing is.
+// The same for a leaf: whether a hook is on its tensor. Hooks on the node itself see what is
+// accumulated, and here nothing is.
 inline bool is_watched_leaf(torch::autograd::Node& leaf) {
   return !leaf.tensor_pre_hooks().empty() || leaf.tensor_post_acc_grad_hooks() != nullptr;
 }
@@ -27,12 +27,12 @@ void call_hooks_after(
     torch::autograd::variable_list& gradients,
     const torch::autograd::variable_list& cotangents);
 
-// The hooks on a leaf; returns its gradient as they leave it.
+// Calls the hooks on a leaf; returns its gradient as they leave it.
 at::Tensor call_hooks_of_leaf(torch::autograd::Node& leaf, at::Tensor gradient);
 
-// Of these, those that a leaf calls when its gradient has been accumulated, and that the engine
-// leaves out where it only returns gradients. They find it in .grad, and what they leave there is
-// the gradient.
+// Calls only those hooks of a leaf that are called when its gradient has been accumulated, and that
+// the engine skips when it only returns gradients. They find the gradient in .grad, and the tensor
+// that they leave there becomes the gradient.
 at::Tensor call_hooks_of_accumulated(const at::Tensor& leaf, at::Tensor gradient);
 
 } // namespace torchlayers

@@ -24,7 +24,7 @@ struct OurBatch final : BatchedTensorImpl {
   const uint64_t number;
 
  private:
-  // torch says "Cannot access storage of ", and this.
+  // torch prints this after "Cannot access storage of ".
   const char* tensorimpl_type_name() const override {
     return "a tensor that torchlayers.vmap batched: return it, and copy or save it outside";
   }
@@ -65,7 +65,7 @@ at::Tensor adopted(const at::Tensor& tensor, const Layer& layer) {
 at::Tensor batched_by_torch_func() {
   using at::functorch::DynamicLayer;
   using at::functorch::TransformType;
-  std::vector<std::pair<int64_t, int64_t>> levels; // and how many samples
+  std::vector<std::pair<int64_t, int64_t>> levels; // and batch sizes
   const auto layers = layers_on_stack();
   for (size_t i = 0; i < layers.size(); ++i) {
     const DynamicLayer& entry = mirror()[i];

@@ -8,24 +8,24 @@
 namespace torchlayers {
 
 // NOTE [Whose batch]
-// torch's batched tensor knows the level of its vmap and nothing more. But two threads have vmaps
-// of one level and one size, and so has one thread, one after the other. Ours knows which layer's
-// it is, by the layer's number. torch's batching rules make tensors of torch's kind; what they
-// return is made ours on its way out of the layer. What never comes out that way (a tensor kept
-// from the middle of a batching rule, or made by torch's own Python functions) has the size of its
-// batch for its one sign.
+// torch's batched tensor knows only the level of its vmap. But two threads may have vmaps of the
+// same level and size, and so may one thread, one after the other. Our batched tensor also knows
+// its layer, by the layer's number. torch's batching rules create tensors of torch's kind, which
+// become ours on their way out of the layer. One that never leaves it that way (a tensor saved from
+// the middle of a batching rule, or made by torch's own Python functions) can be told only by its
+// batch size.
 
-// The batched tensor of this value, of the layer, which is on this thread's stack.
+// Batches the value at the level of the layer, which is on this thread's stack.
 at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer);
 
-// What the tensor batches, if it does so in front, at this layer's level, and samples have
-// dimensions; else null.
+// The value of a tensor that is batched along dimension 0 at this layer's level and whose samples
+// have dimensions; null for other tensors.
 const at::Tensor* batched_in_front(const at::Tensor& tensor, const Layer& layer);
 
-// The same tensor, of our kind, if it is of torch's, of the layer's level, and nobody else's yet.
+// The same tensor as one of our kind, if it is torch's, of the layer's level, and not shared yet.
 at::Tensor adopted(const at::Tensor& tensor, const Layer& layer);
 
-// A number that is batched by all vmaps of torch.func's on the stack; undefined where there are
+// A 0-dimensional tensor batched by all of torch.func's vmaps on the stack; undefined if there are
 // none.
 at::Tensor batched_by_torch_func();
 

@@ -16,9 +16,9 @@ namespace {
 using at::Tensor;
 
 constexpr size_t kMostDims = 8;
-constexpr size_t kMostBytes = 1 << 18; // which torch's kernels give to one thread too
+constexpr size_t kMostBytes = 1 << 18; // for which torch's kernels use one thread too
 constexpr size_t kMostBlocks = 1 << 12;
-constexpr size_t kMostInWords = 512; // of a block; memcpy is faster on more
+constexpr size_t kMostInWords = 512; // per block; memcpy is faster on more
 
 // Bytes from one element to the next along each dimension of `to`.
 using Steps = std::array<int64_t, kMostDims>;
@@ -28,7 +28,7 @@ struct Blocks {
   Steps to;
   Steps from;
   size_t dims;
-  size_t bytes; // of a block, which is without gaps in both
+  size_t bytes; // of a block, which is contiguous in both
 };
 
 // The steps of a tensor that is broadcast to these sizes; false if it can't be.
@@ -50,7 +50,7 @@ bool find_steps(const Tensor& tensor, at::IntArrayRef sizes, size_t in_front, St
   return true;
 }
 
-// False where they are many, or the sizes don't fit.
+// False if there are too many, or the sizes don't match.
 bool find_blocks(const Part& part, const Tensor& from, size_t in_front, Blocks& blocks) {
   const at::IntArrayRef sizes = part.sizes;
   if (sizes.size() > kMostDims || !find_steps(from, sizes, in_front, blocks.from)) {
@@ -78,7 +78,7 @@ bool find_blocks(const Part& part, const Tensor& from, size_t in_front, Blocks& 
   return bytes > 0 && bytes <= kMostBytes && bytes <= kMostBlocks * blocks.bytes;
 }
 
-// As many as compilers know, which then need no call.
+// Copies kBytes at a time: for a size known to the compiler, memcpy needs no call.
 template <size_t kBytes>
 void copy_row(const Blocks& blocks, size_t dim, char* to, const char* from) {
   for (int64_t i = 0; i < blocks.counts[dim]; ++i) {

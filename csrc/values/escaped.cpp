@@ -14,7 +14,7 @@ namespace {
 
 namespace functionalization = at::functionalization::impl;
 
-// torch keeps a tensor's keys to its own kinds of tensors; an explicit instantiation may name them.
+// A tensor's keys are protected in torch; an explicit instantiation may name them.
 template <auto Keys>
 struct RevealKeys {
   friend DispatchKeySet& keys_of(c10::TensorImpl& impl) {
@@ -28,7 +28,7 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   const uint64_t number = batched != nullptr ? number_of(*batched) : 0;
   if (number == 0) {
-    return; // torch's, which says no more of its vmap
+    return; // torch's kind, which does not identify its vmap
   }
   const Layer* layer = layer_at(batched->level());
   if (layer == nullptr || layer->number() != number) {

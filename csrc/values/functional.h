@@ -5,8 +5,8 @@
 
 namespace torchlayers {
 
-// The wrapper, if it has its value of now: what was written to another view of its memory may be
-// waiting. Null if it is none.
+// The functional wrapper, if its value is up to date: a write to another view of its memory may be
+// pending. Null if it is not, or the tensor is not functional.
 inline const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor) {
   if (!at::functionalization::impl::isFunctionalTensor(tensor)) {
     return nullptr;

@@ -16,7 +16,7 @@ namespace {
 using at::functorch::maybeGetBatchedImpl;
 namespace impl = torch::autograd::impl;
 
-// Without the wrappers of levels above this one, and those of layers that have ended.
+// Removes the wrappers of levels above this one, and those of layers that have ended.
 const at::Tensor& lowered(const at::Tensor& tensor, int64_t level) {
   const auto* wrapper = wrapper_of(tensor);
   if (wrapper == nullptr || wrapper->level().value_or(level + 1) <= level) {
@@ -81,7 +81,7 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
   const auto& entry = stack[static_cast<size_t>(level.level - 1)];
   if (level.kind == Kind::Batched) {
     const auto* batched = maybeGetBatchedImpl(tensor);
-    return batched == nullptr // alike for all samples
+    return batched == nullptr // the same for all samples
                ? given_to(tensor, stack, i + 1)
                : batched_again(given_to(batched->value(), stack, i + 1), batched->bdim(), entry);
   }

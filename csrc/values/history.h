@@ -1,4 +1,4 @@
-// What the layers and plain autograd know of a tensor besides its numbers.
+// The levels, autograd graphs and tangents of a tensor, without its values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,15 +12,15 @@
 
 namespace torchlayers {
 
-// The levels that a tensor is of, its place in the graph of each, and its tangents, for a tensor
-// that is made again from the same numbers. Not its place in the graph of the level that keeps
-// this: who keeps a result would keep its node. It holds no numbers; but those of the tangents,
-// unless these are made again too.
+// The levels of a tensor, its place in the autograd graph of each, and its tangents, to be given to
+// a recomputed tensor with the same values. It leaves out the place in the graph of the level that
+// saves this object, because a node that saves its own result would keep itself alive. It holds no
+// values except those of the tangents, and not those if the tangents are recomputed too.
 class History {
  public:
   History(const at::Tensor& tensor, int64_t kept_at, bool keeps_tangents);
 
-  // Those numbers with this history. The levels are those of the stack, which was the thread's.
+  // The recomputed values with this history. The levels are those of `stack`, once the thread's.
   at::Tensor given_to(const at::Tensor& numbers, const StackCopy& stack) const {
     return given_to(numbers, stack, 0);
   }
@@ -31,8 +31,8 @@ class History {
     Kind kind;
     int64_t level;
     torch::autograd::Edge place;
-    at::Tensor tangent;                      // if it is kept
-    std::shared_ptr<const History> remade{}; // of a tangent that is made again
+    at::Tensor tangent;                      // if it is saved
+    std::shared_ptr<const History> remade{}; // of a tangent that is recomputed
   };
 
   at::Tensor given_to(const at::Tensor& numbers, const StackCopy& stack, size_t i) const;

@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// Records whatever the modes, so that the history of a tensor is that of what it stands for.
+// Records whatever the modes, so that a tensor has the history of the tensor that it represents.
 class Recorded {
  public:
   explicit Recorded(bool grad) {
@@ -36,7 +36,7 @@ class Recorded {
   const Modes before_ = Modes::of_thread();
 };
 
-// Counts as a write to it, at every level.
+// Counts as a write to the tensor, at every level.
 void bump_versions(const Tensor& tensor) {
   if (!tensor.is_inference()) {
     tensor.unsafeGetTensorImpl()->bump_version();
@@ -48,7 +48,7 @@ void bump_versions(const Tensor& tensor) {
   }
 }
 
-// Whoever reads or writes the memory that a tensor had before it was written to gets an error.
+// Makes any access to the memory that a tensor had before it was written to an error.
 void close_memory(const Tensor& tensor, const Layer& layer) {
   const Tensor& holder = holder_of(tensor);
   const bool is_in_memory = has_numbers(holder) && !holder.key_set().has(DispatchKey::Python) &&
@@ -63,7 +63,7 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
   }
 }
 
-// The elements at the place, seen as this tensor is.
+// The elements at the place, viewed in the way that this tensor views its own.
 Tensor seen_as(const Tensor& tensor, const Tensor& elements, const Place& place) {
   Tensor view = at_places(as_dtype(elements, tensor.scalar_type()), place);
   view = tensor.is_conj() ? view.conj() : view;
@@ -105,7 +105,7 @@ const Inside::Moved* Inside::moved_from(const c10::StorageImpl* memory) const {
 }
 
 const Inside::Made* Inside::made_of(const c10::StorageImpl* memory) const {
-  // What is written to was made of late, as a rule.
+  // Memory that is written to was usually made recently.
   const auto found = std::find_if(made_.rbegin(), made_.rend(), [&](const Made& each) {
     return each.memory._unsafe_get_target() == memory;
   });
@@ -215,8 +215,8 @@ Tensor Inside::find_shown(const Tensor& tensor) {
   return stands_for;
 }
 
-// As large as the batch, and batched by all vmaps of torch.func's below, which can't make room
-// later. Called below the layer.
+// A tensor as large as the batch, and batched by all of torch.func's vmaps below, which can't make
+// room later. Called below the layer.
 Tensor Inside::room(int64_t count, const Tensor& like) const {
   const std::vector<c10::SymInt> sizes{*layer_.batch_size(), count};
   const Tensor number = batched_by_torch_func();
@@ -255,7 +255,7 @@ void Inside::make_room(const Tensor& tensor) {
     const Recorded recorded(/*grad=*/true);
     if (!whole.defined() || whole.scalar_type() != tensor.scalar_type() || whole.is_conj() ||
         whole.is_neg()) {
-      // All that counts of the memory, from what autograd knows it by.
+      // The whole extent of the memory, from the tensor by which autograd knows it.
       const Extent all = extent_in(own.memory);
       whole = stretched(
           root.scalar_type() == tensor.scalar_type() ? root : tensor,
@@ -279,7 +279,7 @@ void Inside::make_room(const Tensor& tensor) {
   moved_.insert_or_assign(last.memory, std::move(moved));
   any_written_ = true;
   hooks.something_was_written();
-  // The layers above that run an operator on this one.
+  // Tell the layers above whose operator this layer is running.
   Processing::visit_all([&](const Layer& above) {
     if (Inside* inside = above.inside(); inside != nullptr && inside != this) {
       inside->follow(memories, to, extent);

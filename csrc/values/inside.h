@@ -1,4 +1,4 @@
-// What the function inside a vmap has made itself, and has written a value of each sample to.
+// Tensors that the function inside a vmap has created and then written batched values to.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,39 +19,39 @@ namespace torchlayers {
 
 // NOTE [Made inside]
 // y = torch.zeros(3) inside a vmap is a plain tensor with room for one sample: nothing in it
-// depends on the batch, and what is computed of it is computed once. y[0] = x[0] gives each sample
-// a y of its own. So the layer notes which memory has been made since it was entered (the storage
-// of what an operator returned and was not given), which takes a weak pointer in a list. At the
-// first write of a batched value to it the memory moves: a copy is made that is as large as the
-// batch, and from then on every tensor that had the old memory stands for the part of the new one
-// that its offset, sizes and strides name. Whoever holds such a tensor (the user, a list, a view
-// made before, a wrapper of a layer above, a node that has saved it) needs to know nothing of that:
-// operators come to this layer, which puts the batched tensor in its place. What is written to is
-// written in place then, so views and their bases see it, and autograd below the layer sees the
-// copy, views of it and writes to them, as it would those of one sample. The old memory is closed:
-// who reads it past the layer (a kernel after vmap has ended, numpy) gets an error that says so,
-// never the numbers of before the write. And it counts as written to, for a node below that has
-// saved it. What the layer has not seen made is captured, or an argument that is not batched: its
-// samples are one and the same tensor outside, and a batched write to it is refused. Where vmaps
-// nest, each notes for itself. Memory that a lower layer has moved is looked for under its new
-// storage as well (`trail`), for views made since have that one; the lower layer tells the layers
-// above, whose operator it is running, that what they made has moved. What shares the memory and
-// not the history has an alias of the new memory to itself, detached. NOTE [Lines of history].
+// depends on the batch, and operators on it run once. y[0] = x[0] gives each sample a y of its own.
+// So the layer notes which memory has been allocated since it was entered (the storage of a result
+// that is not an argument's), which takes a weak pointer in a list. The first write of a batched
+// value to it moves the memory: a copy is made that is as large as the batch, and from then on
+// every tensor on the old memory represents the part of the new one that its offset, sizes and
+// strides select. The holder of such a tensor (the user, a list, a view made before, a wrapper of a
+// layer above, a node that has saved it) need not know: its operators come to this layer, which
+// substitutes the batched tensor. The write then happens in place, so views and their bases see it,
+// and autograd below the layer sees the copy, views of it and writes to them, as it would for one
+// sample. The old memory is closed: reading it past the layer (in a kernel after vmap has ended, or
+// by numpy) raises an error that says so, and never gives the values from before the write. It also
+// counts as written to, for nodes below that have saved it. A tensor that the layer has not seen
+// created is captured, or an argument that is not batched: all samples share one tensor outside,
+// and a batched write to it is an error. In nested vmaps each layer keeps its own notes. Memory
+// that a lower layer has moved is looked up under its new storage as well (`trail`), because views
+// made since have that one; the lower layer tells the layers above whose operator it is running
+// that memory in their notes has moved. A tensor that shares the memory but not the history gets
+// its own detached alias of the new memory. NOTE [Lines of history].
 
 class Inside {
  public:
   explicit Inside(Layer& layer) : layer_(layer) {}
 
-  // Whether anything has been moved: where nothing has, every tensor is what it is.
+  // Whether any memory has been moved. If not, every tensor represents itself.
   bool any_written() const {
     return any_written_.load(std::memory_order_relaxed);
   }
 
   using Memories = c10::SmallVector<const c10::StorageImpl*, 4>;
-  // Those that a tensor is known by to a layer of this level.
+  // The storages by which a layer of this level may know the tensor.
   static Memories memories_of(const at::Tensor& tensor, int64_t level);
 
-  // A result of an operator that was given these.
+  // Notes a result of an operator whose arguments have the storages `given`.
   void note(const at::Tensor& result, const Memories& given);
   // NOTE [Lines of history]
   void note_view(const at::Tensor& view, const at::Tensor& of, bool is_detached);
@@ -60,16 +60,16 @@ class Inside {
   bool has_written(const at::Tensor& tensor) {
     return shown(tensor).defined();
   }
-  // The batched tensor that it stands for; undefined where it was not written to.
+  // The batched tensor that it represents; undefined if it was not written to.
   at::Tensor shown(const at::Tensor& tensor) {
     const bool may_be = any_written() && !tensor.unsafeGetTensorImpl()->is_wrapped_number();
     return may_be ? find_shown(tensor) : at::Tensor();
   }
 
-  // Moves its memory, which was made inside, for a value of each sample to be written.
+  // Moves its memory, which was made inside, so that there is room for a value per sample.
   void make_room(const at::Tensor& tensor);
 
-  // The layer is over.
+  // Called when the layer ends.
   void clear();
 
  private:
@@ -78,7 +78,7 @@ class Inside {
 
   struct Made {
     WeakStorage memory;
-    WeakTensor whole; // as it was made
+    WeakTensor whole; // the result that it was created for
     Extent extent;
   };
   struct Line {
@@ -88,30 +88,31 @@ class Inside {
   struct Moved {
     WeakStorage from;
     Extent extent;
-    at::Tensor to;   // of the layers below: (batch, count)
-    WeakTensor root; // of its line
+    at::Tensor to;   // a tensor of the layers below: (batch, count)
+    WeakTensor root; // of the line of history of `to`
     std::vector<Line> others;
   };
   struct Shown {
     WeakTensor alias;
-    Place place; // where it was when it was asked for
+    Place place; // at the time of the lookup
     at::Tensor stands_for;
   };
 
   at::Tensor find_shown(const at::Tensor& tensor);
   void add_made(Made made);
-  // The moved memory as the line of this root knows it. Called below the layer, recording.
+  // The moved memory as the line of this root sees it. Called below the layer, with grad mode on.
   const at::Tensor& elements_of(const at::Tensor& root, Moved& moved);
 
   const Moved* moved_from(const c10::StorageImpl* memory) const;
   const Made* made_of(const c10::StorageImpl* memory) const;
   static Place after(const Moved& moved, const Place& place);
-  // The place, and where lower layers have moved it, until `visit` has seen enough.
+  // Follows a place to where lower layers have moved it, until `visit` returns false.
   template <class Visit>
   static Place trail(Place place, int64_t level, const Visit& visit);
   std::pair<Moved*, Place> find(const at::Tensor& tensor);
   at::Tensor room(int64_t count, const at::Tensor& like) const;
-  // A lower layer has moved it: if it was made inside this one too, it still is.
+  // Called when a lower layer has moved memory: if it was made inside this layer, so is the new
+  // one.
   void follow(const Memories& from, const at::Tensor& to, const Extent& extent);
 
   Layer& layer_;
@@ -123,7 +124,7 @@ class Inside {
   Roots roots_;
 };
 
-// Whether these tensors of the layer, or of those below it, do.
+// Whether two tensors of the layer, or of the layers below it, share memory.
 bool share_memory(const at::Tensor& one, const at::Tensor& other, const Layer& layer);
 
 } // namespace torchlayers

@@ -56,7 +56,7 @@ bool Roots::is_unrecorded(const Tensor& view) const {
 
 namespace {
 
-// Whether it is differentiated or has a tangent, at the level that it is of, or at any below too.
+// Whether it requires grad or has a tangent, at its own level, or at any level below as well.
 bool has_history(const Tensor& tensor, bool at_all_levels) {
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
     return has_history(batched->value(), at_all_levels);

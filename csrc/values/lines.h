@@ -1,4 +1,4 @@
-// Lines of history: what of one memory autograd knows as one tensor and its views.
+// Lines of history: the tensors of one memory that autograd knows as one base and its views.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,23 +10,24 @@
 namespace torchlayers {
 
 // NOTE [Lines of history]
-// y.detach() and y.data have y's memory and none of its history: numbers that are written to either
-// are seen by both, but a derivative only by the one that they were written through, and its views.
-// So a memory has a line of history for each tensor of it that is not a view of another, its root.
-// detach is an operator and leaves a tensor that autograd does not know as a view; .data is none,
-// and nobody sees it. It is known by this: its root is not what an operator has returned.
+// y.detach() and y.data have y's memory and none of its history: a value written to either is seen
+// by both, but its derivative only by the tensor that was written through, and its views. So a
+// memory has a line of history for each of its tensors that is not a view of another; that tensor
+// is the line's root. detach is an operator whose result autograd does not treat as a view; .data
+// is no operator, so no layer sees it. It is recognized by its root, which no operator has
+// returned.
 class Roots {
  public:
-  // Whether a view is to be noted that is made here.
+  // Whether a view that is made now has to be noted.
   bool are_to_know_of(bool is_detached) const {
     return is_detached || any_ || !at::GradMode::is_enabled();
   }
-  // A view, or, detached, a root of a line of its own.
+  // Notes a view, or, if it is detached, the root of a new line.
   void note_view(const at::Tensor& view, const at::Tensor& of, bool is_detached);
 
   at::Tensor root_of(const at::Tensor& tensor) const;
   bool is_detached(const at::Tensor& root) const;
-  // Whether it was made where nobody records: it has no derivative of what is written later.
+  // Whether it was made with recording off: then it has no derivative of what is written later.
   bool is_unrecorded(const at::Tensor& view) const;
 
   void clear() {
@@ -38,7 +39,7 @@ class Roots {
 
   struct Note {
     WeakTensor tensor;
-    at::Tensor view_of; // if the root is not found otherwise
+    at::Tensor view_of; // if the root can't be found otherwise
     bool is_detached;   // a root
     bool is_unrecorded;
   };
@@ -48,8 +49,8 @@ class Roots {
   std::vector<Note> notes_;
 };
 
-// Makes room in a list that is full, among the dead first, so that adding one more to it takes
-// constant time.
+// Makes room in a full list, by erasing dead elements if there are any, so that appending takes
+// constant time on average.
 template <class List, class Dead>
 void make_place_in(List& list, const Dead& is_dead) {
   if (list.size() == list.capacity()) {
@@ -58,8 +59,8 @@ void make_place_in(List& list, const Dead& is_dead) {
   }
 }
 
-// Gives elements of a line that has no history yet that of its root, stretched to their sizes: at
-// all levels, or only at that which the root is of. What the root has for numbers is not read.
+// Gives elements of a line without a history the history of the line's root, expanded to their
+// sizes: at all levels, or only at the root's level. The root's values are not read.
 void take_history_of(const at::Tensor& root, const at::Tensor& elements, bool at_all_levels);
 
 } // namespace torchlayers

@@ -22,7 +22,7 @@ at::Tensor placed(const at::Tensor& tensor, const torch::autograd::Edge& place) 
   std::optional<c10::impl::ExcludeDispatchKeyGuard> no_modes;
   std::optional<OnEarlierStack> no_layers;
   if (is_subclass) {
-    no_layers.emplace(StackCopy()); // its class calls operators of its own
+    no_layers.emplace(StackCopy()); // the class calls operators itself
   } else {
     no_modes.emplace(c10::DispatchKey::Python);
   }

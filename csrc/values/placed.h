@@ -1,4 +1,4 @@
-// Tensors made again of the same numbers, for those who make one of its parts.
+// Recreate one part of a tensor, its batching or its place in a graph, around the same values.
 #pragma once
 
 #include <ATen/functorch/DynamicLayer.h>
@@ -6,11 +6,11 @@
 
 namespace torchlayers {
 
-// A value batched along a dimension by the vmap of this entry of the stack.
+// The value, batched along a dimension by the vmap of this stack entry.
 at::Tensor batched_again(
     const at::Tensor& value, int64_t dim, const at::functorch::DynamicLayer& entry);
 
-// A plain tensor's numbers at that place of autograd's graph. No mode sees it.
+// A plain tensor's values at that place in autograd's graph. No mode sees this.
 at::Tensor placed(const at::Tensor& tensor, const torch::autograd::Edge& place);
 
 } // namespace torchlayers

@@ -113,7 +113,7 @@ Tensor at_places(const Tensor& elements, const Place& place) {
 Tensor stretched(const Tensor& tensor, at::DimVector sizes, at::DimVector strides, int64_t offset) {
   const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
   if (impl == nullptr) {
-    // Of a view only its own elements have a history; of what it is a view of, all.
+    // A view has a history for its own elements only; its base has one for all.
     const Tensor base = tensor.is_view() ? Tensor(tensor._base()) : tensor;
     const bool has_places = base.scalar_type() == tensor.scalar_type();
     return (has_places ? base : tensor).as_strided(sizes, strides, offset);

@@ -1,4 +1,4 @@
-// What the layers have put around a tensor's numbers, apart from them.
+// The wrappers that layers have put around a tensor's values, without the values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,15 +9,15 @@
 
 namespace torchlayers {
 
-// The levels of a tensor that are on, how it is batched and its tangents, without its numbers, its
-// place in any graph, and its wrappers of layers that have ended.
+// A tensor's active levels, how it is batched, and its tangents; without its values, its place in
+// any graph, and the wrappers of layers that have ended.
 class Shell {
  public:
-  // Takes the tensor apart: to `numbers` go those of its tangents, and then its own, plain tensors
-  // without a history.
+  // Takes the tensor apart. Appends the values of its tangents and then its own to `numbers`, as
+  // plain tensors without a history.
   Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers);
 
-  // Such a tensor of as many plain ones, on the same layers. No operator runs.
+  // Rebuilds such a tensor from as many plain ones, on the same layers. No operator runs.
   at::Tensor around(at::ArrayRef<at::Tensor> numbers) const;
 
  private:
@@ -35,7 +35,7 @@ class Shell {
   std::vector<Level> levels_; // the innermost transform's first
 };
 
-// The same numbers and tangents, without a place in any graph. No operator runs.
+// The same values and tangents, without a place in any graph. No operator runs.
 at::Tensor without_graphs(const at::Tensor& tensor);
 
 } // namespace torchlayers

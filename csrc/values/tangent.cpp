@@ -37,7 +37,7 @@ using torch::autograd::ForwardGrad;
 using torch::autograd::ViewInfo;
 namespace impl = torch::autograd::impl;
 
-// Puts a tangent where torch's forward AD looks for it, while the primal's layer is on the stack.
+// Puts a tangent where torch's forward AD looks for it, if the primal's layer is on the stack.
 bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at::Tensor& tangent) {
   const auto& wrapper = static_cast<const TensorWrapper&>(*primal.unsafeGetTensorImpl());
   const auto level = wrapper.level();
@@ -52,7 +52,7 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What autograd knows of a tensor, and the tangent that a rule gave it.
+// Autograd's metadata of a tensor, together with the tangent that a rule gave it.
 // NOTE [Tangents of rules].
 template <class Meta>
 struct WithTangent final : Meta {
@@ -79,7 +79,7 @@ struct WithTangent final : Meta {
     }
   }
 
-  // The end of a dual level empties what torch has of it, and detach_ takes it away.
+  // The end of a dual level empties torch's table of tangents; detach_ removes it.
   bool is_detached() const {
     return was_handed_out && this->fw_grad_ == nullptr;
   }
@@ -91,7 +91,7 @@ struct WithTangent final : Meta {
   }
 
   at::Tensor tangent;
-  // Of an argument whose tangent is the caller's: its views.
+  // For an argument whose tangent is the caller's: its views.
   std::unique_ptr<std::vector<WeakTensor>> views_of_borrowed;
   mutable bool was_handed_out = false;
 };
@@ -104,7 +104,7 @@ const at::TensorBase& root_of(const at::Tensor& wrapper) {
   return view != nullptr && view->has_bw_view() ? view->get_backward_view().base_ : wrapper;
 }
 
-// What is known of the argument that a tensor is, or is a view of, if its tangent is the caller's.
+// The metadata of an argument, given it or its base, if its tangent is the caller's; else null.
 TensorMeta* borrowing(const at::TensorBase& root) {
   auto* meta = impl::get_autograd_meta(root);
   if (meta == nullptr || typeid(*meta) != typeid(TensorMeta)) {
@@ -114,7 +114,7 @@ TensorMeta* borrowing(const at::TensorBase& root) {
   return known->views_of_borrowed != nullptr ? known : nullptr;
 }
 
-// The part of a copy that corresponds to this view of what was copied.
+// The part of a copy that corresponds to `view`, a view of the copied tensor.
 at::Tensor part_like(const at::Tensor& view, const at::Tensor& copy, const at::Tensor& of) {
   at::Tensor base = copy;
   if (copy.is_complex() && !view.is_complex()) {
@@ -156,7 +156,7 @@ bool is_symbolic(const at::Tensor& tensor) {
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
-// A copy as below, made without operators; undefined where somebody could see those.
+// The copy below, made without operators; undefined if operators would be visible.
 at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
   const bool may_be = nothing_is_below() && is_plain(tangent) && is_plain(primal) &&
                       is_in_host_memory(*tangent.unsafeGetTensorImpl()) &&
@@ -178,7 +178,7 @@ at::Tensor copied_at_once(const at::Tensor& tangent, const at::Tensor& primal) {
   return copy;
 }
 
-// The most common case, told at once.
+// The most common case, checked first.
 bool are_whole_and_alike(const at::Tensor& tangent, const at::Tensor& primal) {
   return is_plain(tangent) && is_plain(primal) && tangent.dtype() == primal.dtype() &&
          tangent.sizes() == primal.sizes() && tangent.is_contiguous() && primal.is_contiguous() &&
@@ -264,7 +264,7 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
     }
     return;
   }
-  // As torch does where both modes know of one base.
+  // As torch does when reverse and forward mode share one base.
   auto* view = wrapper.unsafeGetTensorImpl();
   auto meta = std::make_unique<ViewMeta>(
       view,
@@ -291,8 +291,8 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (tangent.is_conj() || tangent.is_neg() || tangent.sym_strides() != primal.sym_strides()) {
     return false;
   }
-  // Many tangents of one primal have more memory, and each of them is laid out like it. But one
-  // tangent of many primals has no room for what is written to them.
+  // Several tangents of one primal take more memory, and each has the primal's layout. But one
+  // tangent of several primals has no room for what is written to them.
   const auto of_tangent = batched_levels(tangent);
   const auto of_primal = batched_levels(primal);
   if ((of_primal & ~of_tangent).any()) {
@@ -311,8 +311,8 @@ at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
     return at::_new_zeros_with_same_feature_meta(tangent, primal).copy_(tangent);
   }
-  // Each sample that has a primal has a tangent. torch's new_empty_strided of a batch takes sizes
-  // for numbers.
+  // Each sample with a primal has its own tangent. torch's batched new_empty_strided needs sizes
+  // that are not symbolic.
   const bool is_wide = (batched_levels(primal) & ~batched_levels(tangent)).none();
   const at::Tensor copy = is_wide ? tangent.clone(at::MemoryFormat::Contiguous)
                                   : tangent + at::zeros_like(primal, tangent.scalar_type());

@@ -8,43 +8,44 @@
 namespace torchlayers {
 
 // NOTE [Tangents of rules]
-// torch's forward AD keeps a tangent as a tensor of its primal's level, in a table that the
-// dual level knows of, which takes three locks to enter and three to leave. A rule makes and
-// reads tangents as values of the layers below, so that is what the results of one hold. Such
-// a tangent becomes torch's, wrapped and in the table, when torch first asks for it: in an
-// operator without a rule, or where the user unpacks a dual tensor. It stays here too: torch
-// forgets it when the dual level ends, and a function that is recomputed then has to find it.
+// torch's forward AD stores a tangent as a tensor of its primal's level, in a table that is
+// registered with the dual level, which takes three locks to enter and three to leave. A rule makes
+// and reads tangents as values of the layers below, so its results hold them as such. The tangent
+// is wrapped and put into torch's table when torch first asks for it: in an operator without a
+// rule, or when the user unpacks a dual tensor. It stays here too: torch forgets it when the dual
+// level ends, and a function that is recomputed later has to find it.
 
-// torch's forward AD numbers nested dual levels; the dispatcher's layers all use the first.
+// torch's forward AD numbers nested dual levels; everything in the dispatcher uses the first.
 inline constexpr uint64_t kDualLevel = 0;
 
 // The tangent of a wrapper of this level, as a value of the layers below; undefined if none.
 at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level);
 
-// Gives a wrapper that nobody else has seen yet its tangent, a value of the layers below.
+// Sets the tangent, a value of the layers below, of a new wrapper that no other code has seen.
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent);
 
 // NOTE [Borrowed tangents]
-// The tangents that jvp is called with are the caller's, and stay as they are. A write to a dual
+// The tangents that jvp is called with belong to the caller and must not change. A write to a dual
 // tensor writes to its tangent too, so the first write to an argument, or to a view of one, copies
-// its tangent, and the views of the argument that are alive get views of the copy. Whoever does not
-// write to an argument pays for no copy.
+// its tangent, and the argument's live views get views of the copy. A function that does not write
+// to an argument pays for no copy.
 void lend_tangent(const at::Tensor& wrapper, at::Tensor tangent);
-// A view that torch's kernels have made, of a tensor that may have such a tangent.
+// Notes a view made by torch's kernels, of a tensor whose tangent may be borrowed.
 void note_view(const at::Tensor& view);
-// Whether a write to this tensor is the first to such a tangent.
+// Whether a write to this tensor is the first to a borrowed tangent.
 bool writes_to_borrowed(const at::Tensor& wrapper);
-// Copies it. Called below the layer of this level.
+// Copies the borrowed tangent. Called below the layer of this level.
 void own_tangent(const at::Tensor& wrapper, int64_t level);
 
-// Lets torch know that such a wrapper is a view of this tensor, so that a write to either is
-// seen by both, and by their tangents. The tangent may be undefined.
+// Registers a new wrapper with torch as a view of `base`, so that a write to either is seen by
+// both, and by their tangents. The tangent may be undefined.
 void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tensor tangent);
 
-// As torch's forward AD asks of a tangent, its views being the views of its primal.
+// Whether the tangent has the layout that torch's forward AD needs to view it as it views the
+// primal.
 bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal);
 
-// A copy that is, broadcast to the primal.
+// A copy with that layout, broadcast to the primal.
 at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal);
 
 } // namespace torchlayers

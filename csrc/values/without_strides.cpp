@@ -15,7 +15,7 @@ bool is_compressed(const at::Tensor& tensor) {
   return tensor.key_set().has(DispatchKey::SparseCsr);
 }
 
-// torch keeps the value to itself; an explicit instantiation may name it, as in wrapper.cpp.
+// The value is private in torch; an explicit instantiation may name it, as in wrapper.cpp.
 template <auto Value>
 struct RevealValue {
   friend at::Tensor& value_of(TensorWrapper& wrapper) {
@@ -25,7 +25,7 @@ struct RevealValue {
 template struct RevealValue<&TensorWrapper::value_>;
 at::Tensor& value_of(TensorWrapper& wrapper);
 
-// Nothing but the value's sizes, dtype and device.
+// A tensor with nothing but the value's sizes, dtype and device.
 at::Tensor strided_like(const at::Tensor& value) {
   at::Tensor like = at::detail::make_tensor<c10::TensorImpl>(
       DispatchKeySet(DispatchKey::CPU), value.dtype(), value.device());
@@ -33,7 +33,7 @@ at::Tensor strided_like(const at::Tensor& value) {
   return like;
 }
 
-// torch's constructor asks what it is given for strides, and so gets something else first.
+// torch's constructor reads the strides of its value, so it is given another tensor first.
 class CompressedWrapper final : public TensorWrapper {
  public:
   CompressedWrapper(

@@ -6,15 +6,15 @@
 
 namespace torchlayers {
 
-// A wrapper of the interpreter's level. torch's asks the value for its strides, which compressed
-// sparse tensors (CSR, CSC, BSR, BSC) refuse, and does not know their layout; those get one of
-// ours.
+// A wrapper at the interpreter's level. torch's own reads the strides of its value, which
+// compressed sparse tensors (CSR, CSC, BSR, BSC) don't have, and does not know their layout; those
+// get a wrapper class of ours.
 at::Tensor wrapper_around(
     const at::Tensor& value,
     const at::functorch::Interpreter& interpreter,
     bool is_immutable = false);
 
-// Lets the wrapper know its value's size, after a write.
+// Updates the wrapper's sizes from its value, after a write.
 void refresh(at::functorch::TensorWrapper& wrapper);
 
 } // namespace torchlayers

@@ -13,7 +13,7 @@ namespace {
 
 using at::functorch::TensorWrapper;
 
-// torch keeps a wrapper's life handle to itself; an explicit instantiation may name it.
+// A wrapper's life handle is private in torch; an explicit instantiation may name it.
 template <auto Handle>
 struct Reveal {
   friend const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper) {
@@ -40,12 +40,12 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
       layer.name());
 }
 
-// Whether it is of the layer that has its level on this thread's stack. NOTE [Whose batch].
+// Whether it belongs to the layer at its level of this thread's stack. NOTE [Whose batch].
 bool is_of(const at::functorch::BatchedTensorImpl& batched, const Layer* layer) {
   if (const uint64_t number = number_of(batched)) {
     return layer != nullptr && layer->number() == number;
   }
-  // torch's kind, which tells no more of its vmap; which may be torch.func's.
+  // torch's kind does not identify its vmap, which may be torch.func's.
   return layer == nullptr || (layer->batch_size() != nullptr &&
                               batched.value().sym_size(batched.bdim()) == *layer->batch_size());
 }
@@ -161,7 +161,7 @@ bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
   if (!batched) {
     return false;
   }
-  // At a vmap's own level its tensors are at home; at a grad's or jvp's none can be.
+  // A vmap's own tensors may be at its level; at a grad's or jvp's level there are none.
   if (batched->level() == layer.level()) {
     return !is_of(*batched, &layer);
   }
