@@ -33,8 +33,8 @@ struct PackedTensor {
   History history;
 };
 
-// While alive, sets the thread's dispatch keys to those with which the user called the operator that
-// the top layer is processing.
+// While alive, sets the thread's dispatch keys to those with which the user called the operator
+// that the top layer is processing.
 class KeysOfCaller {
  public:
   KeysOfCaller() : keys_(thread_keys()) {

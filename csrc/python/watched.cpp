@@ -29,7 +29,7 @@ bool is_question(PyObject* name) {
       interned("queue_callback"),
       interned("_current_graph_task_id"),
       interned("_will_engine_execute_node")};
-  return std::ranges::find(questions, name) != questions.end(); // names in code objects are interned
+  return std::ranges::find(questions, name) != questions.end(); // a code's names are interned
 }
 
 // Modules of torch's own hooks that call users' hooks, and none of these functions.
